@@ -1,0 +1,39 @@
+"""gramwatch: know when a classifier is looking at something it was never trained on."""
+
+from gramwatch import statistics
+from gramwatch.detector import Detection, GramDetector, load
+from gramwatch.errors import (
+    ArtifactError,
+    CalibrationError,
+    GramwatchError,
+    GramwatchWarning,
+    InputError,
+    MissingExtraError,
+    NotFittedError,
+    TapError,
+)
+from gramwatch.evaluate import Evaluation, evaluate
+from gramwatch.taps import Tap, Taps, find_taps, mark
+from gramwatch.version import __version__
+
+__all__ = [
+    "ArtifactError",
+    "CalibrationError",
+    "Detection",
+    "Evaluation",
+    "GramDetector",
+    "GramwatchError",
+    "GramwatchWarning",
+    "InputError",
+    "MissingExtraError",
+    "NotFittedError",
+    "Tap",
+    "TapError",
+    "Taps",
+    "__version__",
+    "evaluate",
+    "find_taps",
+    "load",
+    "mark",
+    "statistics",
+]

@@ -1,0 +1,189 @@
+"""Saving and loading a fitted detector: one safetensors file with a JSON header. No pickle anywhere.
+
+The header holds everything but the tensors; what a file must contain follows from it, and is compared with
+what the file does contain before any memory is taken. A checksum over the tensors finds damage.
+"""
+
+import hashlib
+import json
+import struct
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from gramwatch.errors import ArtifactError
+from gramwatch.taps import Tap, Taps
+from gramwatch.version import __version__
+
+FORMAT = 1
+"""The version of the file's layout. Files of every version up to this one can be read."""
+
+
+@dataclass
+class Saved:
+    """An opened file: its header, read and checked; its tensors, not yet read."""
+
+    path: Path
+    header: dict[str, Any]
+
+    def tensors(self, expected: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+        """The tensors, whose names and shapes must be as expected."""
+        with reading(self.path), safe_open(self.path, framework="pt") as file:
+            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+            for name in sorted(expected.keys() | shapes.keys()):
+                if name not in shapes:
+                    raise ArtifactError(f"{self.path}: the tensor '{name}' is missing")
+                if name not in expected:
+                    raise ArtifactError(f"{self.path}: the tensor '{name}' does not belong there")
+                if shapes[name] != expected[name]:
+                    raise ArtifactError(
+                        f"{self.path}: the tensor '{name}' has shape {shapes[name]}, "
+                        f"its header says {expected[name]}"
+                    )
+            tensors = {name: file.get_tensor(name) for name in shapes}
+        if _checksum(tensors) != self.header["checksum"]:
+            raise ArtifactError(f"{self.path} is corrupt: its contents do not match its checksum")
+        return tensors
+
+    def check_network(self, model: nn.Module, accept_other_weights: bool) -> None:
+        """Make sure that `model` is the network the detector was fitted on."""
+        with reading(self.path):
+            then, now = dict(self.header["network"]), fingerprint(model)
+            if then["structure"] != now["structure"]:
+                raise ArtifactError(
+                    f"{self.path} was fitted on another network: the names or shapes of parameters differ "
+                    f"({then['parameters']:,} parameters then, {now['parameters']:,} now)"
+                )
+            if then["weights"] != now["weights"] and not accept_other_weights:
+                raise ArtifactError(
+                    f"{self.path} was fitted on a network of the same form with other weights. Load the "
+                    "weights it was fitted with, fit anew, or pass accept_other_weights=True"
+                )
+
+
+def write(path: str | PathLike[str], header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """Write a file beside `path`, then put it in place: a failure leaves the old file whole."""
+    path = Path(path)
+    kept = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    header = {"format": FORMAT, "library": __version__, "checksum": _checksum(kept), **header}
+    try:
+        text = json.dumps(header, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ArtifactError(f"the detector's metadata must be plain JSON values: {error}") from None
+    beside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
+    try:
+        save_file(kept, beside, metadata={"gramwatch": text})
+        beside.replace(path)
+    except (OSError, SafetensorError) as error:
+        raise OSError(f"cannot write {path}: {error}") from error
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def read(path: str | PathLike[str]) -> Saved:
+    """Open a file and check its header; its tensors are read later."""
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {path}")
+    with reading(path):
+        _check_length(path)
+        with safe_open(path, framework="pt") as file:
+            text = (file.metadata() or {}).get("gramwatch")
+    if text is None:
+        raise ArtifactError(f"{path} is a safetensors file, but not one that gramwatch wrote")
+    with reading(path):
+        header = json.loads(text)
+        version = header["format"]
+        if not isinstance(version, int):
+            raise ArtifactError(f"{path} is corrupt: its format is {version!r}")
+        if version > FORMAT:
+            raise ArtifactError(
+                f"{path} has format {version}, written by gramwatch {header.get('library')}; "
+                f"this is {__version__}, which reads up to format {FORMAT}: upgrade gramwatch"
+            )
+        return Saved(path, {**header, "detector": header["detector"], "network": header["network"]})
+
+
+def _check_length(path: Path) -> None:
+    """Say plainly that a file is cut short, which safetensors reports in its own terms."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        start = file.read(8)
+        if len(start) < 8:
+            raise ArtifactError(f"{path} is truncated or not a safetensors file: it has {size} bytes")
+        (length,) = struct.unpack("<Q", start)
+        if length > size - 8:
+            raise ArtifactError(
+                f"{path} is truncated or not a safetensors file: its header should have {length:,} bytes, "
+                f"the file has {size:,}"
+            )
+        layout = json.loads(file.read(length))
+    ends = [entry["data_offsets"][1] for name, entry in layout.items() if name != "__metadata__"]
+    expected = 8 + length + max(ends, default=0)
+    if size < expected:
+        raise ArtifactError(f"{path} is truncated: {expected:,} bytes were written, {size:,} are there")
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Whatever goes wrong while reading a file is an `ArtifactError` that names it."""
+    try:
+        yield
+    except ArtifactError:
+        raise
+    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise ArtifactError(f"{path} is corrupt: {type(error).__name__}: {error}") from error
+
+
+def taps_to_json(taps: Taps) -> dict[str, Any]:
+    """The taps as plain values."""
+    return {"calls": list(taps.operations), "watched": [asdict(tap) for tap in taps]}
+
+
+def taps_from_json(value: Mapping[str, Any]) -> Taps:
+    """The taps from plain values, checked."""
+    taps = [Tap(**{**entry, "shape": tuple(int(n) for n in entry["shape"])}) for entry in value["watched"]]
+    for tap in taps:
+        axes = range(len(tap.shape))
+        if tap.channel_axis not in axes or tap.batch_axis not in axes or min(tap.shape) < 1:
+            raise ValueError(f"tap '{tap.name}' has shape {tap.shape} and channel axis {tap.channel_axis}")
+    return Taps(taps, value["calls"])
+
+
+def fingerprint(model: nn.Module) -> dict[str, Any]:
+    """What identifies a network: the names and shapes of its parameters and buffers, and their values.
+
+    The prefixes that wrappers add to names (`module.`, `_orig_mod.`) are ignored.
+    """
+    state = {_plain_name(name): tensor for name, tensor in model.state_dict().items()}
+    tensors = {name: t for name, t in state.items() if isinstance(t, Tensor)}
+    structure = hashlib.sha256()
+    for name in sorted(tensors):
+        structure.update(f"{name} {tuple(tensors[name].shape)}\n".encode())
+    return {
+        "structure": structure.hexdigest(),
+        "weights": _checksum(tensors),
+        "parameters": sum(t.numel() for t in model.parameters()),
+    }
+
+
+def _plain_name(name: str) -> str:
+    return ".".join(part for part in name.split(".") if part not in ("module", "_orig_mod"))
+
+
+def _checksum(tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()

@@ -1,0 +1,685 @@
+"""GramDetector: the object a user holds. Fit, calibrate, call, save, load."""
+
+import time
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gramwatch import artifact
+from gramwatch.bounds import BOUNDS, Bounds
+from gramwatch.deviation import CONFIDENCES, Confidence, TotalDeviation, tap_deviation
+from gramwatch.errors import (
+    ArtifactError,
+    CalibrationError,
+    GramwatchWarning,
+    InputError,
+    NotFittedError,
+)
+from gramwatch.statistics import STATISTICS, check_orders, distinct_orders
+from gramwatch.taps import (
+    Inputs,
+    Tap,
+    Taps,
+    all_finite,
+    count_examples,
+    find_taps,
+    observe,
+    on_device,
+    signature,
+    unwrap,
+)
+from gramwatch.threshold import examples_needed, p_value, threshold
+
+FEW_EXAMPLES = 20
+"""A class with fewer training examples than this is named in a warning: its bounds are too narrow."""
+WIDEST_TRIANGLE = 1024
+"""`statistic="auto"` takes the pairs of a vector up to this many channels, row sums above."""
+CHECKPOINT_SECONDS = 60.0
+"""How often a fit with a checkpoint writes it."""
+
+
+@dataclass(frozen=True)
+class Detection:
+    """What a detector found for a batch of N inputs."""
+
+    logits: Tensor
+    """The network's output, `(N, classes)`."""
+    predicted: Tensor
+    """The predicted class, `(N,)`."""
+    score: Tensor
+    """The total deviation, `(N,)`: higher is more out-of-distribution."""
+    p_value: Tensor
+    """How often an in-distribution input scores at least as high, `(N,)`."""
+    is_ood: Tensor
+    """Whether `p_value <= 1 - level`, `(N,)`."""
+    deviations: Tensor
+    """delta_l of Eq. 4, `(N, taps)`, in the order of `detector.taps`."""
+    class_support: Tensor
+    """How many training examples stand behind each verdict, `(N,)`. Where it is small, the bounds are
+    narrow; where it is zero, bounds pooled over all classes were used, and an outlier may look normal."""
+
+    def __len__(self) -> int:
+        return len(self.score)
+
+    def __repr__(self) -> str:
+        rows = [
+            f"  {i}: class {int(self.predicted[i])}, score {float(self.score[i]):.4g}, "
+            f"p {float(self.p_value[i]):.2g}{', out-of-distribution' if self.is_ood[i] else ''}"
+            for i in range(min(len(self), 10))
+        ]
+        if len(self) > 10:
+            rows.append(f"  ... {len(self) - 10} more")
+        return "\n".join([f"Detection: {int(self.is_ood.sum())} of {len(self)} out-of-distribution", *rows])
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What one forward pass says of a batch before any calibration."""
+
+    logits: Tensor
+    deviations: Tensor
+    finite: Tensor
+
+    @property
+    def predicted(self) -> Tensor:
+        """The predicted class, D_c."""
+        return self.logits.argmax(1)
+
+    @property
+    def probability(self) -> Tensor:
+        """The maximum softmax probability."""
+        return self.logits.double().softmax(1).amax(1)
+
+
+@dataclass(frozen=True)
+class _Measure:
+    """What is measured at one tap: which statistic, of which orders, each standing for how many."""
+
+    statistic: str
+    orders: tuple[int, ...]
+    weights: tuple[int, ...]
+
+    def features(self, tap: Tap) -> tuple[int, int]:
+        channels = tap.channels
+        each = channels * (channels + 1) // 2 if self.statistic == "triangle" else channels
+        return len(self.orders), each
+
+
+class GramDetector:
+    """Tells whether a classifier is looking at something it was never trained on (Sastry & Oore).
+
+    Example:
+        >>> detector = gramwatch.GramDetector(model)
+        >>> detector.fit(train_loader)
+        >>> detector.calibrate(validation_loader)
+        >>> found = detector(images)
+        >>> found.is_ood
+
+    Args:
+        model: any classifier that returns logits. It is not changed.
+        taps: which tensors to watch: `"all"` convolutions, linear layers and activations; `"paper"` for
+            the networks in `gramwatch.networks`; or names and globs.
+        orders: the orders of the Gram matrices, P.
+        statistic: `"row_sums"`, `"row_sums_of_roots"`, `"diagonal"`, `"off_diagonal"`, `"triangle"`, or
+            `"auto"`: `triangle` for plain vectors up to 1,024 channels, `row_sums` for all else.
+        bounds: `"min_max"`, or `"mean_variance"` (App. C).
+        normalise: divide each tap's deviation by its expectation on validation data (Eq. 5).
+        confidence: how the maximum softmax probability enters the score, see `TotalDeviation`.
+        level: the share of in-distribution inputs to keep; `1 - level` is the false-alarm rate.
+
+    Attributes:
+        metadata: a free dictionary that is saved with the detector (preprocessing, class names, ...).
+        class_counts_: training examples per predicted class.
+        threshold_: the score above which an input is out-of-distribution.
+        calibration_scores_: the scores that rank, ascending.
+
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        taps: str | Iterable[str] = "all",
+        orders: Iterable[int] = range(1, 11),
+        statistic: str = "auto",
+        bounds: str = "min_max",
+        normalise: bool = True,
+        confidence: Confidence = "divide",
+        level: float = 0.95,
+    ) -> None:
+        _check_choice("statistic", statistic, ["auto", *STATISTICS])
+        _check_choice("bounds", bounds, list(BOUNDS))
+        _check_choice("confidence", confidence, CONFIDENCES)
+        if not 0 < level < 1:
+            raise ValueError(f"level must lie between 0 and 1, got {level}")
+        self.model = model
+        self.orders = check_orders(orders)
+        self.statistic = statistic
+        self.bounds = bounds
+        self.normalise = normalise
+        self.confidence: Confidence = confidence
+        self.level = level
+        self.metadata: dict[str, Any] = {}
+        self._selection = taps if isinstance(taps, str) else list(taps)
+        self._taps: Taps | None = None
+        self._measures: list[_Measure] = []
+        self._bounds: list[Bounds] = []
+        self._signature: list[list[Any]] = []
+        self._class_counts: Tensor | None = None
+        self._forget_calibration()
+
+    # --- what is known so far ------------------------------------------------------------------------
+
+    @property
+    def taps(self) -> Taps:
+        """The watched tensors, once fitted."""
+        if self._taps is None:
+            raise NotFittedError(
+                "the taps are found when fitting: call detector.fit(train_loader) first, "
+                "or gramwatch.find_taps(model, images) to see them now"
+            )
+        return self._taps
+
+    @property
+    def class_counts_(self) -> Tensor:
+        """Training examples per predicted class."""
+        return self._fitted().clone()
+
+    @property
+    def calibration_scores_(self) -> Tensor:
+        """The in-distribution scores that rank, ascending."""
+        return self._calibrated()[1].clone()
+
+    @property
+    def threshold_(self) -> float:
+        """The score above which an input is out-of-distribution (Eq. 6)."""
+        return threshold(self._calibrated()[1], self.level)
+
+    def _fitted(self) -> Tensor:
+        if self._class_counts is None or not int(self._class_counts.sum()):
+            raise NotFittedError("this detector is not fitted: call detector.fit(train_loader) first")
+        return self._class_counts
+
+    def _calibrated(self) -> tuple[TotalDeviation, Tensor]:
+        self._fitted()
+        if self._total is None or self._scores is None:
+            raise NotFittedError(
+                "this detector is not calibrated: call detector.calibrate(validation_loader) after fitting"
+            )
+        return self._total, self._scores
+
+    def _forget_calibration(self) -> None:
+        self._total: TotalDeviation | None = None
+        self._scores: Tensor | None = None
+        self._calibration: dict[str, Any] | None = None
+
+    def __repr__(self) -> str:
+        state = "not fitted"
+        if self._class_counts is not None and self._taps is not None:
+            state = f"{len(self._taps)} taps, fitted on {int(self._class_counts.sum())} examples"
+            state += ", not calibrated" if self._scores is None else f", threshold {self.threshold_:.4g}"
+        return f"GramDetector({type(unwrap(self.model)).__name__}: {state})"
+
+    # --- fit -----------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def fit(
+        self,
+        loader: Iterable[Any],
+        *,
+        checkpoint: str | PathLike[str] | None = None,
+        progress: bool = True,
+    ) -> "GramDetector":
+        """Take in what training data looks like (Algorithm 1). Labels, if any, are ignored.
+
+        Fitting again adds to what was seen before and asks for a new calibration. An interruption keeps
+        all finished batches.
+
+        Args:
+            loader: yields a tensor, a tuple or list whose first item is the input, or a mapping.
+            checkpoint: a file to which progress is written every minute and on interruption. If it exists,
+                its batches are skipped: the loader must yield the same batches in the same order. It is
+                deleted when the fit is complete.
+            progress: show a progress bar (on a terminal only).
+
+        """
+        done = self._resume(checkpoint)
+        self._forget_calibration()
+        left_out, seen, saved_at = 0, 0, time.monotonic()
+        try:
+            for number, inputs in enumerate(_inputs(loader, "fitting", progress)):
+                seen += 1
+                if number < done:
+                    continue
+                left_out += self._fit_batch(on_device(inputs, self.model))
+                done = number + 1
+                if checkpoint is not None and time.monotonic() - saved_at > CHECKPOINT_SECONDS:
+                    self._write(checkpoint, batches=done)
+                    saved_at = time.monotonic()
+        except BaseException:
+            if checkpoint is not None and self._class_counts is not None:
+                self._write(checkpoint, batches=done)
+            raise
+        if seen == 0:
+            raise InputError("the loader yielded no batch: there is nothing to fit")
+        if seen < done:
+            raise InputError(f"the checkpoint holds {done} batches, but the loader yielded only {seen}")
+        self._report_fit(left_out)
+        if checkpoint is not None:
+            Path(checkpoint).unlink(missing_ok=True)
+        return self
+
+    def _fit_batch(self, inputs: Inputs) -> int:
+        """Take in one batch; the number of examples left out because they are not finite."""
+        if count_examples(inputs) == 0:
+            return 0
+        self._prepare(inputs)
+        logits, statistics = self._observe(inputs)
+        if self._class_counts is None:
+            classes = logits.shape[1]
+            self._class_counts = torch.zeros(classes, dtype=torch.int64, device=logits.device)
+            self._bounds = [
+                BOUNDS[self.bounds](classes, measure.features(tap), logits.device)
+                for tap, measure in zip(self.taps, self._measures, strict=True)
+            ]
+        finite = all_finite(inputs) & logits.isfinite().all(1)
+        for statistic in statistics:
+            finite &= statistic.flatten(1).isfinite().all(1)
+        predicted = logits.argmax(1)
+        if not finite.all():
+            predicted, statistics = predicted[finite], [statistic[finite] for statistic in statistics]
+        for bounds, statistic in zip(self._bounds, statistics, strict=True):
+            bounds.update(statistic, predicted)
+        self._class_counts += predicted.bincount(minlength=len(self._class_counts))
+        return int((~finite).sum())
+
+    def _prepare(self, inputs: Inputs) -> None:
+        """Find the taps at the first batch; later, make sure that the inputs are of the same form."""
+        if self._taps is None:
+            taps = find_taps(self.model, inputs, self._selection)
+            self._measures = [self._measure(tap) for tap in taps]
+            wide = [tap.name for tap in taps if tap.is_vector and tap.channels > WIDEST_TRIANGLE]
+            if self.statistic == "auto" and wide:
+                _warn(
+                    f"{len(wide)} vector(s) over {WIDEST_TRIANGLE} channels are judged by row sums, "
+                    f"not by pairs: {_listed(wide)}; statistic='triangle' takes the pairs all the same"
+                )
+            self._taps, self._signature = taps, signature(inputs)
+        elif signature(inputs) != self._signature:
+            raise InputError(
+                f"inputs of {_described(signature(inputs))} were given, "
+                f"the detector was fitted on {_described(self._signature)}"
+            )
+
+    def _measure(self, tap: Tap) -> _Measure:
+        statistic = self.statistic
+        if statistic == "auto":
+            pairs = tap.is_vector and tap.channels <= WIDEST_TRIANGLE
+            statistic = "triangle" if pairs else "row_sums"
+        if statistic == "triangle" and tap.is_vector:
+            orders = distinct_orders(self.orders)
+            return _Measure(statistic, tuple(orders), tuple(orders.values()))
+        return _Measure(statistic, self.orders, (1,) * len(self.orders))
+
+    def _observe(self, inputs: Inputs) -> tuple[Tensor, list[Tensor]]:
+        """One forward pass: the logits, and each tap's statistics."""
+        statistics: list[Tensor] = [torch.empty(0)] * len(self.taps)
+
+        def receive(number: int, maps: Tensor) -> None:
+            measure = self._measures[number]
+            statistics[number] = STATISTICS[measure.statistic](maps, measure.orders, 1)
+
+        logits = observe(self.model, self.taps, inputs, receive)
+        if self._class_counts is not None and logits.shape[1] != len(self._class_counts):
+            raise InputError(
+                f"the network now has {logits.shape[1]} classes, "
+                f"the detector was fitted with {len(self._class_counts)}"
+            )
+        return logits, statistics
+
+    def _report_fit(self, left_out: int) -> None:
+        if left_out:
+            _warn(f"{left_out} training example(s) with NaN or infinity were left out")
+        counts = self._fitted_or_explain(left_out)
+        few = (counts < FEW_EXAMPLES).nonzero().flatten().tolist()
+        if few:
+            never = int((counts == 0).sum())
+            _warn(
+                f"{len(few)} of {len(counts)} classes were predicted for fewer than {FEW_EXAMPLES} training "
+                f"examples, {never} of them for none: class {_listed([str(c) for c in few])}. Their bounds "
+                "say little (found.class_support tells for each verdict)"
+            )
+
+    def _fitted_or_explain(self, left_out: int) -> Tensor:
+        if self._class_counts is None or not int(self._class_counts.sum()):
+            what = "every training example held NaN or infinity" if left_out else "every batch was empty"
+            raise InputError(f"{what}: there is nothing to fit")
+        return self._class_counts
+
+    @torch.inference_mode()
+    def merge(self, other: "GramDetector") -> "GramDetector":
+        """Join what another detector of the same network, fitted on other data, has seen.
+
+        Both keep their settings; the calibration must be done anew.
+        """
+        mine, theirs = self._settings(), other._settings()
+        differing = [name for name in mine if mine[name] != theirs[name]]
+        if differing:
+            name = differing[0]
+            raise ValueError(f"the two differ in {name}: {mine[name]!r} and {theirs[name]!r}")
+        counts, their_counts = self._fitted(), other._fitted()
+        if self.taps != other.taps:
+            raise ValueError("the two watch different tensors: they must be fitted on the same network")
+        if counts.shape != their_counts.shape:
+            raise ValueError(f"the two have {len(counts)} and {len(their_counts)} classes")
+        if artifact.fingerprint(self.model) != artifact.fingerprint(other.model):
+            raise ValueError("the two were fitted on networks with different weights")
+        for bounds, their_bounds in zip(self._bounds, other._bounds, strict=True):
+            bounds.merge(their_bounds)
+        self._class_counts = counts + their_counts.to(counts.device)
+        self._forget_calibration()
+        return self
+
+    # --- calibrate -----------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def calibrate(
+        self, loader: Iterable[Any], *, split: bool = True, seed: int = 0, progress: bool = True
+    ) -> "GramDetector":
+        """Set the threshold from in-distribution data that was not used for training.
+
+        Args:
+            loader: as for `fit`.
+            split: half of the data, drawn by `seed`, sets E[delta_l]; the other half ranks. Then fresh
+                in-distribution inputs are flagged at a rate of at most `1 - level`. With `False`, the
+                paper's way, the same data do both: the rate is only approximate, and too high
+                for small calibration sets (55 % instead of 5 % at 20 examples).
+            seed: of the split; stored.
+            progress: show a progress bar (on a terminal only).
+
+        """
+        self._fitted()
+        measured = self.measure_all(loader, "calibrating", progress)
+        left_out = int((~measured.finite).sum())
+        if left_out:
+            _warn(f"{left_out} calibration example(s) with NaN or infinity were left out")
+        deviations = measured.deviations[measured.finite]
+        probability = measured.probability[measured.finite]
+        self._check_calibration(deviations, split)
+        normalising, ranking = _halves(len(deviations), seed) if split else (slice(None), slice(None))
+        total = TotalDeviation(self.normalise, self.confidence)
+        try:
+            total.fit(deviations[normalising], probability[normalising])
+        except ValueError as error:
+            raise CalibrationError(str(error)) from None
+        silent = (total.expectation_ == 0).nonzero().flatten().tolist()  # type: ignore[union-attr]
+        if silent and self.normalise:
+            _warn(
+                f"{len(silent)} of {len(self.taps)} taps never deviate on the calibration data and are left "
+                f"out of the score: {_listed([self.taps[i].name for i in silent])}"
+            )
+        self._scores = total(deviations[ranking], probability[ranking]).sort().values
+        self._total = total
+        self._calibration = {"split": split, "seed": seed, "examples": len(deviations)}
+        return self
+
+    def _check_calibration(self, deviations: Tensor, split: bool) -> None:
+        needed = examples_needed(self.level) * (2 if split else 1)
+        if len(deviations) < needed:
+            raise CalibrationError(
+                f"{len(deviations)} calibration examples cannot support level {self.level}: "
+                f"at least {needed} are needed" + (" (half of them rank)" if split else "")
+            )
+        # A training example run again in another batch deviates by rounding alone.
+        deviating = (deviations > 1e-3).any(1).double().mean().item()
+        if deviating < 0.01:
+            raise CalibrationError(
+                f"only {deviating:.1%} of the calibration examples deviate from the training data at all: "
+                "they look like training examples. Calibrate on data that the detector was not fitted on"
+            )
+
+    # --- judge ---------------------------------------------------------------------------------------
+
+    def __call__(self, inputs: Inputs) -> Detection:
+        """Judge a batch in one forward pass.
+
+        An input that is not finite, or makes the network's activations so, gets an infinite score.
+        """
+        total, calibration = self._calibrated()
+        measured = self.measure(inputs)
+        with torch.inference_mode():
+            broken = ~measured.finite
+            if broken.any():
+                _warn(f"{int(broken.sum())} input(s) with NaN or infinity: their score is infinite")
+            score = total(measured.deviations, measured.probability)
+            score = torch.where(broken, torch.inf, score)
+            found = {
+                "logits": measured.logits,
+                "predicted": measured.predicted,
+                "score": score,
+                "p_value": p_value(score, calibration),
+                "is_ood": score > threshold(calibration, self.level),
+                "deviations": measured.deviations,
+                "class_support": self._fitted()[measured.predicted],
+            }
+        # Copies, so that the results are ordinary tensors outside inference mode.
+        return Detection(**{name: tensor.clone() for name, tensor in found.items()})
+
+    @torch.inference_mode()
+    def measure(self, inputs: Inputs) -> Measurement:
+        """Logits and deviations of a batch, without the calibration: what scores are made of."""
+        self._fitted()
+        inputs = on_device(inputs, self.model)
+        self._prepare(inputs)
+        logits, statistics = self._observe(inputs)
+        predicted = logits.argmax(1)
+        deviations = torch.stack(
+            [
+                tap_deviation(statistic, predicted, bounds, measure.weights)
+                for statistic, bounds, measure in zip(statistics, self._bounds, self._measures, strict=True)
+            ],
+            1,
+        )
+        finite = all_finite(inputs) & logits.isfinite().all(1) & deviations.isfinite().all(1)
+        return Measurement(logits, deviations, finite)
+
+    def measure_all(
+        self, loader: Iterable[Any], doing: str = "measuring", progress: bool = True
+    ) -> Measurement:
+        """`measure` over a whole loader, on the CPU."""
+        parts = [
+            self.measure(inputs) for inputs in _inputs(loader, doing, progress) if count_examples(inputs) > 0
+        ]
+        if not parts:
+            raise InputError(f"the loader yielded no example: {doing} needs some")
+        return Measurement(
+            *(
+                torch.cat([getattr(part, name).cpu() for part in parts])
+                for name in ("logits", "deviations", "finite")
+            )
+        )
+
+    # --- save and load -------------------------------------------------------------------------------
+
+    def _settings(self) -> dict[str, Any]:
+        return {
+            "taps": self._selection,
+            "orders": list(self.orders),
+            "statistic": self.statistic,
+            "bounds": self.bounds,
+            "normalise": self.normalise,
+            "confidence": self.confidence,
+            "level": self.level,
+        }
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the detector to one safetensors file, to be kept beside the network's checkpoint.
+
+        The network itself is not saved, only a fingerprint of it.
+        """
+        self._fitted()
+        self._write(path)
+
+    def _write(self, path: str | PathLike[str], batches: int | None = None) -> None:
+        assert self._class_counts is not None
+        tensors = {"class_counts": self._class_counts}
+        for number, bounds in enumerate(self._bounds):
+            tensors |= {f"bounds.{number:05d}.{name}": t for name, t in bounds.state().items()}
+        calibration = None
+        if self._scores is not None and self._total is not None and self._calibration is not None:
+            assert self._total.expectation_ is not None
+            calibration = {**self._calibration, "maximum": self._total.maximum_}
+            tensors |= {
+                "calibration.scores": self._scores,
+                "calibration.expectation": self._total.expectation_,
+            }
+        header = {
+            "detector": type(self).__name__,
+            "settings": self._settings(),
+            "network": artifact.fingerprint(self.model),
+            "inputs": self._signature,
+            "taps": artifact.taps_to_json(self.taps),
+            "classes": len(self._class_counts),
+            "calibration": calibration,
+            "batches": batches,
+            "metadata": self.metadata,
+        }
+        artifact.write(path, header, tensors)
+
+    @classmethod
+    def from_artifact(
+        cls, saved: artifact.Saved, model: nn.Module, accept_other_weights: bool = False
+    ) -> "GramDetector":
+        """The detector in an opened file; `gramwatch.load` is the short way."""
+        saved.check_network(model, accept_other_weights)
+        header = saved.header
+        with artifact.reading(saved.path):
+            detector = cls(model, **header["settings"])
+            detector.metadata = dict(header["metadata"])
+            detector._signature = [[list(shape), str(dtype)] for shape, dtype in header["inputs"]]
+            taps = artifact.taps_from_json(header["taps"])
+            detector._measures = [detector._measure(tap) for tap in taps]
+            classes, calibration = int(header["classes"]), header["calibration"]
+            kind = BOUNDS[detector.bounds]
+            expected: dict[str, tuple[int, ...]] = {"class_counts": (classes,)}
+            for number, (tap, measure) in enumerate(zip(taps, detector._measures, strict=True)):
+                empty = kind(classes, measure.features(tap), "meta").state()
+                expected |= {f"bounds.{number:05d}.{name}": tuple(t.shape) for name, t in empty.items()}
+            if calibration is not None:
+                examples = int(calibration["examples"])
+                ranking = examples - examples // 2 if calibration["split"] else examples
+                expected |= {"calibration.scores": (ranking,), "calibration.expectation": (len(taps),)}
+        tensors = saved.tensors(expected)
+        place = next(unwrap(model).parameters(), torch.empty(0)).device
+        with artifact.reading(saved.path):
+            detector._taps = taps
+            detector._class_counts = tensors["class_counts"].to(place)
+            for number, (tap, measure) in enumerate(zip(taps, detector._measures, strict=True)):
+                bounds = kind(classes, measure.features(tap), place)
+                bounds.load_state({n: tensors[f"bounds.{number:05d}.{n}"] for n in kind.state_names})
+                detector._bounds.append(bounds)
+            if calibration is not None:
+                detector._scores = tensors["calibration.scores"]
+                detector._total = TotalDeviation(
+                    detector.normalise,
+                    detector.confidence,
+                    tensors["calibration.expectation"],
+                    float(calibration["maximum"]),
+                )
+                detector._calibration = {k: calibration[k] for k in ("split", "seed", "examples")}
+        return detector
+
+    def _resume(self, checkpoint: str | PathLike[str] | None) -> int:
+        """Take over the state of an interrupted fit; the number of batches it holds."""
+        if checkpoint is None or not Path(checkpoint).exists():
+            return 0
+        saved = artifact.read(checkpoint)
+        batches = saved.header.get("batches")
+        if not isinstance(batches, int):
+            raise ArtifactError(f"{checkpoint} is a finished detector, not the checkpoint of a fit")
+        before = GramDetector.from_artifact(saved, self.model)
+        mine, theirs = self._settings(), before._settings()
+        differing = [name for name in mine if mine[name] != theirs[name]]
+        if differing:
+            name = differing[0]
+            raise ArtifactError(
+                f"{checkpoint} was begun with {name} = {theirs[name]!r}, not {mine[name]!r}: "
+                "delete it to start anew"
+            )
+        for name in ("_taps", "_measures", "_bounds", "_signature", "_class_counts"):
+            setattr(self, name, getattr(before, name))
+        return batches
+
+
+def load(path: str | PathLike[str], model: nn.Module, *, accept_other_weights: bool = False) -> GramDetector:
+    """Read a saved detector for the network it was fitted on. Nothing in the file is executed.
+
+    Args:
+        path: a file written by `detector.save`.
+        model: the network, with the weights it had then.
+        accept_other_weights: use the detector although the network's weights differ (after converting
+            them to another precision, say). The calibration then no longer holds as stated.
+
+    """
+    saved = artifact.read(path)
+    if saved.header["detector"] != GramDetector.__name__:
+        raise ArtifactError(f"{path} holds a {saved.header['detector']!r}, which this version does not know")
+    return GramDetector.from_artifact(saved, model, accept_other_weights)
+
+
+def _check_choice(name: str, value: str, choices: Iterable[str]) -> None:
+    choices = list(choices)
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(choices)}; got {value!r}")
+
+
+def _inputs(loader: Iterable[Any], doing: str, progress: bool) -> Iterator[Inputs]:
+    """The inputs of each batch, with a progress bar on a terminal."""
+    from tqdm.auto import tqdm
+
+    for batch in tqdm(loader, desc=doing, unit="batch", disable=None if progress else True, leave=False):
+        if isinstance(batch, Mapping):
+            yield {k: v for k, v in batch.items() if k not in ("label", "labels")}
+        elif isinstance(batch, tuple | list):
+            if not batch:
+                raise InputError("the loader yielded an empty tuple: its first item must be the input")
+            yield batch[0]
+        else:
+            yield batch
+
+
+def _halves(examples: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Two random halves; where the number is odd, the half that ranks is the larger."""
+    order = torch.randperm(examples, generator=torch.Generator().manual_seed(seed))
+    return order[: examples // 2], order[examples // 2 :]
+
+
+def _described(inputs: list[list[Any]]) -> str:
+    return " and ".join(f"{dtype} {tuple(shape)}" for shape, dtype in inputs)
+
+
+def _listed(names: list[str], most: int = 8) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def _warn(message: str) -> None:
+    """Warn at the user's own line, whatever was called in between."""
+    warnings.warn(message, GramwatchWarning, stacklevel=_stacklevel())
+
+
+def _stacklevel() -> int:
+    import sys
+
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and (
+        frame.f_globals.get("__name__", "").startswith(("gramwatch.", "torch."))
+    ):
+        level, frame = level + 1, frame.f_back
+    return level

@@ -1,0 +1,92 @@
+"""Deviation: how far the statistics of an input lie outside what training data looked like (Eq. 3-5)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from gramwatch.bounds import Bounds, MinMax
+
+Confidence = Literal["none", "divide", "divide_total", "subtract"]
+CONFIDENCES: tuple[str, ...] = get_args(Confidence)
+
+
+def outside_range(statistics: Tensor, minimum: Tensor, maximum: Tensor) -> Tensor:
+    """Eq. 3: zero within the range, else the distance from it relative to the bound that was crossed.
+
+    The published figures have 1e-6 in the denominators: `|min + 1e-6|` and `|max + 1e-6|`.
+    """
+    below = (minimum - statistics).clamp_min(0) / (minimum + 1e-6).abs()
+    above = (statistics - maximum).clamp_min(0) / (maximum + 1e-6).abs()
+    return below + above
+
+
+def squared_distance(statistics: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+    """App. C: the squared distance from the mean in units of the variance."""
+    return (statistics - mean).square() / variance
+
+
+def tap_deviation(
+    statistics: Tensor, predicted: Tensor, bounds: Bounds, weights: Sequence[int] | None = None
+) -> Tensor:
+    """Eq. 4, delta_l: the deviations of one tap summed over statistics and orders, `(N,)`.
+
+    `weights` says how many of the asked-for orders each row of `statistics` stands for: one, by default.
+    """
+    delta = outside_range if isinstance(bounds, MinMax) else squared_distance
+    by_order = delta(statistics, *bounds.rows(predicted)).sum(2)
+    if weights is None or set(weights) == {1}:
+        return by_order.sum(1)
+    return sum((w * by_order[:, i] for i, w in enumerate(weights)), torch.zeros_like(by_order[:, 0]))
+
+
+@dataclass
+class TotalDeviation:
+    """Eq. 5, Delta: the taps' deviations divided by their expectation on validation data, and summed.
+
+    `confidence` says how the maximum softmax probability enters:
+
+    - `"none"`: not at all;
+    - `"divide"`: each delta_l is divided by it, before its expectation is taken (the published tables);
+    - `"divide_total"`: the sum is divided by it;
+    - `"subtract"`: `Delta / max_Va(Delta) - probability`.
+    """
+
+    normalise: bool = True
+    confidence: Confidence = "divide"
+    expectation_: Tensor | None = None
+    """E_Va[delta_l], `(taps,)`, after `fit`. A tap whose expectation is zero is left out of the sum."""
+    maximum_: float | None = None
+    """max_Va(Delta), after `fit`."""
+
+    def fit(self, deviations: Tensor, probability: Tensor) -> "TotalDeviation":
+        """Take expectations from validation data: deviations `(N, taps)`, probability `(N,)`."""
+        self.expectation_ = self._with_confidence(deviations, probability).mean(0)
+        self.maximum_ = self._sum(deviations, probability).max().item()
+        if self.confidence == "subtract" and not self.maximum_ > 0:
+            raise ValueError("confidence='subtract' divides by the largest deviation, which is zero")
+        return self
+
+    def __call__(self, deviations: Tensor, probability: Tensor) -> Tensor:
+        """The score of each example, `(N,)`: higher is more out-of-distribution."""
+        total = self._sum(deviations, probability)
+        if self.confidence == "divide_total":
+            return total / probability
+        if self.confidence == "subtract":
+            assert self.maximum_ is not None
+            return total / self.maximum_ - probability
+        return total
+
+    def _with_confidence(self, deviations: Tensor, probability: Tensor) -> Tensor:
+        deviations = deviations.double()
+        return deviations / probability[:, None] if self.confidence == "divide" else deviations
+
+    def _sum(self, deviations: Tensor, probability: Tensor) -> Tensor:
+        values = self._with_confidence(deviations, probability)
+        if not self.normalise:
+            return values.sum(1)
+        assert self.expectation_ is not None
+        expectation = self.expectation_.to(values)
+        return torch.where(expectation > 0, values / (expectation + 1e-7), 0.0).sum(1)

@@ -1,0 +1,33 @@
+"""The exceptions and the warning this library raises, each naming the offending thing and a remedy."""
+
+
+class GramwatchError(Exception):
+    """Base of every error raised on purpose by this library."""
+
+
+class NotFittedError(GramwatchError, ValueError, AttributeError):
+    """Something was asked of a detector that has not been fitted or calibrated yet."""
+
+
+class TapError(GramwatchError, ValueError):
+    """The watched tensors could not be found, or are not what they were when the detector was fitted."""
+
+
+class InputError(GramwatchError, ValueError):
+    """A batch, a loader or an output of the network is not of the expected form."""
+
+
+class CalibrationError(GramwatchError, ValueError):
+    """The calibration data cannot support the decision that was asked for."""
+
+
+class ArtifactError(GramwatchError, ValueError):
+    """A saved detector cannot be read, or belongs to another network."""
+
+
+class MissingExtraError(GramwatchError, ImportError):
+    """A part of the library needs an optional package that is not installed."""
+
+
+class GramwatchWarning(UserWarning):
+    """Something was skipped or degraded; the message says what."""

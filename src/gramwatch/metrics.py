@@ -1,0 +1,102 @@
+"""How well scores tell in- from out-of-distribution: the paper's five figures, as fractions of one.
+
+Everywhere a score is "higher = more out-of-distribution". As in the paper, in-distribution is "positive":
+the true positive rate (TPR) is the share of in-distribution inputs kept, the true negative rate (TNR) the
+share of out-of-distribution inputs caught. An infinite score is one above all others.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+METRICS = {
+    "tnr": "TNR at TPR 95%",
+    "auroc": "AUROC",
+    "dtacc": "detection accuracy",
+    "auin": "AUPR, in-distribution positive",
+    "auout": "AUPR, out-of-distribution positive",
+}
+"""The figures of `all_metrics`, with their names in words."""
+
+
+def tnr_at_tpr(in_scores: ArrayLike, out_scores: ArrayLike, tpr: float = 0.95) -> float:
+    """The share of out-of-distribution inputs caught at the threshold whose TPR is nearest to `tpr`.
+
+    A threshold keeps inputs that score at most as much. Ties count against the detector: an
+    out-of-distribution input that scores exactly the threshold is missed, and of two equally near TPRs
+    the one with the lower TNR is taken.
+    """
+    kept, caught = _rates(in_scores, out_scores)
+    distance = np.abs(kept - tpr)
+    nearest = distance <= distance.min() + 1e-12
+    return float(caught[nearest].min())
+
+
+def auroc(in_scores: ArrayLike, out_scores: ArrayLike) -> float:
+    """The chance that an out-of-distribution input scores higher than an in-distribution one."""
+    from sklearn.metrics import roc_auc_score
+
+    ranks, is_out = _ranks(in_scores, out_scores)
+    return float(roc_auc_score(is_out, ranks))
+
+
+def detection_accuracy(in_scores: ArrayLike, out_scores: ArrayLike) -> float:
+    """The best mean of TPR and TNR over all thresholds."""
+    kept, caught = _rates(in_scores, out_scores)
+    # A threshold below every score keeps nothing and catches everything: one half.
+    return float(max(0.5, (0.5 * (kept + caught)).max()))
+
+
+def aupr_in(in_scores: ArrayLike, out_scores: ArrayLike) -> float:
+    """Area under the precision-recall curve (average precision) with in-distribution as positive."""
+    from sklearn.metrics import average_precision_score
+
+    ranks, is_out = _ranks(in_scores, out_scores)
+    return float(average_precision_score(~is_out, -ranks))
+
+
+def aupr_out(in_scores: ArrayLike, out_scores: ArrayLike) -> float:
+    """Area under the precision-recall curve (average precision) with out-of-distribution as positive."""
+    from sklearn.metrics import average_precision_score
+
+    ranks, is_out = _ranks(in_scores, out_scores)
+    return float(average_precision_score(is_out, ranks))
+
+
+def all_metrics(in_scores: ArrayLike, out_scores: ArrayLike) -> dict[str, float]:
+    """The five figures of the paper, by the keys of `METRICS`."""
+    return {
+        "tnr": tnr_at_tpr(in_scores, out_scores),
+        "auroc": auroc(in_scores, out_scores),
+        "dtacc": detection_accuracy(in_scores, out_scores),
+        "auin": aupr_in(in_scores, out_scores),
+        "auout": aupr_out(in_scores, out_scores),
+    }
+
+
+def _checked(scores: ArrayLike, whose: str) -> NDArray[Any]:
+    values = np.asarray(scores, dtype=np.float64).ravel()
+    if values.size == 0:
+        raise ValueError(f"there are no {whose} scores")
+    if np.isnan(values).any():
+        raise ValueError(f"{np.isnan(values).sum()} {whose} scores are NaN")
+    return values
+
+
+def _rates(in_scores: ArrayLike, out_scores: ArrayLike) -> tuple[NDArray[Any], NDArray[Any]]:
+    """TPR and TNR at each distinct score, taken as the threshold."""
+    inside = np.sort(_checked(in_scores, "in-distribution"))
+    outside = np.sort(_checked(out_scores, "out-of-distribution"))
+    thresholds = np.unique(np.concatenate([inside, outside]))
+    kept = np.searchsorted(inside, thresholds, side="right") / inside.size
+    caught = 1 - np.searchsorted(outside, thresholds, side="right") / outside.size
+    return kept, caught
+
+
+def _ranks(in_scores: ArrayLike, out_scores: ArrayLike) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+    """All scores replaced by their rank, ties kept, and which are out-of-distribution."""
+    inside = _checked(in_scores, "in-distribution")
+    outside = _checked(out_scores, "out-of-distribution")
+    _, ranks = np.unique(np.concatenate([inside, outside]), return_inverse=True)
+    return ranks.ravel(), np.repeat([False, True], [inside.size, outside.size])

@@ -1,0 +1,667 @@
+"""Taps: the watched tensors of any network, found and named without changing the network.
+
+A tap is the output of a convolution, a linear layer or an activation function ("any set of values obtained
+immediately after applying convolution or activation functions"). Most networks call some of these as
+modules and some as plain functions, in place or not, once or several times. All of them end in a PyTorch
+function, and a `TorchFunctionMode` sees every such call of one thread: so nothing is hooked while a
+network is being judged, and a tap is simply the n-th watched call of a forward pass.
+
+`find_taps` runs the network twice on a tiny batch, follows every tensor to learn which of its axes are the
+batch and the channels, and names each call after the module it happened in. `observe` then runs it once,
+handing over each tapped tensor at the moment it is made.
+"""
+
+import difflib
+import fnmatch
+import itertools
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar, overload
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_function_unary
+
+from gramwatch.errors import InputError, TapError
+
+Inputs = Any
+"""What a network is called with: a tensor, a tuple of arguments, or a mapping of keyword arguments."""
+
+_T = TypeVar("_T")
+
+_CONVOLUTIONS = "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d convolution"
+_ACTIVATIONS = (
+    "celu elu gelu glu hardshrink hardsigmoid hardswish hardtanh leaky_relu logsigmoid mish prelu relu relu6 "
+    "rrelu selu sigmoid silu softplus softshrink softsign tanh tanhshrink threshold"
+)
+_KINDS: dict[str, str] = {
+    **dict.fromkeys(_CONVOLUTIONS.split(), "convolution"),
+    **dict.fromkeys(["linear", "bilinear"], "linear"),
+    "multi_head_attention_forward": "attention",
+    **dict.fromkeys(_ACTIVATIONS.split(), "activation"),
+    "mark": "mark",
+}
+# Functions that only move values about: a tag tensor sent through them shows where the channels went.
+_MOVES = frozenset(
+    (
+        "__get__ __getitem__ permute transpose swapaxes swapdims movedim moveaxis t adjoint "
+        "reshape reshape_as view view_as flatten ravel unflatten squeeze unsqueeze expand expand_as "
+        "repeat tile unbind select narrow chunk split tensor_split roll flip unfold "
+        "pixel_shuffle pixel_unshuffle"
+    ).split()
+)
+# Functions that mix the values of different channels, so that the result is no longer "the same values".
+_MIXES = frozenset("matmul __matmul__ mm bmm addmm baddbmm einsum mv dot".split())
+
+
+def mark(x: Tensor, name: str) -> Tensor:
+    """Give a tensor inside a network a name under which it can be tapped; otherwise do nothing.
+
+    For tensors that are neither a convolution's nor an activation's output, such as a residual sum.
+    Marked tensors are watched only when chosen by name: `taps=["layer1.*.sum"]`.
+    """
+    if has_torch_function_unary(x):
+        return handle_torch_function(mark, (x,), x, name)
+    return x
+
+
+@dataclass(frozen=True)
+class Tap:
+    """One watched tensor of a network.
+
+    Attributes:
+        name: the module it is made in, e.g. `layer1.0.conv1`; for a function called by a module that does
+            more, the function's name follows (`layer1.0.relu`), and from the second time on, `#2`.
+        kind: `convolution`, `linear`, `activation`, `attention` or `mark`.
+        operation: the PyTorch function that makes it.
+        shape: its shape for a batch of one. The size along `batch_axis` is 1, or larger where a network
+            folds something else (windows, frames) into the batch.
+        batch_axis: the axis that grows with the batch.
+        channel_axis: the axis of the channels; all others are pixels.
+        call: its position among the watched calls of one forward pass.
+
+    """
+
+    name: str
+    kind: str
+    operation: str
+    shape: tuple[int, ...]
+    batch_axis: int
+    channel_axis: int
+    call: int
+
+    @property
+    def channels(self) -> int:
+        """How many channels the tensor has."""
+        return self.shape[self.channel_axis]
+
+    @property
+    def is_vector(self) -> bool:
+        """Whether the tensor is a plain vector for each example, with no pixels."""
+        return len(self.shape) == 2 and self.shape[self.batch_axis] == 1
+
+    def maps(self, x: Tensor, examples: int) -> Tensor:
+        """The tensor of a batch as `(examples, channels, pixels)`, without a copy where strides allow."""
+        fold = self.shape[self.batch_axis]
+        expected = list(self.shape)
+        expected[self.batch_axis] = fold * examples
+        if list(x.shape) != expected:
+            raise TapError(
+                f"tap '{self.name}' has shape {tuple(x.shape)}, expected {tuple(expected)}: "
+                "the network treats this input differently from the one its taps were found with"
+            )
+        if fold == 1:
+            x, channel = x.movedim(self.batch_axis, 0), self.channel_axis
+            channel += self.batch_axis > channel
+        else:
+            sizes = (*x.shape[: self.batch_axis], examples, fold, *x.shape[self.batch_axis + 1 :])
+            x = x.reshape(sizes).movedim(self.batch_axis, 0)
+            channel = self.channel_axis + 1
+        return x.movedim(channel, 1).unsqueeze(-1).flatten(2)
+
+
+class Taps(Sequence[Tap]):
+    """The taps of one network, in the order in which they are made. Prints as a table."""
+
+    def __init__(self, taps: Iterable[Tap], operations: Iterable[str]) -> None:
+        self._taps = tuple(taps)
+        self.operations = tuple(operations)
+        """Every watched call of a forward pass, tapped or not: the path the network is expected to take."""
+
+    @overload
+    def __getitem__(self, index: int) -> Tap: ...
+    @overload
+    def __getitem__(self, index: slice) -> "Taps": ...
+    def __getitem__(self, index: int | slice) -> "Tap | Taps":
+        if isinstance(index, slice):
+            return Taps(self._taps[index], self.operations)
+        return self._taps[index]
+
+    def __len__(self) -> int:
+        return len(self._taps)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Taps):
+            return NotImplemented
+        return self._taps == other._taps and self.operations == other.operations
+
+    def __hash__(self) -> int:
+        return hash((self._taps, self.operations))
+
+    @property
+    def names(self) -> list[str]:
+        """The taps' names, in order."""
+        return [tap.name for tap in self]
+
+    def select(self, patterns: str | Iterable[str]) -> "Taps":
+        """Only the taps whose name matches one of the names or globs (`"layer1.*"`)."""
+        wanted = [patterns] if isinstance(patterns, str) else list(patterns)
+        if not wanted:
+            raise TapError("no tap was chosen: give names or globs such as 'layer1.*', or 'all'")
+        kept: set[str] = set()
+        for pattern in wanted:
+            matching = [name for name in self.names if fnmatch.fnmatchcase(name, pattern)]
+            if not matching:
+                close = difflib.get_close_matches(pattern, self.names, n=3, cutoff=0.3) or self.names[:3]
+                raise TapError(
+                    f"no tap matches '{pattern}'. There are {len(self)}, such as {', '.join(close)}; "
+                    "print(gramwatch.find_taps(model, images)) lists them"
+                )
+            kept.update(matching)
+        return Taps((tap for tap in self if tap.name in kept), self.operations)
+
+    def __repr__(self) -> str:
+        rows = [("tap", "operation", "shape", "channel axis")]
+        for tap in self:
+            sizes: list[object] = list(tap.shape)
+            fold = tap.shape[tap.batch_axis]
+            sizes[tap.batch_axis] = "N" if fold == 1 else f"{fold} N"
+            rows.append((tap.name, tap.operation, " x ".join(map(str, sizes)), str(tap.channel_axis)))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+        lines.insert(1, "  ".join("-" * width for width in widths))
+        return "\n".join([*lines, f"{len(self)} taps"])
+
+
+def find_taps(model: nn.Module, inputs: Inputs, select: str | Iterable[str] = "all") -> Taps:
+    """Find the tensors to watch in `model`, from one batch of its inputs.
+
+    Args:
+        model: any classifier. It is run twice, on copies of the batch's first example.
+        inputs: a tensor, a tuple of arguments or a mapping of keyword arguments, as the model takes it.
+        select: `"all"` convolutions, linear layers and activations but the logits; `"paper"`, the tensors
+            of the paper, for the networks in `gramwatch.networks`; or names and globs.
+
+    """
+    model = unwrap(model)
+    two, three = _repeated(inputs, 2), _repeated(inputs, 3)
+    with torch.inference_mode(), _evaluating(model):
+        probe = _Probe(model)
+        logits = probe.run(two)
+        sizes = _Sizes()
+        with sizes:
+            call(model, three)
+    if [e.operation for e in probe.events] != sizes.operations:
+        raise TapError(
+            "the network makes different calls for a batch of two and a batch of three: its path depends "
+            "on its input, so its tensors cannot be watched by their place in it"
+        )
+    if not any(event.kind != "mark" for event in probe.events):
+        hint = (
+            "; a scripted network cannot be watched, pass the nn.Module it was made from"
+            if any(isinstance(m, torch.jit.ScriptModule) for m in model.modules())
+            else ""
+        )
+        raise TapError(
+            f"{type(model).__name__} has no tap: no convolution, linear layer or activation was called{hint}"
+        )
+    dropped = probe.logits_calls(logits)
+    names = _names(probe.events)
+    taps = []
+    for number, (event, shape3) in enumerate(zip(probe.events, sizes.shapes, strict=True)):
+        batch = _batch_axis(event.shape, shape3)
+        if number in dropped or batch is None:
+            continue  # the logits themselves, or values that do not depend on the input
+        axis, fold = batch
+        if axis == event.channel_axis:
+            raise TapError(
+                f"the channel axis {axis} of '{names[number]}', shape {event.shape}, is its batch axis: "
+                "leave it out by choosing taps by name"
+            )
+        shape = (*event.shape[:axis], fold, *event.shape[axis + 1 :])
+        taps.append(Tap(names[number], event.kind, event.operation, shape, axis, event.channel_axis, number))
+    found = Taps(taps, sizes.operations)
+    return _chosen(model, found, select)
+
+
+def _chosen(model: nn.Module, found: Taps, select: str | Iterable[str]) -> Taps:
+    if select == "all":
+        plain = Taps((tap for tap in found if tap.kind != "mark"), found.operations)
+        if not plain:
+            raise TapError(
+                f"{type(model).__name__} has no tap: its only convolution or linear layer makes the logits"
+            )
+        return plain
+    if select == "paper":
+        patterns = getattr(model, "paper_taps", None)
+        if patterns is None:
+            raise TapError(
+                f"taps='paper' is defined for the networks in gramwatch.networks, not for "
+                f"{type(model).__name__}: choose 'all', or names and globs"
+            )
+        return found.select(patterns)
+    return found.select(select)
+
+
+def observe(model: nn.Module, taps: Taps, inputs: Inputs, receive: Callable[[int, Tensor], None]) -> Tensor:
+    """Run the network once and return its logits, `(N, classes)`.
+
+    `receive(number, maps)` is called with each tap's number in `taps` and its tensor as
+    `(N, channels, pixels)` at the moment the tensor is made; the tensor is not kept.
+    """
+    model = unwrap(model)
+    with torch.inference_mode(), _evaluating(model), _Watch(taps, count_examples(inputs), receive) as watch:
+        output = call(model, inputs)
+    watch.finish()
+    return logits_of(output)
+
+
+class _Watch(TorchFunctionMode):
+    """Hands over each tapped tensor, and makes sure that the network takes the expected path."""
+
+    def __init__(self, taps: Taps, examples: int, receive: Callable[[int, Tensor], None]) -> None:
+        super().__init__()
+        self._numbers = {tap.call: number for number, tap in enumerate(taps)}
+        self._taps, self._examples, self._receive = taps, examples, receive
+        self._calls = 0
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        operation = _operation(func)
+        if operation in _KINDS:
+            self._check(operation)
+            number = self._numbers.get(self._calls)
+            self._calls += 1
+            if number is not None:
+                tensor = _made(result)
+                self._receive(number, self._taps[number].maps(tensor, self._examples))
+        return result
+
+    def _check(self, operation: str) -> None:
+        expected = self._taps.operations
+        if self._calls >= len(expected) or expected[self._calls] != operation:
+            instead = expected[self._calls] if self._calls < len(expected) else "the end of the network"
+            raise TapError(
+                f"the network calls '{operation}' where '{instead}' was expected (watched call "
+                f"{self._calls}): it is another network, or takes another path, than when its taps were found"
+            )
+
+    def finish(self) -> None:
+        if self._calls != len(self._taps.operations):
+            raise TapError(
+                f"the network made {self._calls} watched calls, {len(self._taps.operations)} were expected: "
+                "it is another network, or takes another path, than when its taps were found"
+            )
+
+
+def _operation(func: Any) -> str:
+    """A function's name without in-place underscore and overload: `relu_`, `relu.default` are `relu`."""
+    name: str = getattr(func, "__name__", "")
+    return name.partition(".")[0].rstrip("_") if not name.startswith("__") else name
+
+
+def _made(result: Any) -> Tensor:
+    """The tensor a watched function made; attention returns its weights beside it."""
+    tensor: Tensor = result[0] if isinstance(result, tuple) else result
+    return tensor
+
+
+# --- finding: a forward pass in which every call is followed -----------------------------------------
+
+
+@dataclass
+class _Event:
+    """One watched call seen while finding taps."""
+
+    operation: str
+    kind: str
+    module: str
+    is_leaf: bool
+    module_call: int
+    label: str
+    shape: tuple[int, ...]
+    channel_axis: int
+    source: int | None
+    """The watched call whose values an activation was applied to, if they came straight from one."""
+
+
+@dataclass
+class _Trace:
+    """What is known of a tensor: where its channels are, and which watched call made its values."""
+
+    channel_axis: int | None = None
+    source: int | None = None
+
+
+class _Probe(TorchFunctionMode):
+    """Records the watched calls of one pass, following the channel axis through all calls between them."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.events: list[_Event] = []
+        self._traces: dict[int, _Trace] = {}
+        self._alive: list[Tensor] = []  # so that no id is used twice
+        self._modules: list[tuple[str, bool, int]] = [("", False, 0)]
+
+    def run(self, inputs: Inputs) -> Tensor:
+        with self._module_names(), self:
+            output = call(self.model, inputs)
+        return logits_of(output)
+
+    @contextmanager
+    def _module_names(self) -> Iterator[None]:
+        """Keep track of the module being run, by hooks that are gone afterwards."""
+        owner, calls, handles = threading.get_ident(), itertools.count(1), []
+
+        def enter(name: str, is_leaf: bool) -> Callable[..., None]:
+            def hook(*_: Any) -> None:
+                if threading.get_ident() == owner:
+                    self._modules.append((name, is_leaf, next(calls)))
+
+            return hook
+
+        def leave(*_: Any) -> None:
+            if threading.get_ident() == owner:
+                self._modules.pop()
+
+        try:
+            for name, module in self.model.named_modules():
+                is_leaf = bool(name) and not any(True for _ in module.children())
+                handles.append(module.register_forward_pre_hook(enter(name, is_leaf)))
+                handles.append(module.register_forward_hook(leave, always_call=True))
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        operation = _operation(func)
+        traced = [t for t in _tensors((args, kwargs)) if id(t) in self._traces]
+        before = {id(t): (t.shape, self._traces[id(t)]) for t in traced}
+        result = func(*args, **kwargs)
+        if operation in _KINDS:
+            self._record(operation, args, kwargs, _made(result), before)
+        elif traced:
+            for made in _tensors(result):
+                self._keep(made, self._followed(func, operation, args, kwargs, made, traced))
+        return result
+
+    def _keep(self, tensor: Tensor, trace: _Trace) -> None:
+        self._alive.append(tensor)
+        self._traces[id(tensor)] = trace
+
+    def _record(
+        self, operation: str, args: tuple[Any, ...], kwargs: dict[str, Any], made: Tensor, before: Any
+    ) -> None:
+        kind = _KINDS[operation]
+        given = next(_tensors((args, kwargs)))
+        trace = before[id(given)][1] if id(given) in before else _Trace()
+        if kind == "convolution":
+            axis = 1
+        elif kind in ("linear", "attention"):
+            axis = made.ndim - 1
+        elif trace.channel_axis is not None:
+            axis = trace.channel_axis
+        else:
+            axis = 2 if made.ndim == 3 else 1
+        label = args[1] if kind == "mark" else operation
+        source = trace.source if kind == "activation" else None
+        module, is_leaf, module_call = self._modules[-1]
+        self.events.append(
+            _Event(operation, kind, module, is_leaf, module_call, label, tuple(made.shape), axis, source)
+        )
+        number = trace.source if kind == "mark" else len(self.events) - 1
+        self._keep(made, _Trace(axis, number))
+
+    def _followed(
+        self, func: Any, operation: str, args: Any, kwargs: Any, made: Tensor, traced: list[Tensor]
+    ) -> _Trace:
+        """What is known of a tensor that an unwatched function made from tensors known before."""
+        alike = next((t for t in traced if t.shape == made.shape), traced[0])
+        trace = self._traces[id(alike)]
+        same_values = operation not in _MIXES and alike.numel() == made.numel()
+        axis = trace.channel_axis
+        if axis is not None and (operation in _MOVES or alike.ndim != made.ndim):
+            axis = _moved_axis(func, args, kwargs, made, alike, axis)
+        if axis is not None and axis >= made.ndim:
+            axis = None
+        return _Trace(axis, trace.source if same_values else None)
+
+    def logits_calls(self, logits: Tensor) -> set[int]:
+        """The watched calls that made the logits: the layer, and a sigmoid or so applied to it."""
+        trace = self._traces.get(id(logits), _Trace())
+        dropped: set[int] = set()
+        number = trace.source
+        while number is not None and number not in dropped:
+            dropped.add(number)
+            number = self.events[number].source
+        return dropped
+
+
+class _Sizes(TorchFunctionMode):
+    """Records only the shapes of watched calls, for a batch of another size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: list[str] = []
+        self.shapes: list[tuple[int, ...]] = []
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        operation = _operation(func)
+        if operation in _KINDS:
+            self.operations.append(operation)
+            self.shapes.append(tuple(_made(result).shape))
+        return result
+
+
+def _moved_axis(func: Any, args: Any, kwargs: Any, made: Tensor, given: Tensor, axis: int) -> int | None:
+    """Where an axis went: send a tensor that varies along that axis alone through the same function."""
+    shape = [1] * given.ndim
+    shape[axis] = given.shape[axis]
+    tag = torch.arange(given.shape[axis], dtype=torch.float64, device=given.device).view(shape)
+    tag = tag.expand(given.shape).contiguous()
+    try:
+        moved = func(*_replaced(args, given, tag), **_replaced(kwargs, given, tag))
+    except (RuntimeError, TypeError, ValueError):
+        return None
+    candidates = [t for t in _tensors(moved) if t.shape == made.shape]
+    if not candidates:
+        return None
+    varying = [d for d in range(made.ndim) if (candidates[0].diff(dim=d) != 0).any()]
+    return varying[0] if len(varying) == 1 else None
+
+
+def _replaced(value: _T, old: Tensor, new: Tensor) -> _T:
+    if value is old:
+        return new  # type: ignore[return-value]
+    if isinstance(value, tuple | list):
+        return type(value)(_replaced(v, old, new) for v in value)
+    if isinstance(value, dict):
+        return {k: _replaced(v, old, new) for k, v in value.items()}  # type: ignore[return-value]
+    return value
+
+
+def _batch_axis(shape2: tuple[int, ...], shape3: tuple[int, ...]) -> tuple[int, int] | None:
+    """The axis that grows with the batch, and its size for a batch of one."""
+    for axis, (size2, size3) in enumerate(zip(shape2, shape3, strict=False)):
+        if size2 != size3 and 3 * size2 == 2 * size3:
+            return axis, size2 // 2
+    return None
+
+
+def _names(events: list[_Event]) -> list[str]:
+    """A readable and unique name for each watched call."""
+    in_module_call = Counter((e.module, e.module_call) for e in events)
+    seen: Counter[str] = Counter()
+    names = []
+    for event in events:
+        alone = event.is_leaf and in_module_call[event.module, event.module_call] == 1
+        if alone and event.kind != "mark":
+            name = event.module
+        elif event.kind == "attention":
+            name = event.module or "attention"
+        else:
+            name = f"{event.module}.{event.label}" if event.module else event.label
+        seen[name] += 1
+        names.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
+    return names
+
+
+# --- calling a network -------------------------------------------------------------------------------
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The network inside DataParallel, DistributedDataParallel and torch.compile wrappers."""
+    wrappers = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+    while True:
+        if isinstance(model, wrappers):
+            model = model.module
+        elif isinstance(getattr(model, "_orig_mod", None), nn.Module):
+            model = model._orig_mod  # type: ignore[assignment]
+        else:
+            return model
+
+
+def call(model: nn.Module, inputs: Inputs) -> Any:
+    """Call a network with a tensor, a tuple of arguments or a mapping of keyword arguments."""
+    if isinstance(inputs, Mapping):
+        return model(**inputs)
+    if isinstance(inputs, tuple | list):
+        return model(*inputs)
+    return model(inputs)
+
+
+def logits_of(output: Any) -> Tensor:
+    """The logits in a network's output: the tensor, its `.logits`, or the first of a tuple."""
+    found = output
+    if isinstance(found, Mapping) and "logits" in found:
+        found = found["logits"]
+    elif hasattr(found, "logits"):
+        found = found.logits
+    elif isinstance(found, tuple | list) and found:
+        found = found[0]
+    if not isinstance(found, Tensor):
+        raise InputError(f"the network returned {type(output).__name__}: expected a tensor or .logits")
+    if found.ndim != 2 or found.shape[1] < 2:
+        raise InputError(
+            f"the logits have shape {tuple(found.shape)}: expected (examples, classes), two classes or more"
+        )
+    return found
+
+
+def count_examples(inputs: Inputs) -> int:
+    """How many examples a batch holds: the length of its first tensor."""
+    first = next(_tensors(inputs), None)
+    if first is None or first.ndim == 0:
+        raise InputError(f"no tensor with a batch axis in the input, a {type(inputs).__name__}")
+    return first.shape[0]
+
+
+def on_device(inputs: Inputs, model: nn.Module) -> Inputs:
+    """The inputs on the device of the network's parameters."""
+    place = next(itertools.chain(model.parameters(), model.buffers()), None)
+    if place is None:
+        return inputs
+    return _mapped(inputs, lambda t: t.to(place.device, non_blocking=True))
+
+
+def _repeated(inputs: Inputs, times: int) -> Inputs:
+    """The batch's first example, several times over."""
+    total = count_examples(inputs)
+    if total == 0:
+        raise InputError("the batch is empty")
+
+    def repeat(t: Tensor) -> Tensor:
+        return t[:1].repeat(times, *[1] * (t.ndim - 1)) if t.ndim and t.shape[0] == total else t
+
+    return _mapped(inputs, repeat)
+
+
+def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """The same nest of tuples, lists and mappings with each tensor changed."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {k: _mapped(v, change) for k, v in value.items()}
+    if isinstance(value, tuple | list):
+        return tuple(_mapped(v, change) for v in value)
+    return value
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """Every tensor in a nest of tuples, lists and mappings."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for v in value.values():
+            yield from _tensors(v)
+    elif isinstance(value, tuple | list):
+        for v in value:
+            yield from _tensors(v)
+
+
+def all_finite(inputs: Inputs) -> Tensor:
+    """Whether each example's inputs are all finite, `(N,)`."""
+    total = count_examples(inputs)
+    tensors = [t for t in _tensors(inputs) if t.ndim and t.shape[0] == total]
+    finite = torch.ones(total, dtype=torch.bool, device=tensors[0].device)
+    for tensor in tensors:
+        if tensor.is_floating_point():
+            finite &= tensor.reshape(total, -1).isfinite().all(1)
+    return finite
+
+
+def signature(inputs: Inputs) -> list[list[Any]]:
+    """Shape of one example and dtype of each tensor of an input, to notice other inputs later."""
+    return [[list(t.shape[1:]), str(t.dtype).removeprefix("torch.")] for t in _tensors(inputs)]
+
+
+_evaluating_lock = threading.Lock()
+_evaluating_now: "weakref.WeakKeyDictionary[nn.Module, tuple[int, list[nn.Module]]]" = (
+    weakref.WeakKeyDictionary()
+)
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode; each submodule's own flag is restored when the last thread is done."""
+    with _evaluating_lock:
+        threads, training = _evaluating_now.get(model, (0, []))
+        if threads == 0:
+            training = [module for module in model.modules() if module.training]
+            for module in training:
+                module.training = False
+        _evaluating_now[model] = (threads + 1, training)
+    try:
+        yield
+    finally:
+        with _evaluating_lock:
+            threads, training = _evaluating_now.pop(model)
+            if threads > 1:
+                _evaluating_now[model] = (threads - 1, training)
+            else:
+                for module in training:
+                    module.training = True

@@ -1,0 +1,42 @@
+"""Threshold (Eq. 6) and p-value: from in-distribution scores to a decision with a stated false-alarm rate.
+
+With `n` calibration scores that did not take part in making the score, a fresh in-distribution example is
+equally likely to take any of the `n + 1` ranks. So `p = (1 + #{calibration >= score}) / (n + 1)` is at most
+`alpha` with a probability of at most `alpha`, whatever the distribution of scores.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from gramwatch.errors import CalibrationError
+
+
+def rank_of_threshold(examples: int, level: float) -> int:
+    """`ceil((n + 1) level)`: the threshold is the calibration score with this rank, counted from below."""
+    # Without the small slack 20 * 0.95 = 19.000000000000004 would ask for one rank too many.
+    return math.ceil((examples + 1) * level - 1e-9)
+
+
+def examples_needed(level: float) -> int:
+    """The fewest calibration scores from which a threshold of this level can be taken."""
+    return math.ceil(level / (1 - level) - 1e-9)
+
+
+def threshold(scores: Tensor, level: float) -> float:
+    """The score above which an input is out-of-distribution, with a false-alarm rate of `1 - level`."""
+    rank = rank_of_threshold(len(scores), level)
+    if rank > len(scores):
+        raise CalibrationError(
+            f"{len(scores)} calibration scores cannot support level {level}: "
+            f"at least {examples_needed(level)} are needed"
+        )
+    return float(scores.kthvalue(rank).values)
+
+
+def p_value(scores: Tensor, calibration: Tensor) -> Tensor:
+    """The share of calibration scores at least as high, the example itself counted in."""
+    ascending = calibration.sort().values
+    below = torch.searchsorted(ascending, scores.to(ascending), side="left")
+    return (1 + len(ascending) - below).double() / (len(ascending) + 1)
