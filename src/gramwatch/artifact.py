@@ -1,18 +1,20 @@
 """Saving and loading a fitted detector: one safetensors file with a JSON header. No pickle anywhere.
 
 The header holds everything but the tensors; what a file must contain follows from it, and is compared with
-what the file does contain before any memory is taken. A checksum over the tensors finds damage.
+what the file does contain before any memory is taken. Checksums of the header and of the tensors find damage.
 """
 
 import hashlib
 import json
 import struct
 import uuid
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from operator import itemgetter
 from os import PathLike
 from pathlib import Path
+from stat import S_IMODE
 from typing import Any
 
 import torch
@@ -49,15 +51,17 @@ class Saved:
                         f"{self.path}: the tensor '{name}' has shape {shapes[name]}, "
                         f"its header says {expected[name]}"
                     )
-            tensors = {name: file.get_tensor(name) for name in shapes}
-        if _checksum(tensors) != self.header["checksum"]:
-            raise ArtifactError(f"{self.path} is corrupt: its contents do not match its checksum")
+            # Copies: what safetensors returns is the file itself, mapped, and would change or crash with it.
+            tensors = {name: file.get_tensor(name).clone() for name in shapes}
+            if _checksum(tensors.items()) != self.header["tensors"]:
+                raise ArtifactError(f"{self.path} is corrupt: its tensors do not match their checksum")
         return tensors
 
     def check_network(self, model: nn.Module, accept_other_weights: bool) -> None:
         """Make sure that `model` is the network the detector was fitted on."""
+        now = fingerprint(model)
         with reading(self.path):
-            then, now = dict(self.header["network"]), fingerprint(model)
+            then = self.header["network"]
             if then["structure"] != now["structure"]:
                 raise ArtifactError(
                     f"{self.path} was fitted on another network: the names or shapes of parameters differ "
@@ -74,19 +78,27 @@ def write(path: str | PathLike[str], header: Mapping[str, Any], tensors: Mapping
     """Write a file beside `path`, then put it in place: a failure leaves the old file whole."""
     path = Path(path)
     kept = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    header = {"format": FORMAT, "library": __version__, "checksum": _checksum(kept), **header}
+    whole = {"format": FORMAT, "library": __version__, "tensors": _checksum(kept.items()), **header}
+    if not isinstance(whole.get("metadata", {}), dict):
+        raise ArtifactError(f"the detector's metadata must be a dictionary, not {whole['metadata']!r}")
     try:
-        text = json.dumps(header, allow_nan=False)
-    except (TypeError, ValueError) as error:
+        # As it will be read: JSON turns tuples into lists and keys into text.
+        whole = json.loads(json.dumps(whole, allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as error:
         raise ArtifactError(f"the detector's metadata must be plain JSON values: {error}") from None
-    beside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
+    text = json.dumps({**whole, "checksum": _header_checksum(whole)})
+    beside = path.parent / f".gramwatch-{uuid.uuid4().hex}"
     try:
+        beside.touch()
+        mode = (path if path.exists() else beside).stat().st_mode
         save_file(kept, beside, metadata={"gramwatch": text})
+        beside.chmod(S_IMODE(mode))  # some versions of safetensors let only the owner read
         beside.replace(path)
     except (OSError, SafetensorError) as error:
         raise OSError(f"cannot write {path}: {error}") from error
     finally:
-        beside.unlink(missing_ok=True)
+        with suppress(OSError):
+            beside.unlink()
 
 
 def read(path: str | PathLike[str]) -> Saved:
@@ -101,7 +113,7 @@ def read(path: str | PathLike[str]) -> Saved:
     if text is None:
         raise ArtifactError(f"{path} is a safetensors file, but not one that gramwatch wrote")
     with reading(path):
-        header = json.loads(text)
+        header = dict(json.loads(text))
         version = header["format"]
         if not isinstance(version, int):
             raise ArtifactError(f"{path} is corrupt: its format is {version!r}")
@@ -110,6 +122,8 @@ def read(path: str | PathLike[str]) -> Saved:
                 f"{path} has format {version}, written by gramwatch {header.get('library')}; "
                 f"this is {__version__}, which reads up to format {FORMAT}: upgrade gramwatch"
             )
+        if header.pop("checksum") != _header_checksum(header):
+            raise ArtifactError(f"{path} is corrupt: its header does not match its checksum")
         return Saved(path, {**header, "detector": header["detector"], "network": header["network"]})
 
 
@@ -135,12 +149,12 @@ def _check_length(path: Path) -> None:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Whatever goes wrong while reading a file is an `ArtifactError` that names it."""
+    """Whatever a file's contents make go wrong is an `ArtifactError` that names the file."""
     try:
         yield
-    except ArtifactError:
+    except (ArtifactError, OSError, MemoryError, torch.cuda.OutOfMemoryError):
         raise
-    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+    except Exception as error:
         raise ArtifactError(f"{path} is corrupt: {type(error).__name__}: {error}") from error
 
 
@@ -154,8 +168,12 @@ def taps_from_json(value: Mapping[str, Any]) -> Taps:
     taps = [Tap(**{**entry, "shape": tuple(int(n) for n in entry["shape"])}) for entry in value["watched"]]
     for tap in taps:
         axes = range(len(tap.shape))
-        if tap.channel_axis not in axes or tap.batch_axis not in axes or min(tap.shape) < 1:
-            raise ValueError(f"tap '{tap.name}' has shape {tap.shape} and channel axis {tap.channel_axis}")
+        apart = tap.channel_axis != tap.batch_axis
+        if tap.channel_axis not in axes or tap.batch_axis not in axes or not apart or min(tap.shape) < 1:
+            raise ValueError(
+                f"tap '{tap.name}' has shape {tap.shape}, batch axis {tap.batch_axis} "
+                f"and channel axis {tap.channel_axis}"
+            )
     return Taps(taps, value["calls"])
 
 
@@ -164,11 +182,10 @@ def fingerprint(model: nn.Module) -> dict[str, Any]:
 
     The prefixes that wrappers add to names (`module.`, `_orig_mod.`) are ignored.
     """
-    state = {_plain_name(name): tensor for name, tensor in model.state_dict().items()}
-    tensors = {name: t for name, t in state.items() if isinstance(t, Tensor)}
+    tensors = [(_plain_name(name), t) for name, t in model.state_dict().items() if isinstance(t, Tensor)]
     structure = hashlib.sha256()
-    for name in sorted(tensors):
-        structure.update(f"{name} {tuple(tensors[name].shape)}\n".encode())
+    for name, tensor in sorted(tensors, key=itemgetter(0)):
+        structure.update(f"{name} {tuple(tensor.shape)}\n".encode())
     return {
         "structure": structure.hexdigest(),
         "weights": _checksum(tensors),
@@ -180,10 +197,14 @@ def _plain_name(name: str) -> str:
     return ".".join(part for part in name.split(".") if part not in ("module", "_orig_mod"))
 
 
-def _checksum(tensors: Mapping[str, Tensor]) -> str:
+def _header_checksum(header: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(header).encode()).hexdigest()
+
+
+def _checksum(tensors: Iterable[tuple[str, Tensor]]) -> str:
     digest = hashlib.sha256()
-    for name in sorted(tensors):
-        tensor = tensors[name].detach().cpu().contiguous()
+    for name, tensor in sorted(tensors, key=itemgetter(0)):
+        tensor = tensor.detach().cpu().contiguous()
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         digest.update(tensor.flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()

@@ -56,7 +56,7 @@ class Bounds(ABC):
         for name, tensor in self._state.items():
             if state[name].shape != tensor.shape:
                 raise ValueError(f"{name} has shape {tuple(state[name].shape)}, not {tuple(tensor.shape)}")
-        self._replace({name: state[name].to(t) for name, t in self._state.items()})
+        self._replace({name: state[name].to(t, copy=True) for name, t in self._state.items()})
 
     def _replace(self, state: dict[str, Tensor]) -> None:
         # One assignment, so that an interruption never leaves a state half old, half new.
@@ -82,13 +82,14 @@ class MinMax(Bounds):
     state_names = ("minimum", "maximum")
 
     def _empty(self, classes: int, features: tuple[int, int], device: torch.device) -> dict[str, Tensor]:
-        infinity = torch.full((classes, *features), torch.inf, device=device)
+        infinity = torch.full((classes, *features), torch.inf, dtype=torch.float32, device=device)
         return {"minimum": infinity, "maximum": -infinity}
 
     def update(self, statistics: Tensor, predicted: Tensor) -> None:
         """Widen the range of each example's predicted class to take the example in."""
-        self._state["minimum"].index_reduce_(0, predicted, statistics, "amin")
-        self._state["maximum"].index_reduce_(0, predicted, statistics, "amax")
+        index = predicted[:, None, None].expand_as(statistics)
+        self._state["minimum"].scatter_reduce_(0, index, statistics, "amin")
+        self._state["maximum"].scatter_reduce_(0, index, statistics, "amax")
         self._rows = None
 
     def merge(self, other: Bounds) -> None:

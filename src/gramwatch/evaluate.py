@@ -14,7 +14,7 @@ import torch
 
 from gramwatch.detector import GramDetector, Measurement
 from gramwatch.deviation import TotalDeviation
-from gramwatch.errors import InputError
+from gramwatch.errors import CalibrationError, InputError
 from gramwatch.metrics import METRICS, all_metrics
 
 
@@ -63,7 +63,9 @@ class Evaluation:
         """The table in Markdown, in percent; written to `path` if given."""
         head, *body = self._table()
         rule = ["---", "---", *["---:"] * len(METRICS)]
-        lines = ["| " + " | ".join(row) + " |" for row in (head, rule, *body)]
+        lines = [
+            "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in (head, rule, *body)
+        ]
         return _written("\n".join([*lines, "", self.protocol, ""]), path)
 
     def to_csv(self, path: str | PathLike[str] | None = None) -> str:
@@ -109,6 +111,8 @@ def evaluate(
         progress: show progress bars (on a terminal only).
 
     """
+    if draws < 1:
+        raise ValueError(f"draws must be at least 1, got {draws}")
     inside = detector.measure_all(in_distribution, "in-distribution", progress)
     sets = {
         name: detector.measure_all(loader, name, progress) for name, loader in out_of_distribution.items()
@@ -138,8 +142,13 @@ def evaluate(
 def _gram_total(detector: GramDetector, inside: Measurement, validation: torch.Tensor) -> TotalDeviation:
     """The detector's total deviation, normalised by some of the in-distribution examples."""
     chosen = validation[inside.finite[validation]]
+    if not len(chosen):
+        raise InputError(f"all {len(validation)} in-distribution examples of a draw hold NaN or infinity")
     total = TotalDeviation(detector.normalise, detector.confidence)
-    return total.fit(inside.deviations[chosen], inside.probability[chosen])
+    try:
+        return total.fit(inside.deviations[chosen], inside.probability[chosen])
+    except ValueError as error:
+        raise CalibrationError(str(error)) from None
 
 
 def _gram(total: TotalDeviation, measured: Measurement) -> torch.Tensor:

@@ -14,11 +14,13 @@ handing over each tapped tensor at the moment it is made.
 import difflib
 import fnmatch
 import itertools
+import math
+import sys
 import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar, overload
 
@@ -55,7 +57,16 @@ _MOVES = frozenset(
     ).split()
 )
 # Functions that mix the values of different channels, so that the result is no longer "the same values".
-_MIXES = frozenset("matmul __matmul__ mm bmm addmm baddbmm einsum mv dot".split())
+_MIXES = frozenset(
+    (
+        "matmul __matmul__ __rmatmul__ mm bmm addmm addbmm baddbmm einsum tensordot inner mv addmv dot cdist"
+    ).split()
+)
+# Functions that say where the channels of their result are, where nothing else does.
+_LAYOUTS = {
+    **dict.fromkeys("batch_norm instance_norm group_norm".split(), 1),
+    **dict.fromkeys("layer_norm rms_norm embedding lstm gru rnn_tanh rnn_relu".split(), -1),
+}
 
 
 def mark(x: Tensor, name: str) -> Tensor:
@@ -81,8 +92,11 @@ class Tap:
         shape: its shape for a batch of one. The size along `batch_axis` is 1, or larger where a network
             folds something else (windows, frames) into the batch.
         batch_axis: the axis that grows with the batch.
-        channel_axis: the axis of the channels; all others are pixels.
+        channel_axis: the axis of the channels; all others are pixels. It may be the batch axis, where a
+            network folds its channels into the batch.
         call: its position among the watched calls of one forward pass.
+        examples_first: whether, where something is folded into the batch, all of one example comes before
+            the next example.
 
     """
 
@@ -93,6 +107,7 @@ class Tap:
     batch_axis: int
     channel_axis: int
     call: int
+    examples_first: bool = True
 
     @property
     def channels(self) -> int:
@@ -114,14 +129,10 @@ class Tap:
                 f"tap '{self.name}' has shape {tuple(x.shape)}, expected {tuple(expected)}: "
                 "the network treats this input differently from the one its taps were found with"
             )
-        if fold == 1:
-            x, channel = x.movedim(self.batch_axis, 0), self.channel_axis
-            channel += self.batch_axis > channel
-        else:
-            sizes = (*x.shape[: self.batch_axis], examples, fold, *x.shape[self.batch_axis + 1 :])
-            x = x.reshape(sizes).movedim(self.batch_axis, 0)
-            channel = self.channel_axis + 1
-        return x.movedim(channel, 1).unsqueeze(-1).flatten(2)
+        parts = (examples, fold) if self.examples_first else (fold, examples)
+        x = x.unflatten(self.batch_axis, parts).movedim(self.batch_axis + (not self.examples_first), 0)
+        # Now the examples come first, and every other axis is one further on than it was.
+        return x.movedim(self.channel_axis + 1, 1).unsqueeze(-1).flatten(2)
 
 
 class Taps(Sequence[Tap]):
@@ -198,13 +209,12 @@ def find_taps(model: nn.Module, inputs: Inputs, select: str | Iterable[str] = "a
 
     """
     model = unwrap(model)
-    two, three = _repeated(inputs, 2), _repeated(inputs, 3)
-    with torch.inference_mode(), _evaluating(model):
+    with _judging(model):
         probe = _Probe(model)
-        logits = probe.run(two)
+        logits = probe.run(_repeated(inputs, 2))
         sizes = _Sizes()
         with sizes:
-            call(model, three)
+            call(model, _repeated(inputs, 3))
     if [e.operation for e in probe.events] != sizes.operations:
         raise TapError(
             "the network makes different calls for a batch of two and a batch of three: its path depends "
@@ -224,16 +234,15 @@ def find_taps(model: nn.Module, inputs: Inputs, select: str | Iterable[str] = "a
     taps = []
     for number, (event, shape3) in enumerate(zip(probe.events, sizes.shapes, strict=True)):
         batch = _batch_axis(event.shape, shape3)
-        if number in dropped or batch is None:
+        if number in dropped or batch is None or event.is_constant:
             continue  # the logits themselves, or values that do not depend on the input
         axis, fold = batch
-        if axis == event.channel_axis:
-            raise TapError(
-                f"the channel axis {axis} of '{names[number]}', shape {event.shape}, is its batch axis: "
-                "leave it out by choosing taps by name"
-            )
+        channel = event.channel_axis
+        if channel is None:
+            channel = _likely_channel_axis(len(event.shape), axis)
         shape = (*event.shape[:axis], fold, *event.shape[axis + 1 :])
-        taps.append(Tap(names[number], event.kind, event.operation, shape, axis, event.channel_axis, number))
+        first = _examples_first(event.made, axis)
+        taps.append(Tap(names[number], event.kind, event.operation, shape, axis, channel, number, first))
     found = Taps(taps, sizes.operations)
     return _chosen(model, found, select)
 
@@ -264,8 +273,10 @@ def observe(model: nn.Module, taps: Taps, inputs: Inputs, receive: Callable[[int
     `(N, channels, pixels)` at the moment the tensor is made; the tensor is not kept.
     """
     model = unwrap(model)
-    with torch.inference_mode(), _evaluating(model), _Watch(taps, count_examples(inputs), receive) as watch:
-        output = call(model, inputs)
+    with _judging(model):
+        inputs = _mapped(inputs, lambda t: t.clone() if t.is_inference() else t)  # may be written into
+        with _Watch(taps, count_examples(inputs), receive) as watch:
+            output = call(model, inputs)
     watch.finish()
     return logits_of(output)
 
@@ -335,18 +346,27 @@ class _Event:
     is_leaf: bool
     module_call: int
     label: str
+    made: Tensor
     shape: tuple[int, ...]
-    channel_axis: int
-    source: int | None
-    """The watched call whose values an activation was applied to, if they came straight from one."""
+    channel_axis: int | None
+    sources: frozenset[int]
+    """The watched calls whose values an activation was applied to, if they came straight from some."""
+    is_constant: bool
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Trace:
-    """What is known of a tensor: where its channels are, and which watched call made its values."""
+    """What is known of a tensor: the axes its channels lie along, and the watched calls that made its values.
 
-    channel_axis: int | None = None
-    source: int | None = None
+    The channels lie along several axes where a network splits them, into heads or groups.
+    """
+
+    axes: tuple[int, ...] = ()
+    sources: frozenset[int] = frozenset()
+
+
+_Known = list[tuple[Tensor, tuple[int, ...], _Trace]]
+"""The traced tensors given to a call, with their shapes before it: the call may change them."""
 
 
 class _Probe(TorchFunctionMode):
@@ -357,7 +377,9 @@ class _Probe(TorchFunctionMode):
         self.model = model
         self.events: list[_Event] = []
         self._traces: dict[int, _Trace] = {}
+        self._constants = {_storage(t) for t in itertools.chain(model.parameters(), model.buffers())}
         self._alive: list[Tensor] = []  # so that no id is used twice
+        self._hidden: set[int] = set()  # the watched calls whose values went into a later layer
         self._modules: list[tuple[str, bool, int]] = [("", False, 0)]
 
     def run(self, inputs: Inputs) -> Tensor:
@@ -382,8 +404,9 @@ class _Probe(TorchFunctionMode):
                 self._modules.pop()
 
         try:
-            for name, module in self.model.named_modules():
-                is_leaf = bool(name) and not any(True for _ in module.children())
+            for path, module in self.model.named_modules():
+                name = ".".join(part for part in path.split(".") if part != "_orig_mod")
+                is_leaf = bool(path) and not any(True for _ in module.children())
                 handles.append(module.register_forward_pre_hook(enter(name, is_leaf)))
                 handles.append(module.register_forward_hook(leave, always_call=True))
             yield
@@ -396,65 +419,84 @@ class _Probe(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         operation = _operation(func)
-        traced = [t for t in _tensors((args, kwargs)) if id(t) in self._traces]
-        before = {id(t): (t.shape, self._traces[id(t)]) for t in traced}
+        given = list(_tensors((args, kwargs)))
+        known = [(t, tuple(t.shape), self._traces[id(t)]) for t in given if id(t) in self._traces]
+        is_constant = all(_storage(t) in self._constants for t in given)
         result = func(*args, **kwargs)
         if operation in _KINDS:
-            self._record(operation, args, kwargs, _made(result), before)
-        elif traced:
+            made = _made(result)
+            self._traces[id(made)] = self._record(operation, args, made, known, given[0], is_constant)
+        elif known or operation in _LAYOUTS:
             for made in _tensors(result):
-                self._keep(made, self._followed(func, operation, args, kwargs, made, traced))
+                self._traces[id(made)] = self._followed(func, operation, args, kwargs, made, known)
+        for made in [*_tensors(result), *(given[:1] if operation == "__setitem__" else [])]:
+            self._alive.append(made)
+            (self._constants.add if is_constant else self._constants.discard)(_storage(made))
         return result
 
-    def _keep(self, tensor: Tensor, trace: _Trace) -> None:
-        self._alive.append(tensor)
-        self._traces[id(tensor)] = trace
-
     def _record(
-        self, operation: str, args: tuple[Any, ...], kwargs: dict[str, Any], made: Tensor, before: Any
-    ) -> None:
+        self,
+        operation: str,
+        args: tuple[Any, ...],
+        made: Tensor,
+        known: _Known,
+        given: Tensor,
+        is_constant: bool,
+    ) -> _Trace:
+        """Note a watched call; what is known of the tensor it made."""
         kind = _KINDS[operation]
-        given = next(_tensors((args, kwargs)))
-        trace = before[id(given)][1] if id(given) in before else _Trace()
-        if kind == "convolution":
-            axis = 1
-        elif kind in ("linear", "attention"):
-            axis = made.ndim - 1
-        elif trace.channel_axis is not None:
-            axis = trace.channel_axis
-        else:
-            axis = 2 if made.ndim == 3 else 1
-        label = args[1] if kind == "mark" else operation
-        source = trace.source if kind == "activation" else None
+        before = next((trace for t, _, trace in known if t is given), _Trace())
+        axes, sources = before.axes, before.sources
+        if kind not in ("activation", "mark"):
+            self._hidden.update(*(trace.sources for _, _, trace in known))
+            axes = (1 if kind == "convolution" else made.ndim - 1,)
+            sources = frozenset()
         module, is_leaf, module_call = self._modules[-1]
         self.events.append(
-            _Event(operation, kind, module, is_leaf, module_call, label, tuple(made.shape), axis, source)
+            _Event(
+                operation,
+                kind,
+                module,
+                is_leaf,
+                module_call,
+                label=args[1] if kind == "mark" else operation,
+                made=made,
+                shape=tuple(made.shape),
+                channel_axis=axes[-1] if axes else None,
+                sources=sources,
+                is_constant=is_constant,
+            )
         )
-        number = trace.source if kind == "mark" else len(self.events) - 1
-        self._keep(made, _Trace(axis, number))
+        return _Trace(axes, sources if kind == "mark" else frozenset({len(self.events) - 1}))
 
     def _followed(
-        self, func: Any, operation: str, args: Any, kwargs: Any, made: Tensor, traced: list[Tensor]
+        self, func: Any, operation: str, args: Any, kwargs: Any, made: Tensor, known: _Known
     ) -> _Trace:
         """What is known of a tensor that an unwatched function made from tensors known before."""
-        alike = next((t for t in traced if t.shape == made.shape), traced[0])
-        trace = self._traces[id(alike)]
-        same_values = operation not in _MIXES and alike.numel() == made.numel()
-        axis = trace.channel_axis
-        if axis is not None and (operation in _MOVES or alike.ndim != made.ndim):
-            axis = _moved_axis(func, args, kwargs, made, alike, axis)
-        if axis is not None and axis >= made.ndim:
-            axis = None
-        return _Trace(axis, trace.source if same_values else None)
+        axes: tuple[int, ...] = ()
+        sources = frozenset(
+            itertools.chain(*(trace.sources for _, shape, trace in known if math.prod(shape) == made.numel()))
+        )
+        if operation in _MIXES:
+            self._hidden.update(*(trace.sources for _, _, trace in known))
+            sources = frozenset()
+        if known:
+            _, shape, trace = next((k for k in known if k[1] == made.shape), known[0])
+            axes = trace.axes
+            if axes and (operation in _MOVES or len(shape) != made.ndim):
+                axes = _moved_axes(func, args, kwargs, made, known)
+        if not axes and operation in _LAYOUTS:
+            axes = (_LAYOUTS[operation] % made.ndim,)
+        return _Trace(axes, sources)
 
     def logits_calls(self, logits: Tensor) -> set[int]:
-        """The watched calls that made the logits: the layer, and a sigmoid or so applied to it."""
-        trace = self._traces.get(id(logits), _Trace())
+        """The watched calls that made the logits: the layers, and a sigmoid or so applied to them."""
         dropped: set[int] = set()
-        number = trace.source
-        while number is not None and number not in dropped:
+        left = set(self._traces.get(id(logits), _Trace()).sources)
+        while left := left - self._hidden - dropped:
+            number = left.pop()
             dropped.add(number)
-            number = self.events[number].source
+            left |= self.events[number].sources
         return dropped
 
 
@@ -477,31 +519,63 @@ class _Sizes(TorchFunctionMode):
         return result
 
 
-def _moved_axis(func: Any, args: Any, kwargs: Any, made: Tensor, given: Tensor, axis: int) -> int | None:
-    """Where an axis went: send a tensor that varies along that axis alone through the same function."""
-    shape = [1] * given.ndim
-    shape[axis] = given.shape[axis]
-    tag = torch.arange(given.shape[axis], dtype=torch.float64, device=given.device).view(shape)
-    tag = tag.expand(given.shape).contiguous()
+def _storage(t: Tensor) -> int:
+    """What a tensor shares with its views."""
     try:
-        moved = func(*_replaced(args, given, tag), **_replaced(kwargs, given, tag))
-    except (RuntimeError, TypeError, ValueError):
-        return None
-    candidates = [t for t in _tensors(moved) if t.shape == made.shape]
-    if not candidates:
-        return None
-    varying = [d for d in range(made.ndim) if (candidates[0].diff(dim=d) != 0).any()]
-    return varying[0] if len(varying) == 1 else None
+        return int(t.untyped_storage()._cdata)
+    except (NotImplementedError, RuntimeError, ValueError):  # sparse, say
+        return id(t)
 
 
-def _replaced(value: _T, old: Tensor, new: Tensor) -> _T:
-    if value is old:
-        return new  # type: ignore[return-value]
+def _moved_axes(func: Any, args: Any, kwargs: Any, made: Tensor, known: _Known) -> tuple[int, ...]:
+    """Where the channels went: send tensors that vary along them alone through the same function."""
+    if any(made is t for t in _tensors((args, kwargs))) and not any(made is t for t, _, _ in known):
+        return ()  # the function writes into a tensor of the network
+    tags = {id(t): _tag(shape, trace.axes, t) for t, shape, trace in known if t.is_floating_point()}
+    try:
+        moved = func(*_replaced(args, tags), **_replaced(kwargs, tags))
+        tag = next(t for t in _tensors(moved) if t.shape == made.shape)
+    except Exception:
+        return ()  # a guess that failed: the axes are unknown
+    varying = [d for d in range(tag.ndim) if (tag.diff(dim=d) != 0).any()]
+    distinct = [d for d in varying if (tag.sort(dim=d).values.diff(dim=d) != 0).all()]
+    return tuple(distinct or (varying if len(varying) == 1 else ()))
+
+
+def _tag(shape: tuple[int, ...], axes: tuple[int, ...], like: Tensor) -> Tensor:
+    """A tensor whose values number the channels."""
+    sizes = [size if axis in axes else 1 for axis, size in enumerate(shape)]
+    numbers = torch.arange(math.prod(sizes), dtype=torch.float32, device=like.device)
+    return numbers.view(sizes).expand(shape).contiguous()
+
+
+def _replaced(value: _T, tags: Mapping[int, Tensor]) -> _T:
+    if id(value) in tags:
+        return tags[id(value)]  # type: ignore[return-value]
     if isinstance(value, tuple | list):
-        return type(value)(_replaced(v, old, new) for v in value)
+        return type(value)(_replaced(v, tags) for v in value)
     if isinstance(value, dict):
-        return {k: _replaced(v, old, new) for k, v in value.items()}  # type: ignore[return-value]
+        return {k: _replaced(v, tags) for k, v in value.items()}  # type: ignore[return-value]
     return value
+
+
+def _likely_channel_axis(dimensions: int, batch_axis: int) -> int:
+    """The channel axis of a tensor of which nothing is known: tokens by channels, or channels first."""
+    order = (2, 1, 0) if dimensions == 3 else (1, 0)
+    return next((axis for axis in order if axis != batch_axis and axis < dimensions), batch_axis)
+
+
+def _examples_first(x: Tensor, axis: int) -> bool:
+    """Whether, along a batch axis that holds more, all of one example comes before the next.
+
+    `x` is of two equal examples: so either its halves are equal along that axis, or its neighbours.
+    """
+    rows = x.detach().movedim(axis, 0).double()
+    near = 1e-3 * float(rows.abs().amax()) if rows.numel() else 0.0
+    first, second = rows.chunk(2)
+    if torch.allclose(first, second, rtol=0, atol=near):
+        return True
+    return not torch.allclose(rows[::2], rows[1::2], rtol=0, atol=near)
 
 
 def _batch_axis(shape2: tuple[int, ...], shape3: tuple[int, ...]) -> tuple[int, int] | None:
@@ -639,29 +713,54 @@ def signature(inputs: Inputs) -> list[list[Any]]:
     return [[list(t.shape[1:]), str(t.dtype).removeprefix("torch.")] for t in _tensors(inputs)]
 
 
-_evaluating_lock = threading.Lock()
-_evaluating_now: "weakref.WeakKeyDictionary[nn.Module, tuple[int, list[nn.Module]]]" = (
+_lock = threading.Lock()
+_judged: "weakref.WeakKeyDictionary[nn.Module, tuple[int, list[tuple[nn.Module, bool]]]]" = (
     weakref.WeakKeyDictionary()
 )
+_uncompiled: list[ExitStack] = []
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode; each submodule's own flag is restored when the last thread is done."""
-    with _evaluating_lock:
-        threads, training = _evaluating_now.get(model, (0, []))
-        if threads == 0:
-            training = [module for module in model.modules() if module.training]
-            for module in training:
-                module.training = False
-        _evaluating_now[model] = (threads + 1, training)
-    try:
-        yield
-    finally:
-        with _evaluating_lock:
-            threads, training = _evaluating_now.pop(model)
-            if threads > 1:
-                _evaluating_now[model] = (threads - 1, training)
-            else:
-                for module in training:
-                    module.training = True
+def _judging(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode, no gradients, nothing compiled; all is restored when the last thread is done.
+
+    Not inference mode: a tensor that the network computes once and keeps must still be of use in training.
+    """
+    with torch.inference_mode(False), torch.no_grad():
+        with _lock:
+            threads, flags = _judged.get(model, (0, []))
+            if threads == 0:
+                flags = [(module, module.training) for module in model.modules()]
+                if any(training for _, training in flags):
+                    model.eval()
+                    for module, _ in flags:
+                        module.training = False
+            _judged[model] = (threads + 1, flags)
+            _uncompiled.append(_compile_nothing() if not _uncompiled else ExitStack())
+        try:
+            yield
+        finally:
+            with _lock:
+                _uncompiled.pop().close()
+                threads, flags = _judged.pop(model)
+                if threads > 1:
+                    _judged[model] = (threads - 1, flags)
+                else:
+                    _restore(flags)
+
+
+def _restore(flags: list[tuple[nn.Module, bool]]) -> None:
+    """Each submodule's own mode. `train` is called because some modules then forget what they keep."""
+    for module, training in flags:
+        if training:
+            module.train()
+    for module, training in flags:
+        module.training = training
+
+
+def _compile_nothing() -> ExitStack:
+    """Until closed, run compiled modules and functions as they were written: compiled, they hide calls."""
+    stack = ExitStack()
+    if "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance"):
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
+    return stack

@@ -6,6 +6,7 @@ equally likely to take any of the `n + 1` ranks. So `p = (1 + #{calibration >= s
 """
 
 import math
+from fractions import Fraction
 
 import torch
 from torch import Tensor
@@ -15,13 +16,19 @@ from gramwatch.errors import CalibrationError
 
 def rank_of_threshold(examples: int, level: float) -> int:
     """`ceil((n + 1) level)`: the threshold is the calibration score with this rank, counted from below."""
-    # Without the small slack 20 * 0.95 = 19.000000000000004 would ask for one rank too many.
-    return math.ceil((examples + 1) * level - 1e-9)
+    return math.ceil((examples + 1) * _exact(level))
 
 
 def examples_needed(level: float) -> int:
     """The fewest calibration scores from which a threshold of this level can be taken."""
-    return math.ceil(level / (1 - level) - 1e-9)
+    return math.ceil(_exact(level) / (1 - _exact(level)))
+
+
+def _exact(level: float) -> Fraction:
+    """The fraction that is meant: in floating point 20 * 0.95 may ask for one rank too many."""
+    exact = Fraction(level)
+    simple = exact.limit_denominator(10**9)
+    return simple if 0 < simple < 1 else exact
 
 
 def threshold(scores: Tensor, level: float) -> float:

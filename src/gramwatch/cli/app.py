@@ -1,0 +1,26 @@
+"""The commands put together."""
+
+from typing import Annotated
+
+import typer
+
+from gramwatch.cli.demo import demo
+from gramwatch.version import __version__
+
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
+app.command()(demo)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def gramwatch(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Know when a classifier is looking at something it was never trained on."""

@@ -1,0 +1,1 @@
+"""Sets of images, in and out of distribution: one source per file."""

@@ -1,0 +1,117 @@
+"""One picture of what a detector makes of several sets: examples, their scores, and the threshold."""
+
+from collections.abc import Mapping
+from os import PathLike
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gramwatch.detector import Detection, GramDetector
+from gramwatch.report import pyplot
+
+EXAMPLES = 6
+INSIDE, OUTSIDE, LINE = "#2f6db3", "#d1603d", "#333333"
+
+
+def draw_overview(
+    path: str | PathLike[str],
+    detector: GramDetector,
+    sets: Mapping[str, tuple[Tensor, Detection]],
+    title: str,
+) -> None:
+    """Draw one row per set: a few of its images, and the histogram of its scores beside the threshold.
+
+    The first set is taken to be in-distribution. Images are `(N, 1 or 3, H, W)` with pixels in [0, 1].
+    """
+    plt = pyplot()
+    threshold = np.log10(detector.threshold_)
+    # Everything far below the threshold, zero included, shares the leftmost bar.
+    low = threshold - 4
+    scores = {
+        name: np.log10(found.score.nan_to_num(posinf=1e30).clamp_min(10**low).cpu().numpy())
+        for name, (_, found) in sets.items()
+    }
+    high = max(threshold + 2, *(float(np.quantile(s, 0.995)) for s in scores.values()))
+    high += 0.17 * (high - low)  # room for the share that was flagged
+    bins = np.linspace(low, high, 70)
+
+    figure = plt.figure(figsize=(11, 1.05 * len(sets) + 1.5), dpi=110)
+    grid = figure.add_gridspec(
+        len(sets), EXAMPLES + 1, width_ratios=[1] * EXAMPLES + [9], hspace=0.35, wspace=0.08
+    )
+    figure.subplots_adjust(left=0.17, right=0.985, top=1 - 0.75 / figure.get_figheight(), bottom=0.085)
+    figure.suptitle(title, x=0.012, y=0.985, ha="left", fontsize=14, weight="bold")
+    for row, (name, (images, found)) in enumerate(sets.items()):
+        colour = INSIDE if row == 0 else OUTSIDE
+        for column, example in enumerate(_spread(found.score)):
+            axes = figure.add_subplot(grid[row, column])
+            _thumbnail(axes, images[example], bool(found.is_ood[example]))
+            if column == 0:
+                axes.text(
+                    -0.2, 0.5, _wrapped(name), transform=axes.transAxes, ha="right", va="center", fontsize=10
+                )
+        axes = figure.add_subplot(grid[row, EXAMPLES])
+        axes.hist(scores[name].clip(low, high), bins=bins, color=colour, alpha=0.85)
+        axes.axvspan(threshold, high, color="#c0392b", alpha=0.07, lw=0)
+        axes.axvline(threshold, color=LINE, lw=1.2, ls="--")
+        axes.set(xlim=(low, high), yticks=[])
+        for side in ("top", "left", "right"):
+            axes.spines[side].set_visible(False)
+        share = float(found.is_ood.double().mean())
+        axes.text(
+            0.995, 0.93, f"{share:.0%} flagged", transform=axes.transAxes, ha="right", va="top", fontsize=10
+        )
+        last = row == len(sets) - 1
+        axes.xaxis.set_major_locator(plt.MaxNLocator(integer=True))
+        axes.xaxis.set_major_formatter(
+            lambda value, _: f"$10^{{{value:.0f}}}$" if value == int(value) else ""
+        )
+        axes.tick_params(labelbottom=last, labelsize=9)
+        if row == 0:
+            axes.text(
+                threshold,
+                1.08,
+                f"threshold {detector.threshold_:.3g}: flagged beyond →",
+                transform=axes.get_xaxis_transform(),
+                fontsize=9,
+                color=LINE,
+                ha="left" if threshold < (low + high) / 2 else "right",
+            )
+        if last:
+            axes.set_xlabel("score (total deviation); higher = more out-of-distribution", fontsize=10)
+    figure.text(
+        0.012,
+        0.012,
+        "Six of each set, from its lowest score to its highest; a red frame = flagged. "
+        "The leftmost bar holds all scores down to zero.",
+        fontsize=8.5,
+        color="#555555",
+    )
+    figure.savefig(path)
+    plt.close(figure)
+
+
+def _spread(score: Tensor) -> list[int]:
+    """Examples that stand for the whole set: evenly spaced from the lowest score to the highest."""
+    order = score.argsort()
+    places = torch.linspace(0, len(order) - 1, min(EXAMPLES, len(order))).round().long()
+    return [int(i) for i in order[places]]
+
+
+def _thumbnail(axes: Any, image: Tensor, flagged: bool) -> None:
+    pixels = image.detach().cpu().clamp(0, 1).permute(1, 2, 0).numpy()
+    axes.imshow(pixels.squeeze(), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+    axes.set(xticks=[], yticks=[])
+    for spine in axes.spines.values():
+        spine.set(color="#c0392b" if flagged else "#bbbbbb", linewidth=1.8 if flagged else 0.8)
+
+
+def _wrapped(name: str, width: int = 18) -> str:
+    lines = [""]
+    for word in name.split():
+        if lines[-1] and len(lines[-1]) + len(word) >= width:
+            lines.append("")
+        lines[-1] = f"{lines[-1]} {word}".strip()
+    return "\n".join(lines)

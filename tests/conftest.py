@@ -1,0 +1,44 @@
+"""What all tests share: real data and networks where they lie beside the checkout, and small networks."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+# Some torchvision wheels lack their compiled operators for this build of PyTorch; importing torchvision (and
+# with it timm) only needs these two to be known.
+_torchvision = torch.library.Library("torchvision", "FRAGMENT")
+for _schema in (
+    "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+    "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+):
+    if not hasattr(torch.ops.torchvision, _schema.partition("(")[0]):
+        _torchvision.define(_schema)
+
+SHARED = Path(os.environ.get("GRAMWATCH_SHARED", Path(__file__).parents[2] / "shared"))
+
+torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else 2)
+
+
+@pytest.fixture(scope="session")
+def shared_weights() -> Path:
+    """The folder of third-party networks, or a skip."""
+    folder = SHARED / "weights"
+    if not folder.is_dir():
+        pytest.skip(f"no third-party networks at {folder} (set GRAMWATCH_SHARED)")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The folder of packed real data sets, or a skip."""
+    folder = SHARED / "data"
+    if not folder.is_dir():
+        pytest.skip(f"no real data at {folder} (set GRAMWATCH_SHARED)")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)

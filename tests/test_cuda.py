@@ -1,0 +1,71 @@
+"""The same on a GPU: statistics, fit, scores, and files that move between devices."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import gramwatch
+from gramwatch.statistics import STATISTICS
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.conv2, self.hidden = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 16, 3), nn.Linear(16, 12)
+        self.head = nn.Linear(12, 3)
+
+    def forward(self, x):
+        x = F.relu(self.conv2(F.relu(self.conv1(x), inplace=True)))
+        return self.head(torch.tanh(self.hidden(x.mean((2, 3)))))
+
+
+@pytest.fixture
+def net():
+    net = Net()
+    with torch.no_grad():
+        net.head.weight *= 20
+        net.head.bias -= net(torch.randn(500, 3, 16, 16)).mean(0)
+    return net.eval()
+
+
+@pytest.mark.parametrize("name", list(STATISTICS))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_statistics_equal_those_of_the_cpu(name, dtype):
+    sign = torch.where(torch.rand(3, 9, 5, 5) < 0.5, -1.0, 1.0)
+    x = (sign * 10 ** (torch.rand(3, 9, 5, 5) * 8 - 4)).to(dtype)
+    orders = (2, 4, 10, 20)
+    expected = STATISTICS[name](x, orders, 1)
+    for autocast in (False, True):
+        with torch.autocast("cuda", dtype=torch.bfloat16, enabled=autocast):
+            got = STATISTICS[name](x.cuda(), orders, 1)
+        torch.testing.assert_close(got.cpu(), expected, rtol=1e-5, atol=0)
+
+
+def test_a_detector_on_the_gpu_takes_batches_from_the_cpu(net, tmp_path):
+    torch.backends.cudnn.allow_tf32 = False
+    train, validation, test = (torch.randn(n, 3, 16, 16) for n in (400, 200, 50))
+    on_cpu = gramwatch.GramDetector(net).fit(train.split(100)).calibrate(validation.split(100))
+    expected = on_cpu(test)
+    on_cpu.save(tmp_path / "cpu.safetensors")
+    net.cuda()
+    detector = gramwatch.GramDetector(net).fit(train.split(100)).calibrate(validation.split(100))
+    found = detector(test)
+    assert found.score.device.type == "cuda"
+    assert torch.equal(found.predicted.cpu(), expected.predicted)
+    torch.testing.assert_close(found.score.cpu(), expected.score, rtol=1e-2, atol=1e-2)
+    detector.save(tmp_path / "gpu.safetensors")
+    again = gramwatch.load(tmp_path / "gpu.safetensors", net)(test.cuda())
+    torch.testing.assert_close(again.score, found.score, rtol=1e-4, atol=1e-4)
+    loaded = gramwatch.load(tmp_path / "gpu.safetensors", net.cpu())(test)
+    torch.testing.assert_close(loaded.score, found.score.cpu(), rtol=1e-2, atol=1e-2)
+
+
+def test_mean_variance_and_autocast_on_the_gpu(net):
+    net.cuda()
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        detector = gramwatch.GramDetector(net, bounds="mean_variance")
+        detector.fit(torch.randn(400, 3, 16, 16).split(100)).calibrate([torch.randn(200, 3, 16, 16)])
+        assert detector(8 * torch.randn(50, 3, 16, 16)).is_ood.all()

@@ -1,0 +1,87 @@
+"""Deviations and their total against the float64 transcription of the paper."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import oracle
+from gramwatch.bounds import MeanVariance, MinMax
+from gramwatch.deviation import CONFIDENCES, TotalDeviation, outside_range, tap_deviation
+
+numbers = st.floats(-1e4, 1e4, width=32)
+
+
+@given(numbers, numbers, numbers)
+@settings(max_examples=300, deadline=None)
+def test_each_deviation_is_eq_3(a, b, value):
+    minimum, maximum = min(a, b), max(a, b)
+    got = outside_range(*(torch.tensor(v, dtype=torch.float64) for v in (value, minimum, maximum)))
+    assert got.item() == pytest.approx(oracle.delta_min_max(minimum, maximum, value), rel=1e-12)
+
+
+def test_nan_and_infinity_are_never_taken_for_no_deviation():
+    values = torch.tensor([float("nan"), float("inf"), -float("inf")])
+    got = outside_range(values, torch.zeros(3), torch.ones(3))
+    assert not got.isfinite().any()
+
+
+@pytest.mark.parametrize("bounds_type", [MinMax, MeanVariance])
+def test_tap_deviation_is_eq_4(bounds_type):
+    orders, classes = (1, 2, 3), 3
+    rng = np.random.default_rng(0)
+    train = [[rng.normal(size=(4, 6)).astype(np.float32)] for _ in range(60)]
+    test = [[2 * rng.normal(size=(4, 6)).astype(np.float32)] for _ in range(9)]
+    train_class, test_class = np.arange(60) % classes, np.arange(9) % classes
+    name = bounds_type.name
+    first, second = oracle.compute_bounds(train, train_class, orders, "row_sums", classes, name)
+    expected = oracle.deviations(test, test_class, orders, "row_sums", first, second, name)[:, 0]
+
+    def stats(features):
+        return torch.tensor(
+            np.array([[oracle.stat(f[0], p, "row_sums") for p in orders] for f in features])
+        ).float()
+
+    bounds = bounds_type(classes, (3, 4))
+    bounds.update(stats(train), torch.from_numpy(train_class))
+    got = tap_deviation(stats(test), torch.from_numpy(test_class), bounds)
+    assert (got > 0).all()
+    np.testing.assert_allclose(got.numpy(), expected, rtol=1e-4)
+
+
+def test_weights_count_an_order_several_times():
+    bounds = MinMax(1, (2, 3))
+    bounds.update(torch.ones(1, 2, 3), torch.zeros(1, dtype=torch.long))
+    statistics = torch.tensor([[[2.0, 1.0, 1.0], [1.0, 4.0, 1.0]]])
+    zero = torch.zeros(1, dtype=torch.long)
+    assert tap_deviation(statistics, zero, bounds).item() == pytest.approx(1 + 3, rel=1e-5)
+    assert tap_deviation(statistics, zero, bounds, (5, 2)).item() == pytest.approx(5 + 6, rel=1e-5)
+
+
+@pytest.mark.parametrize("confidence", CONFIDENCES)
+@pytest.mark.parametrize("normalise", [True, False])
+def test_total_deviation_is_eq_5(confidence, normalise):
+    rng = np.random.default_rng(1)
+    validation, test = rng.exponential(size=(50, 7)), 3 * rng.exponential(size=(20, 7))
+    validation_confidence, test_confidence = rng.uniform(0.2, 1, 50), rng.uniform(0.2, 1, 20)
+    expected = oracle.total_deviation(
+        validation, validation_confidence, test, test_confidence, confidence, normalise
+    )
+    total = TotalDeviation(normalise, confidence)
+    total.fit(torch.tensor(validation), torch.tensor(validation_confidence))
+    got = total(torch.tensor(test), torch.tensor(test_confidence))
+    assert got.dtype == torch.float64
+    np.testing.assert_allclose(got.numpy(), expected, rtol=1e-12)
+
+
+def test_a_tap_that_never_deviates_is_left_out():
+    deviations = torch.tensor([[1.0, 0.0], [3.0, 0.0]])
+    total = TotalDeviation(confidence="none").fit(deviations, torch.ones(2))
+    got = total(torch.tensor([[2.0, 100.0]]), torch.ones(1))
+    assert got.item() == pytest.approx(1, rel=1e-6)
+
+
+def test_subtract_needs_a_deviation_to_divide_by():
+    with pytest.raises(ValueError, match="largest deviation"):
+        TotalDeviation(confidence="subtract").fit(torch.zeros(5, 2), torch.ones(5))

@@ -1,0 +1,96 @@
+"""The package as a stranger meets it: its imports, its README, its command, its habits."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import gramwatch
+
+ROOT = Path(__file__).parents[1]
+SOURCES = sorted((ROOT / "src" / "gramwatch").rglob("*.py"))
+
+
+def run(code: str) -> str:
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300
+    ).stdout
+
+
+def test_importing_needs_only_torch_numpy_and_safetensors():
+    found = run(
+        "import sys, torch, numpy, safetensors\n"
+        "before = set(sys.modules)\n"
+        "import gramwatch\n"
+        "extras = set('sklearn scipy tqdm typer rich matplotlib PIL torchvision timm numba'.split())\n"
+        "print(sorted(extras & (set(sys.modules) - before)))"
+    )
+    assert found.strip() == "[]"
+
+
+def test_every_public_name_exists():
+    assert sorted(gramwatch.__all__) == list(gramwatch.__all__)
+    for name in gramwatch.__all__:
+        assert getattr(gramwatch, name) is not None
+
+
+def test_nothing_executes_what_a_file_says():
+    for source in SOURCES:
+        text = source.read_text(encoding="utf-8")
+        assert not re.search(r"import pickle|torch\.load|(?<!\.)\beval\(|\bexec\(|joblib", text), source
+
+
+def test_the_readme_quickstart_runs(tmp_path):
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    assert blocks
+    (tmp_path / "quickstart.py").write_text("\n".join(blocks), encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-W", "error::gramwatch.GramwatchWarning", "quickstart.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "detector.safetensors").is_file()
+
+
+def test_the_readme_names_the_commands():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for command in ("make demo", "make test", "make test-real"):
+        assert command in readme
+    assert "make test" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+
+
+def test_the_version_is_in_the_changelog():
+    assert f"[{gramwatch.__version__}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def test_documents_link_only_to_files_that_exist():
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    assert len(pages) >= 4
+    for page in pages:
+        for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text(encoding="utf-8")):
+            if "://" not in target:
+                assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_without_the_extra_the_command_says_what_to_install():
+    code = (
+        "import sys; sys.modules['typer'] = None\n"
+        "from gramwatch.cli import main\n"
+        "try: main()\n"
+        "except SystemExit as stop: print(stop.code)"
+    )
+    assert "gramwatch[cli" in run(code)
+
+
+def test_without_matplotlib_pictures_say_what_to_install():
+    code = (
+        "import sys; sys.modules['matplotlib'] = None\n"
+        "import gramwatch.report\n"
+        "try: gramwatch.report.pyplot()\n"
+        "except gramwatch.MissingExtraError as error: print(error)"
+    )
+    assert "gramwatch[plot]" in run(code)
