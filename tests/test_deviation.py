@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import oracle
 from gramwatch.bounds import MeanVariance, MinMax
-from gramwatch.deviation import CONFIDENCES, TotalDeviation, outside_range, tap_deviation
+from gramwatch.deviation import CONFIDENCES, TotalDeviation, outside_range, tap_deviations
 
 numbers = st.floats(-1e4, 1e4, width=32)
 
@@ -40,23 +40,26 @@ def test_tap_deviation_is_eq_4(bounds_type):
 
     def stats(features):
         return torch.tensor(
-            np.array([[oracle.stat(f[0], p, "row_sums") for p in orders] for f in features])
+            np.array([np.concatenate([oracle.stat(f[0], p, "row_sums") for p in orders]) for f in features])
         ).float()
 
-    bounds = bounds_type(classes, (3, 4))
+    bounds = bounds_type(classes, (12,))
     bounds.update(stats(train), torch.from_numpy(train_class))
-    got = tap_deviation(stats(test), torch.from_numpy(test_class), bounds)
+    got = tap_deviations(stats(test), torch.from_numpy(test_class), bounds, [12])
     assert (got > 0).all()
-    np.testing.assert_allclose(got.numpy(), expected, rtol=1e-4)
+    np.testing.assert_allclose(got[:, 0].numpy(), expected, rtol=1e-4)
 
 
-def test_weights_count_an_order_several_times():
-    bounds = MinMax(1, (2, 3))
-    bounds.update(torch.ones(1, 2, 3), torch.zeros(1, dtype=torch.long))
-    statistics = torch.tensor([[[2.0, 1.0, 1.0], [1.0, 4.0, 1.0]]])
+def test_each_tap_sums_its_own_features_as_often_as_they_count():
+    bounds = MinMax(1, (6,))
+    bounds.update(torch.ones(1, 6), torch.zeros(1, dtype=torch.long))
+    statistics = torch.tensor([[2.0, 1.0, 1.0, 1.0, 4.0, 0.5]])
     zero = torch.zeros(1, dtype=torch.long)
-    assert tap_deviation(statistics, zero, bounds).item() == pytest.approx(1 + 3, rel=1e-5)
-    assert tap_deviation(statistics, zero, bounds, (5, 2)).item() == pytest.approx(5 + 6, rel=1e-5)
+    plain = tap_deviations(statistics, zero, bounds, [2, 1, 3])
+    assert plain.tolist()[0] == pytest.approx([1, 0, 3.5], rel=1e-5)
+    weights = torch.tensor([5.0, 5.0, 1.0, 1.0, 2.0, 4.0])
+    weighted = tap_deviations(statistics, zero, bounds, [2, 1, 3], weights)
+    assert weighted.tolist()[0] == pytest.approx([5, 0, 6 + 2], rel=1e-5)
 
 
 @pytest.mark.parametrize("confidence", CONFIDENCES)

@@ -1,8 +1,8 @@
 """Bounds: what the statistics of training data looked like, per predicted class (Algorithm 1).
 
-One object holds the bounds of one tap. Bounds are running states: `update` takes a batch, `merge` joins
-two shards, and no example is kept. Shards merged in any order equal one pass over all of them, bit for
-bit for `MinMax`. A class that training never predicted is judged by the bounds pooled over all classes.
+Bounds are running states: `update` takes a batch, `merge` joins two shards, and no example is kept. Shards
+merged in any order equal one pass over all of them, bit for bit for `MinMax`. A class that training never
+predicted is judged by the bounds pooled over all classes.
 """
 
 from abc import ABC, abstractmethod
@@ -14,24 +14,24 @@ from torch import Tensor
 
 
 class Bounds(ABC):
-    """The running state of one tap: a few tensors of shape `(classes, orders, features)`."""
+    """The running state: a few tensors of shape `(classes, *features)`."""
 
     name: ClassVar[str]
     """How users ask for it."""
     state_names: ClassVar[tuple[str, ...]]
     """The tensors that make up the state, as they are called in a saved file."""
 
-    def __init__(self, classes: int, features: tuple[int, int], device: torch.device | str = "cpu") -> None:
+    def __init__(self, classes: int, features: tuple[int, ...], device: torch.device | str = "cpu") -> None:
         self._state = self._empty(classes, features, torch.device(device))
         self._rows: tuple[Tensor, ...] | None = None
 
     @abstractmethod
-    def _empty(self, classes: int, features: tuple[int, int], device: torch.device) -> dict[str, Tensor]:
+    def _empty(self, classes: int, features: tuple[int, ...], device: torch.device) -> dict[str, Tensor]:
         """The state before any example."""
 
     @abstractmethod
     def update(self, statistics: Tensor, predicted: Tensor) -> None:
-        """Take in a batch: statistics `(N, orders, features)` and the predicted class of each."""
+        """Take in a batch: statistics `(N, *features)` and the predicted class of each."""
 
     @abstractmethod
     def merge(self, other: "Bounds") -> None:
@@ -41,11 +41,11 @@ class Bounds(ABC):
     def _summary(self) -> tuple[Tensor, ...]:
         """What deviations are computed from, per class, pooled where the class itself says nothing."""
 
-    def rows(self, predicted: Tensor) -> tuple[Tensor, ...]:
-        """The bounds of each example's predicted class, `(N, orders, features)` each."""
+    def rows(self, predicted: Tensor, features: slice = slice(None)) -> tuple[Tensor, ...]:
+        """The bounds of each example's predicted class, `(N, *features)` each, or of some features."""
         if self._rows is None:
             self._rows = self._summary()
-        return tuple(row[predicted] for row in self._rows)
+        return tuple(row[:, features][predicted] for row in self._rows)
 
     def state(self) -> dict[str, Tensor]:
         """The state's tensors, by name."""
@@ -81,13 +81,13 @@ class MinMax(Bounds):
     name = "min_max"
     state_names = ("minimum", "maximum")
 
-    def _empty(self, classes: int, features: tuple[int, int], device: torch.device) -> dict[str, Tensor]:
+    def _empty(self, classes: int, features: tuple[int, ...], device: torch.device) -> dict[str, Tensor]:
         infinity = torch.full((classes, *features), torch.inf, dtype=torch.float32, device=device)
         return {"minimum": infinity, "maximum": -infinity}
 
     def update(self, statistics: Tensor, predicted: Tensor) -> None:
         """Widen the range of each example's predicted class to take the example in."""
-        index = predicted[:, None, None].expand_as(statistics)
+        index = _aligned(predicted, statistics.ndim).expand_as(statistics)
         self._state["minimum"].scatter_reduce_(0, index, statistics, "amin")
         self._state["maximum"].scatter_reduce_(0, index, statistics, "amax")
         self._rows = None
@@ -107,7 +107,7 @@ class MinMax(Bounds):
         never = (minimum > maximum).flatten(1).all(1)
         if not never.any():
             return minimum, maximum
-        never = never[:, None, None]
+        never = _aligned(never, minimum.ndim)
         return (
             torch.where(never, minimum.amin(0), minimum),
             torch.where(never, maximum.amax(0), maximum),
@@ -125,8 +125,8 @@ class MeanVariance(Bounds):
     name = "mean_variance"
     state_names = ("count", "mean", "squares")
 
-    def _empty(self, classes: int, features: tuple[int, int], device: torch.device) -> dict[str, Tensor]:
-        count = torch.zeros(classes, 1, 1, dtype=torch.float64, device=device)
+    def _empty(self, classes: int, features: tuple[int, ...], device: torch.device) -> dict[str, Tensor]:
+        count = torch.zeros(classes, *[1] * len(features), dtype=torch.float64, device=device)
         zero = torch.zeros(classes, *features, dtype=torch.float64, device=device)
         return {"count": count, "mean": zero, "squares": zero.clone()}
 
@@ -134,7 +134,7 @@ class MeanVariance(Bounds):
         """Join the batch's own mean and squared deviations, class by class, with those so far."""
         batch = {name: torch.zeros_like(tensor) for name, tensor in self._state.items()}
         values = statistics.double()
-        batch["count"].index_add_(0, predicted, torch.ones_like(values[:, :1, :1]))
+        batch["count"] += _aligned(predicted.bincount(minlength=len(batch["count"])), values.ndim)
         batch["mean"].index_add_(0, predicted, values)
         batch["mean"] /= batch["count"].clamp_min(1)
         batch["squares"].index_add_(0, predicted, (values - batch["mean"][predicted]).square())
@@ -154,6 +154,11 @@ class MeanVariance(Bounds):
         variance = torch.where(few, pooled_squares / total, squares / count.clamp_min(1))
         floor = (1e-3 * mean.abs() + 1e-6).square()
         return mean.float(), torch.maximum(variance, floor).float()
+
+
+def _aligned(per_example: Tensor, ndim: int) -> Tensor:
+    """One value each, with axes of size one behind it up to `ndim` axes."""
+    return per_example.view(-1, *[1] * (ndim - 1))
 
 
 def _joined_moments(a: dict[str, Tensor], b: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from gramwatch import artifact
 from gramwatch.bounds import BOUNDS, Bounds
-from gramwatch.deviation import CONFIDENCES, Confidence, TotalDeviation, tap_deviation
+from gramwatch.deviation import CONFIDENCES, Confidence, TotalDeviation, tap_deviations
 from gramwatch.errors import (
     ArtifactError,
     CalibrationError,
@@ -104,11 +104,16 @@ class _Measure:
     statistic: str
     orders: tuple[int, ...]
     weights: tuple[int, ...]
+    features: int
+    """Statistics of each order."""
 
-    def features(self, tap: Tap) -> tuple[int, int]:
-        channels = tap.channels
-        each = channels * (channels + 1) // 2 if self.statistic == "triangle" else channels
-        return len(self.orders), each
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.orders), self.features
+
+    @property
+    def size(self) -> int:
+        return len(self.orders) * self.features
 
 
 class GramDetector:
@@ -169,7 +174,7 @@ class GramDetector:
         self._selection = taps if isinstance(taps, str) else list(taps)
         self._taps: Taps | None = None
         self._measures: list[_Measure] = []
-        self._bounds: list[Bounds] = []
+        self._bounds: Bounds | None = None
         self._signature: list[list[Any]] = []
         self._class_counts: Tensor | None = None
         self._forget_calibration()
@@ -189,7 +194,7 @@ class GramDetector:
     @property
     def class_counts_(self) -> Tensor:
         """Training examples per predicted class."""
-        return self._fitted().clone()
+        return self._fitted()[0].clone()
 
     @property
     def calibration_scores_(self) -> Tensor:
@@ -201,10 +206,10 @@ class GramDetector:
         """The score above which an input is out-of-distribution (Eq. 6)."""
         return threshold(self._calibrated()[1], self.level)
 
-    def _fitted(self) -> Tensor:
-        if self._class_counts is None or not int(self._class_counts.sum()):
+    def _fitted(self) -> tuple[Tensor, Bounds]:
+        if self._class_counts is None or self._bounds is None or not int(self._class_counts.sum()):
             raise NotFittedError("this detector is not fitted: call detector.fit(train_loader) first")
-        return self._class_counts
+        return self._class_counts, self._bounds
 
     def _calibrated(self) -> tuple[TotalDeviation, Tensor]:
         self._fitted()
@@ -263,7 +268,7 @@ class GramDetector:
                     self._write(checkpoint, batches=done)
                     saved_at = time.monotonic()
         except BaseException:
-            if checkpoint is not None and self._class_counts is not None:
+            if checkpoint is not None and self._class_counts is not None and int(self._class_counts.sum()):
                 self._write(checkpoint, batches=done)
             raise
         if seen == 0:
@@ -281,21 +286,15 @@ class GramDetector:
             return 0
         self._prepare(inputs)
         logits, statistics = self._observe(inputs)
-        if self._class_counts is None:
+        if self._class_counts is None or self._bounds is None:
             classes = logits.shape[1]
             self._class_counts = torch.zeros(classes, dtype=torch.int64, device=logits.device)
-            self._bounds = [
-                BOUNDS[self.bounds](classes, measure.features(tap), logits.device)
-                for tap, measure in zip(self.taps, self._measures, strict=True)
-            ]
-        finite = all_finite(inputs) & logits.isfinite().all(1)
-        for statistic in statistics:
-            finite &= statistic.flatten(1).isfinite().all(1)
+            self._bounds = BOUNDS[self.bounds](classes, (statistics.shape[1],), logits.device)
+        finite = all_finite(inputs) & logits.isfinite().all(1) & statistics.isfinite().all(1)
         predicted = logits.argmax(1)
         if not finite.all():
-            predicted, statistics = predicted[finite], [statistic[finite] for statistic in statistics]
-        for bounds, statistic in zip(self._bounds, statistics, strict=True):
-            bounds.update(statistic, predicted)
+            predicted, statistics = predicted[finite], statistics[finite]
+        self._bounds.update(statistics, predicted)
         self._class_counts += predicted.bincount(minlength=len(self._class_counts))
         return int((~finite).sum())
 
@@ -322,18 +321,20 @@ class GramDetector:
         if statistic == "auto":
             pairs = tap.is_vector and tap.channels <= WIDEST_TRIANGLE
             statistic = "triangle" if pairs else "row_sums"
+        channels = tap.channels
+        features = channels * (channels + 1) // 2 if statistic == "triangle" else channels
         if statistic == "triangle" and tap.is_vector:
             orders = distinct_orders(self.orders)
-            return _Measure(statistic, tuple(orders), tuple(orders.values()))
-        return _Measure(statistic, self.orders, (1,) * len(self.orders))
+            return _Measure(statistic, tuple(orders), tuple(orders.values()), features)
+        return _Measure(statistic, self.orders, (1,) * len(self.orders), features)
 
-    def _observe(self, inputs: Inputs) -> tuple[Tensor, list[Tensor]]:
-        """One forward pass: the logits, and each tap's statistics."""
-        statistics: list[Tensor] = [torch.empty(0)] * len(self.taps)
+    def _observe(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
+        """One forward pass: the logits, and the statistics of all taps side by side, `(N, features)`."""
+        parts: list[Tensor] = [torch.empty(0)] * len(self.taps)
 
         def receive(number: int, maps: Tensor) -> None:
             measure = self._measures[number]
-            statistics[number] = STATISTICS[measure.statistic](maps, measure.orders, 1)
+            parts[number] = STATISTICS[measure.statistic](maps, measure.orders, 1).flatten(1)
 
         logits = observe(self.model, self.taps, inputs, receive)
         if self._class_counts is not None and logits.shape[1] != len(self._class_counts):
@@ -341,12 +342,15 @@ class GramDetector:
                 f"the network now has {logits.shape[1]} classes, "
                 f"the detector was fitted with {len(self._class_counts)}"
             )
-        return logits, statistics
+        return logits, torch.cat(parts, 1)
 
     def _report_fit(self, left_out: int) -> None:
         if left_out:
             _warn(f"{left_out} training example(s) with NaN or infinity were left out")
-        counts = self._fitted_or_explain(left_out)
+        if self._class_counts is None or not int(self._class_counts.sum()):
+            what = "every training example held NaN or infinity" if left_out else "every batch was empty"
+            raise InputError(f"{what}: there is nothing to fit")
+        counts = self._class_counts
         few = (counts < FEW_EXAMPLES).nonzero().flatten().tolist()
         if few:
             never = int((counts == 0).sum())
@@ -355,12 +359,6 @@ class GramDetector:
                 f"examples, {never} of them for none: class {_listed([str(c) for c in few])}. Their bounds "
                 "say little (found.class_support tells for each verdict)"
             )
-
-    def _fitted_or_explain(self, left_out: int) -> Tensor:
-        if self._class_counts is None or not int(self._class_counts.sum()):
-            what = "every training example held NaN or infinity" if left_out else "every batch was empty"
-            raise InputError(f"{what}: there is nothing to fit")
-        return self._class_counts
 
     @torch.inference_mode()
     def merge(self, other: "GramDetector") -> "GramDetector":
@@ -373,15 +371,14 @@ class GramDetector:
         if differing:
             name = differing[0]
             raise ValueError(f"the two differ in {name}: {mine[name]!r} and {theirs[name]!r}")
-        counts, their_counts = self._fitted(), other._fitted()
+        (counts, bounds), (their_counts, their_bounds) = self._fitted(), other._fitted()
         if self.taps != other.taps:
             raise ValueError("the two watch different tensors: they must be fitted on the same network")
         if counts.shape != their_counts.shape:
             raise ValueError(f"the two have {len(counts)} and {len(their_counts)} classes")
         if artifact.fingerprint(self.model) != artifact.fingerprint(other.model):
             raise ValueError("the two were fitted on networks with different weights")
-        for bounds, their_bounds in zip(self._bounds, other._bounds, strict=True):
-            bounds.merge(their_bounds)
+        bounds.merge(their_bounds)
         self._class_counts = counts + their_counts.to(counts.device)
         self._forget_calibration()
         return self
@@ -466,7 +463,7 @@ class GramDetector:
                 "p_value": p_value(score, calibration),
                 "is_ood": score > threshold(calibration, self.level),
                 "deviations": measured.deviations,
-                "class_support": self._fitted()[measured.predicted],
+                "class_support": self._fitted()[0][measured.predicted],
             }
         # Copies, so that the results are ordinary tensors outside inference mode.
         return Detection(**{name: tensor.clone() for name, tensor in found.items()})
@@ -474,20 +471,26 @@ class GramDetector:
     @torch.inference_mode()
     def measure(self, inputs: Inputs) -> Measurement:
         """Logits and deviations of a batch, without the calibration: what scores are made of."""
-        self._fitted()
+        _, bounds = self._fitted()
         inputs = on_device(inputs, self.model)
         self._prepare(inputs)
         logits, statistics = self._observe(inputs)
-        predicted = logits.argmax(1)
-        deviations = torch.stack(
-            [
-                tap_deviation(statistic, predicted, bounds, measure.weights)
-                for statistic, bounds, measure in zip(statistics, self._bounds, self._measures, strict=True)
-            ],
-            1,
+        deviations = tap_deviations(
+            statistics,
+            logits.argmax(1),
+            bounds,
+            [measure.size for measure in self._measures],
+            self._feature_weights(statistics),
         )
         finite = all_finite(inputs) & logits.isfinite().all(1) & deviations.isfinite().all(1)
         return Measurement(logits, deviations, finite)
+
+    def _feature_weights(self, like: Tensor) -> Tensor | None:
+        """How often each statistic counts, where some stand for several orders."""
+        if all(set(measure.weights) == {1} for measure in self._measures):
+            return None
+        each = [w for m in self._measures for w in m.weights for _ in range(m.features)]
+        return torch.tensor(each, dtype=like.dtype, device=like.device)
 
     def measure_all(
         self, loader: Iterable[Any], doing: str = "measuring", progress: bool = True
@@ -527,10 +530,9 @@ class GramDetector:
         self._write(path)
 
     def _write(self, path: str | PathLike[str], batches: int | None = None) -> None:
-        assert self._class_counts is not None
-        tensors = {"class_counts": self._class_counts}
-        for number, bounds in enumerate(self._bounds):
-            tensors |= {f"bounds.{number:05d}.{name}": t for name, t in bounds.state().items()}
+        counts, bounds = self._fitted()
+        tensors = {"class_counts": counts}
+        tensors |= {f"bounds.{name}": tensor for name, tensor in bounds.state().items()}
         calibration = None
         if self._scores is not None and self._total is not None and self._calibration is not None:
             assert self._total.expectation_ is not None
@@ -545,7 +547,7 @@ class GramDetector:
             "network": artifact.fingerprint(self.model),
             "inputs": self._signature,
             "taps": artifact.taps_to_json(self.taps),
-            "classes": len(self._class_counts),
+            "classes": len(counts),
             "calibration": calibration,
             "batches": batches,
             "metadata": self.metadata,
@@ -566,11 +568,10 @@ class GramDetector:
             taps = artifact.taps_from_json(header["taps"])
             detector._measures = [detector._measure(tap) for tap in taps]
             classes, calibration = int(header["classes"]), header["calibration"]
-            kind = BOUNDS[detector.bounds]
+            kind, features = BOUNDS[detector.bounds], (sum(m.size for m in detector._measures),)
             expected: dict[str, tuple[int, ...]] = {"class_counts": (classes,)}
-            for number, (tap, measure) in enumerate(zip(taps, detector._measures, strict=True)):
-                empty = kind(classes, measure.features(tap), "meta").state()
-                expected |= {f"bounds.{number:05d}.{name}": tuple(t.shape) for name, t in empty.items()}
+            for name, empty in kind(classes, features, "meta").state().items():
+                expected[f"bounds.{name}"] = tuple(empty.shape)
             if calibration is not None:
                 examples = int(calibration["examples"])
                 ranking = examples - examples // 2 if calibration["split"] else examples
@@ -580,10 +581,8 @@ class GramDetector:
         with artifact.reading(saved.path):
             detector._taps = taps
             detector._class_counts = tensors["class_counts"].to(place)
-            for number, (tap, measure) in enumerate(zip(taps, detector._measures, strict=True)):
-                bounds = kind(classes, measure.features(tap), place)
-                bounds.load_state({n: tensors[f"bounds.{number:05d}.{n}"] for n in kind.state_names})
-                detector._bounds.append(bounds)
+            detector._bounds = kind(classes, features, place)
+            detector._bounds.load_state({name: tensors[f"bounds.{name}"] for name in kind.state_names})
             if calibration is not None:
                 detector._scores = tensors["calibration.scores"]
                 detector._total = TotalDeviation(

@@ -28,18 +28,28 @@ def squared_distance(statistics: Tensor, mean: Tensor, variance: Tensor) -> Tens
     return (statistics - mean).square() / variance
 
 
-def tap_deviation(
-    statistics: Tensor, predicted: Tensor, bounds: Bounds, weights: Sequence[int] | None = None
+def tap_deviations(
+    statistics: Tensor, predicted: Tensor, bounds: Bounds, sizes: Sequence[int], weights: Tensor | None = None
 ) -> Tensor:
-    """Eq. 4, delta_l: the deviations of one tap summed over statistics and orders, `(N,)`.
+    """Eq. 4, delta_l: the deviations summed over the statistics and orders of each tap, `(N, taps)`.
 
-    `weights` says how many of the asked-for orders each row of `statistics` stands for: one, by default.
+    Args:
+        statistics: of all taps side by side, `(N, features)`.
+        predicted: the predicted classes, `(N,)`.
+        bounds: of the same features.
+        sizes: how many features each tap has.
+        weights: how often each feature counts, `(features,)`; once, by default.
+
     """
     delta = outside_range if isinstance(bounds, MinMax) else squared_distance
-    by_order = delta(statistics, *bounds.rows(predicted)).sum(2)
-    if weights is None or set(weights) == {1}:
-        return by_order.sum(1)
-    return sum((w * by_order[:, i] for i, w in enumerate(weights)), torch.zeros_like(by_order[:, 0]))
+    found = statistics.new_empty(len(statistics), len(sizes))
+    start = 0
+    for tap, size in enumerate(sizes):
+        part = slice(start, start + size)
+        each = delta(statistics[:, part], *bounds.rows(predicted, part))
+        found[:, tap] = each.sum(1) if weights is None else each @ weights[part]
+        start += size
+    return found
 
 
 @dataclass

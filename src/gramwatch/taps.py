@@ -57,11 +57,8 @@ _MOVES = frozenset(
     ).split()
 )
 # Functions that mix the values of different channels, so that the result is no longer "the same values".
-_MIXES = frozenset(
-    (
-        "matmul __matmul__ __rmatmul__ mm bmm addmm addbmm baddbmm einsum tensordot inner mv addmv dot cdist"
-    ).split()
-)
+_PRODUCTS = frozenset("matmul __matmul__ mm bmm".split())
+_MIXES = _PRODUCTS | set("__rmatmul__ addmm addbmm baddbmm einsum tensordot inner mv addmv dot cdist".split())
 # Functions that say where the channels of their result are, where nothing else does.
 _LAYOUTS = {
     **dict.fromkeys("batch_norm instance_norm group_norm".split(), 1),
@@ -237,9 +234,7 @@ def find_taps(model: nn.Module, inputs: Inputs, select: str | Iterable[str] = "a
         if number in dropped or batch is None or event.is_constant:
             continue  # the logits themselves, or values that do not depend on the input
         axis, fold = batch
-        channel = event.channel_axis
-        if channel is None:
-            channel = _likely_channel_axis(len(event.shape), axis)
+        channel = _channel_axis(event, axis)
         shape = (*event.shape[:axis], fold, *event.shape[axis + 1 :])
         first = _examples_first(event.made, axis)
         taps.append(Tap(names[number], event.kind, event.operation, shape, axis, channel, number, first))
@@ -348,7 +343,7 @@ class _Event:
     label: str
     made: Tensor
     shape: tuple[int, ...]
-    channel_axis: int | None
+    axes: tuple[int, ...]
     sources: frozenset[int]
     """The watched calls whose values an activation was applied to, if they came straight from some."""
     is_constant: bool
@@ -462,7 +457,7 @@ class _Probe(TorchFunctionMode):
                 label=args[1] if kind == "mark" else operation,
                 made=made,
                 shape=tuple(made.shape),
-                channel_axis=axes[-1] if axes else None,
+                axes=axes,
                 sources=sources,
                 is_constant=is_constant,
             )
@@ -483,7 +478,10 @@ class _Probe(TorchFunctionMode):
         if known:
             _, shape, trace = next((k for k in known if k[1] == made.shape), known[0])
             axes = trace.axes
-            if axes and (operation in _MOVES or len(shape) != made.ndim):
+            if operation in _PRODUCTS and [len(shape) for _, shape, _ in known] == [made.ndim] * 2:
+                rows, columns = known[0][2].axes, known[1][2].axes
+                axes = tuple(sorted({*rows} - {made.ndim - 1} | {*columns} - {made.ndim - 2}))
+            elif axes and (operation in _MOVES or len(shape) != made.ndim):
                 axes = _moved_axes(func, args, kwargs, made, known)
         if not axes and operation in _LAYOUTS:
             axes = (_LAYOUTS[operation] % made.ndim,)
@@ -559,10 +557,11 @@ def _replaced(value: _T, tags: Mapping[int, Tensor]) -> _T:
     return value
 
 
-def _likely_channel_axis(dimensions: int, batch_axis: int) -> int:
-    """The channel axis of a tensor of which nothing is known: tokens by channels, or channels first."""
-    order = (2, 1, 0) if dimensions == 3 else (1, 0)
-    return next((axis for axis in order if axis != batch_axis and axis < dimensions), batch_axis)
+def _channel_axis(event: _Event, batch_axis: int) -> int:
+    """The innermost axis of the channels; where they are unknown, tokens by channels or channels first."""
+    likely = (0, 1, 2) if len(event.shape) == 3 else (0, 1)
+    axes = [axis for axis in event.axes or likely if axis != batch_axis and axis < len(event.shape)]
+    return axes[-1] if axes else batch_axis
 
 
 def _examples_first(x: Tensor, axis: int) -> bool:

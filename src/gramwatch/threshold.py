@@ -26,8 +26,8 @@ def examples_needed(level: float) -> int:
 
 def _exact(level: float) -> Fraction:
     """The fraction that is meant: in floating point 20 * 0.95 may ask for one rank too many."""
-    exact = Fraction(level)
-    simple = exact.limit_denominator(10**9)
+    exact = Fraction(float(level))
+    simple = exact.limit_denominator(10**7)
     return simple if 0 < simple < 1 else exact
 
 
