@@ -18,7 +18,7 @@ for _schema in (
 
 SHARED = Path(os.environ.get("GRAMWATCH_SHARED", Path(__file__).parents[2] / "shared"))
 
-torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else 2)
+torch.set_num_threads(1)  # tests run side by side, and small networks gain nothing from more
 
 
 @pytest.fixture(scope="session")

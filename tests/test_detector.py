@@ -538,8 +538,18 @@ def test_nothing_finite_to_fit(net):
 def test_other_shapes_and_dtypes_than_at_fit(ready):
     with pytest.raises(InputError, match=r"float32 \(1, 9, 9\).*float32 \(1, 8, 8\)"):
         ready(torch.randn(2, 1, 9, 9))
-    with pytest.raises(InputError, match="float64"):
-        ready(images(2, 0).double())
+    with pytest.raises(InputError, match="uint8"):
+        ready(images(2, 0).byte())
+
+
+def test_a_network_converted_to_half_precision_keeps_its_detector(net, ready, tmp_path):
+    ready.save(tmp_path / "detector.safetensors")
+    net.bfloat16()
+    with pytest.raises(gramwatch.ArtifactError, match="other weights"):
+        gramwatch.load(tmp_path / "detector.safetensors", net)
+    detector = gramwatch.load(tmp_path / "detector.safetensors", net, accept_other_weights=True)
+    assert detector(images(50, 6, scale=8).bfloat16()).is_ood.all()
+    assert detector(images(100, 5).bfloat16()).is_ood.double().mean() < 0.3
 
 
 def test_a_number_of_classes_that_changes(net, ready):

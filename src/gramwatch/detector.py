@@ -169,7 +169,7 @@ class GramDetector:
         self.bounds = bounds
         self.normalise = normalise
         self.confidence: Confidence = confidence
-        self.level = level
+        self.level = float(level)
         self.metadata: dict[str, Any] = {}
         self._selection = taps if isinstance(taps, str) else list(taps)
         self._taps: Taps | None = None
@@ -310,7 +310,7 @@ class GramDetector:
                     f"not by pairs: {_listed(wide)}; statistic='triangle' takes the pairs all the same"
                 )
             self._taps, self._signature = taps, signature(inputs)
-        elif signature(inputs) != self._signature:
+        elif _comparable(signature(inputs)) != _comparable(self._signature):
             raise InputError(
                 f"inputs of {_described(signature(inputs))} were given, "
                 f"the detector was fitted on {_described(self._signature)}"
@@ -657,6 +657,11 @@ def _halves(examples: int, seed: int) -> tuple[Tensor, Tensor]:
     """Two random halves; where the number is odd, the half that ranks is the larger."""
     order = torch.randperm(examples, generator=torch.Generator().manual_seed(seed))
     return order[: examples // 2], order[examples // 2 :]
+
+
+def _comparable(inputs: list[list[Any]]) -> list[tuple[Any, str]]:
+    """Shapes, and whether the values are whole numbers: a network in half precision takes the same inputs."""
+    return [(shape, "float" if "float" in dtype else dtype) for shape, dtype in inputs]
 
 
 def _described(inputs: list[list[Any]]) -> str:

@@ -111,6 +111,8 @@ def evaluate(
         progress: show progress bars (on a terminal only).
 
     """
+    if not out_of_distribution:
+        raise InputError("there is no out-of-distribution set: give at least one, by name")
     if draws < 1:
         raise ValueError(f"draws must be at least 1, got {draws}")
     inside = detector.measure_all(in_distribution, "in-distribution", progress)
@@ -122,8 +124,8 @@ def evaluate(
     if not 1 <= size < total:
         raise InputError(f"{total} in-distribution examples cannot be split into validation and test")
     figures: dict[tuple[str, str], list[dict[str, float]]] = {}
-    for draw in range(draws):
-        generator = torch.Generator().manual_seed(seed + draw)
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(draws):
         order = torch.randperm(total, generator=generator)
         validation, test = order[:size], order[size:]
         deviation = _gram_total(detector, inside, validation)

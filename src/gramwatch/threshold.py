@@ -44,6 +44,6 @@ def threshold(scores: Tensor, level: float) -> float:
 
 def p_value(scores: Tensor, calibration: Tensor) -> Tensor:
     """The share of calibration scores at least as high, the example itself counted in."""
-    ascending = calibration.sort().values
+    ascending = calibration.to(scores.device).sort().values
     below = torch.searchsorted(ascending, scores.to(ascending), side="left")
     return (1 + len(ascending) - below).double() / (len(ascending) + 1)
