@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test test-real lint format clean
+.PHONY: demo test test-real test-triton bench lint format clean
 .DEFAULT_GOAL := test
 
 $(INSTALLED): pyproject.toml constraints.txt
@@ -20,6 +20,19 @@ test: lint  ## lint, types and the tests
 test-real: $(INSTALLED)  ## the long checks on real networks and data
 	$(BIN)/python -m pytest -m real
 
+# Triton's interpreter does not yet take the newest NumPy, so it has an environment of its own.
+.venv-triton/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-triton
+	.venv-triton/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+		-e '.[dev]' 'triton==3.6.0' 'numpy<2.4'
+	touch $@
+
+test-triton: .venv-triton/.installed  ## the CUDA kernels on CPU tensors, by Triton's interpreter
+	TRITON_INTERPRET=1 .venv-triton/bin/python -m pytest -n 2 tests/test_kernels.py
+
+bench: $(INSTALLED)  ## what the detector costs on this machine's CPU, as ratios to the forward pass
+	$(BIN)/python -m benchmarks.overhead --output overhead-cpu.json
+
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -30,4 +43,4 @@ format: $(INSTALLED)
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf .venv build dist gramwatch-demo
+	rm -rf .venv .venv-triton build dist gramwatch-demo

@@ -9,7 +9,7 @@ from hypothesis.extra import numpy as st_numpy
 from torch import Tensor
 
 from gramwatch.bounds import BOUNDS, Bounds, MeanVariance, MinMax
-from gramwatch.deviation import tap_deviations
+from gramwatch.deviation import Layout, tap_deviations
 
 KINDS = list(BOUNDS.values())
 FEATURES = 6
@@ -68,7 +68,7 @@ def test_mean_variance_keep_their_precision_far_from_zero() -> None:
 
 def deviation(statistics: Tensor, predicted: Tensor, bounds: Bounds) -> Tensor:
     """Eq. 4 for a single tap that has all the features."""
-    return tap_deviations(statistics, predicted, bounds, [FEATURES])[:, 0]
+    return tap_deviations(statistics, predicted, bounds, Layout.of([FEATURES]))[:, 0]
 
 
 @pytest.mark.parametrize("kind", KINDS)

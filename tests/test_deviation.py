@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import oracle
 from gramwatch.bounds import MeanVariance, MinMax
-from gramwatch.deviation import CONFIDENCES, TotalDeviation, outside_range, tap_deviations
+from gramwatch.deviation import CONFIDENCES, Layout, TotalDeviation, outside_range, tap_deviations
 
 numbers = st.floats(-1e4, 1e4, width=32)
 
@@ -45,7 +45,7 @@ def test_tap_deviation_is_eq_4(bounds_type):
 
     bounds = bounds_type(classes, (12,))
     bounds.update(stats(train), torch.from_numpy(train_class))
-    got = tap_deviations(stats(test), torch.from_numpy(test_class), bounds, [12])
+    got = tap_deviations(stats(test), torch.from_numpy(test_class), bounds, Layout.of([12]))
     assert (got > 0).all()
     np.testing.assert_allclose(got[:, 0].numpy(), expected, rtol=1e-4)
 
@@ -55,10 +55,10 @@ def test_each_tap_sums_its_own_features_as_often_as_they_count():
     bounds.update(torch.ones(1, 6), torch.zeros(1, dtype=torch.long))
     statistics = torch.tensor([[2.0, 1.0, 1.0, 1.0, 4.0, 0.5]])
     zero = torch.zeros(1, dtype=torch.long)
-    plain = tap_deviations(statistics, zero, bounds, [2, 1, 3])
+    plain = tap_deviations(statistics, zero, bounds, Layout.of([2, 1, 3]))
     assert plain.tolist()[0] == pytest.approx([1, 0, 3.5], rel=1e-5)
     weights = torch.tensor([5.0, 5.0, 1.0, 1.0, 2.0, 4.0])
-    weighted = tap_deviations(statistics, zero, bounds, [2, 1, 3], weights)
+    weighted = tap_deviations(statistics, zero, bounds, Layout.of([2, 1, 3], weights))
     assert weighted.tolist()[0] == pytest.approx([5, 0, 6 + 2], rel=1e-5)
 
 

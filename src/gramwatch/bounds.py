@@ -12,6 +12,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from gramwatch import kernels
+
 
 class Bounds(ABC):
     """The running state: a few tensors of shape `(classes, *features)`."""
@@ -23,7 +25,7 @@ class Bounds(ABC):
 
     def __init__(self, classes: int, features: tuple[int, ...], device: torch.device | str = "cpu") -> None:
         self._state = self._empty(classes, features, torch.device(device))
-        self._rows: tuple[Tensor, ...] | None = None
+        self._table: tuple[Tensor, ...] | None = None
 
     @abstractmethod
     def _empty(self, classes: int, features: tuple[int, ...], device: torch.device) -> dict[str, Tensor]:
@@ -31,7 +33,10 @@ class Bounds(ABC):
 
     @abstractmethod
     def update(self, statistics: Tensor, predicted: Tensor) -> None:
-        """Take in a batch: statistics `(N, *features)` and the predicted class of each."""
+        """Take in a batch: statistics `(N, *features)` and the predicted class of each.
+
+        An example whose class is negative is left out.
+        """
 
     @abstractmethod
     def merge(self, other: "Bounds") -> None:
@@ -41,11 +46,15 @@ class Bounds(ABC):
     def _summary(self) -> tuple[Tensor, ...]:
         """What deviations are computed from, per class, pooled where the class itself says nothing."""
 
+    def table(self) -> tuple[Tensor, ...]:
+        """What deviations are computed from, `(classes, *features)` each."""
+        if self._table is None:
+            self._table = self._summary()
+        return self._table
+
     def rows(self, predicted: Tensor, features: slice = slice(None)) -> tuple[Tensor, ...]:
         """The bounds of each example's predicted class, `(N, *features)` each, or of some features."""
-        if self._rows is None:
-            self._rows = self._summary()
-        return tuple(row[:, features][predicted] for row in self._rows)
+        return tuple(row[:, features][predicted] for row in self.table())
 
     def state(self) -> dict[str, Tensor]:
         """The state's tensors, by name."""
@@ -61,7 +70,7 @@ class Bounds(ABC):
     def _replace(self, state: dict[str, Tensor]) -> None:
         # One assignment, so that an interruption never leaves a state half old, half new.
         self._state = state
-        self._rows = None
+        self._table = None
 
     def _same_kind(self, other: "Bounds") -> dict[str, Tensor]:
         if type(other) is not type(self):
@@ -87,10 +96,14 @@ class MinMax(Bounds):
 
     def update(self, statistics: Tensor, predicted: Tensor) -> None:
         """Widen the range of each example's predicted class to take the example in."""
-        index = _aligned(predicted, statistics.ndim).expand_as(statistics)
-        self._state["minimum"].scatter_reduce_(0, index, statistics, "amin")
-        self._state["maximum"].scatter_reduce_(0, index, statistics, "amax")
-        self._rows = None
+        self._table = None
+        minimum, maximum = self._state["minimum"], self._state["maximum"]
+        if statistics.ndim == 2 and kernels.widen(statistics, predicted, minimum, maximum):
+            return
+        kept = _aligned(predicted >= 0, statistics.ndim)
+        index = _aligned(predicted.clamp_min(0), statistics.ndim).expand_as(statistics)
+        minimum.scatter_reduce_(0, index, torch.where(kept, statistics, torch.inf), "amin")
+        maximum.scatter_reduce_(0, index, torch.where(kept, statistics, -torch.inf), "amax")
 
     def merge(self, other: Bounds) -> None:
         """The smaller minimum and the larger maximum of the two."""
@@ -132,12 +145,14 @@ class MeanVariance(Bounds):
 
     def update(self, statistics: Tensor, predicted: Tensor) -> None:
         """Join the batch's own mean and squared deviations, class by class, with those so far."""
+        kept, index = _aligned(predicted >= 0, statistics.ndim), predicted.clamp_min(0)
+        values = torch.where(kept, statistics.double(), 0.0)
         batch = {name: torch.zeros_like(tensor) for name, tensor in self._state.items()}
-        values = statistics.double()
-        batch["count"] += _aligned(predicted.bincount(minlength=len(batch["count"])), values.ndim)
-        batch["mean"].index_add_(0, predicted, values)
+        batch["count"].index_add_(0, index, kept.double())
+        batch["mean"].index_add_(0, index, values)
         batch["mean"] /= batch["count"].clamp_min(1)
-        batch["squares"].index_add_(0, predicted, (values - batch["mean"][predicted]).square())
+        squares = torch.where(kept, values - batch["mean"][index], 0.0).square()
+        batch["squares"].index_add_(0, index, squares)
         self._replace(_joined_moments(self._state, batch))
 
     def merge(self, other: Bounds) -> None:

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gramwatch import artifact
+from gramwatch import artifact, kernels
 from gramwatch.bounds import BOUNDS, Bounds
-from gramwatch.deviation import CONFIDENCES, Confidence, TotalDeviation, tap_deviations
+from gramwatch.deviation import CONFIDENCES, Confidence, Layout, TotalDeviation, tap_deviations
 from gramwatch.errors import (
     ArtifactError,
     CalibrationError,
@@ -174,6 +174,7 @@ class GramDetector:
         self._selection = taps if isinstance(taps, str) else list(taps)
         self._taps: Taps | None = None
         self._measures: list[_Measure] = []
+        self._layouts: dict[torch.device, Layout] = {}
         self._bounds: Bounds | None = None
         self._signature: list[list[Any]] = []
         self._class_counts: Tensor | None = None
@@ -256,13 +257,14 @@ class GramDetector:
         """
         done = self._resume(checkpoint)
         self._forget_calibration()
-        left_out, seen, saved_at = 0, 0, time.monotonic()
+        left_out: Tensor | int = 0
+        seen, saved_at = 0, time.monotonic()
         try:
             for number, inputs in enumerate(_inputs(loader, "fitting", progress)):
                 seen += 1
                 if number < done:
                     continue
-                left_out += self._fit_batch(on_device(inputs, self.model))
+                left_out = left_out + self._fit_batch(on_device(inputs, self.model))
                 done = number + 1
                 if checkpoint is not None and time.monotonic() - saved_at > CHECKPOINT_SECONDS:
                     self._write(checkpoint, batches=done)
@@ -275,13 +277,16 @@ class GramDetector:
             raise InputError("the loader yielded no batch: there is nothing to fit")
         if seen < done:
             raise InputError(f"the checkpoint holds {done} batches, but the loader yielded only {seen}")
-        self._report_fit(left_out)
+        self._report_fit(int(left_out))
         if checkpoint is not None:
             Path(checkpoint).unlink(missing_ok=True)
         return self
 
-    def _fit_batch(self, inputs: Inputs) -> int:
-        """Take in one batch; the number of examples left out because they are not finite."""
+    def _fit_batch(self, inputs: Inputs) -> Tensor | int:
+        """Take in one batch; the number of examples left out because they are not finite.
+
+        Nothing here waits for the device.
+        """
         if count_examples(inputs) == 0:
             return 0
         self._prepare(inputs)
@@ -291,12 +296,10 @@ class GramDetector:
             self._class_counts = torch.zeros(classes, dtype=torch.int64, device=logits.device)
             self._bounds = BOUNDS[self.bounds](classes, (statistics.shape[1],), logits.device)
         finite = all_finite(inputs) & logits.isfinite().all(1) & statistics.isfinite().all(1)
-        predicted = logits.argmax(1)
-        if not finite.all():
-            predicted, statistics = predicted[finite], statistics[finite]
+        predicted = torch.where(finite, logits.argmax(1), -1)
         self._bounds.update(statistics, predicted)
-        self._class_counts += predicted.bincount(minlength=len(self._class_counts))
-        return int((~finite).sum())
+        self._class_counts.scatter_add_(0, predicted.clamp_min(0), finite.long())
+        return (~finite).sum()
 
     def _prepare(self, inputs: Inputs) -> None:
         """Find the taps at the first batch; later, make sure that the inputs are of the same form."""
@@ -330,11 +333,16 @@ class GramDetector:
 
     def _observe(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
         """One forward pass: the logits, and the statistics of all taps side by side, `(N, features)`."""
-        parts: list[Tensor] = [torch.empty(0)] * len(self.taps)
+        starts = self._layout("cpu").starts.tolist()
+        statistics = torch.empty(0)
 
         def receive(number: int, maps: Tensor) -> None:
+            nonlocal statistics
+            if not statistics.numel():
+                statistics = torch.empty(len(maps), starts[-1], device=maps.device)
             measure = self._measures[number]
-            parts[number] = STATISTICS[measure.statistic](maps, measure.orders, 1).flatten(1)
+            place = statistics[:, starts[number] : starts[number + 1]].unflatten(1, measure.shape)
+            kernels.compute(measure.statistic, maps, measure.orders, place)
 
         logits = observe(self.model, self.taps, inputs, receive)
         if self._class_counts is not None and logits.shape[1] != len(self._class_counts):
@@ -342,7 +350,7 @@ class GramDetector:
                 f"the network now has {logits.shape[1]} classes, "
                 f"the detector was fitted with {len(self._class_counts)}"
             )
-        return logits, torch.cat(parts, 1)
+        return logits, statistics
 
     def _report_fit(self, left_out: int) -> None:
         if left_out:
@@ -475,22 +483,20 @@ class GramDetector:
         inputs = on_device(inputs, self.model)
         self._prepare(inputs)
         logits, statistics = self._observe(inputs)
-        deviations = tap_deviations(
-            statistics,
-            logits.argmax(1),
-            bounds,
-            [measure.size for measure in self._measures],
-            self._feature_weights(statistics),
-        )
+        layout = self._layout(statistics.device)
+        deviations = tap_deviations(statistics, logits.argmax(1), bounds, layout)
         finite = all_finite(inputs) & logits.isfinite().all(1) & deviations.isfinite().all(1)
         return Measurement(logits, deviations, finite)
 
-    def _feature_weights(self, like: Tensor) -> Tensor | None:
-        """How often each statistic counts, where some stand for several orders."""
-        if all(set(measure.weights) == {1} for measure in self._measures):
-            return None
-        each = [w for m in self._measures for w in m.weights for _ in range(m.features)]
-        return torch.tensor(each, dtype=like.dtype, device=like.device)
+    def _layout(self, device: torch.device | str) -> Layout:
+        """How the taps' statistics lie side by side, made once for each device."""
+        device = torch.device(device)
+        if device not in self._layouts:
+            measures = self._measures
+            each = [w for m in measures for w in m.weights for _ in range(m.features)]
+            layout = Layout.of([m.size for m in measures], torch.tensor(each, dtype=torch.float32))
+            self._layouts[device] = layout.to(device)
+        return self._layouts[device]
 
     def measure_all(
         self, loader: Iterable[Any], doing: str = "measuring", progress: bool = True

@@ -1,5 +1,6 @@
 """Deviation: how far the statistics of an input lie outside what training data looked like (Eq. 3-5)."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -7,6 +8,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from gramwatch import kernels
 from gramwatch.bounds import Bounds, MinMax
 
 Confidence = Literal["none", "divide", "divide_total", "subtract"]
@@ -28,28 +30,48 @@ def squared_distance(statistics: Tensor, mean: Tensor, variance: Tensor) -> Tens
     return (statistics - mean).square() / variance
 
 
-def tap_deviations(
-    statistics: Tensor, predicted: Tensor, bounds: Bounds, sizes: Sequence[int], weights: Tensor | None = None
-) -> Tensor:
+@dataclass(frozen=True)
+class Layout:
+    """How the statistics of all taps lie side by side."""
+
+    starts: Tensor
+    """Where each tap's features begin, and where the last one's end: `(taps + 1,)`."""
+    weights: Tensor
+    """How often each feature counts, `(features,)`: as many times as there are orders it stands for."""
+
+    @staticmethod
+    def of(sizes: Sequence[int], weights: Tensor | None = None) -> "Layout":
+        """The layout of taps with so many features each, counted once unless weights are given."""
+        starts = torch.tensor([0, *itertools.accumulate(sizes)])
+        return Layout(starts, torch.ones(int(starts[-1])) if weights is None else weights)
+
+    def to(self, device: torch.device) -> "Layout":
+        """The same on another device."""
+        return Layout(self.starts.to(device), self.weights.to(device))
+
+
+def tap_deviations(statistics: Tensor, predicted: Tensor, bounds: Bounds, layout: Layout) -> Tensor:
     """Eq. 4, delta_l: the deviations summed over the statistics and orders of each tap, `(N, taps)`.
 
     Args:
         statistics: of all taps side by side, `(N, features)`.
         predicted: the predicted classes, `(N,)`.
         bounds: of the same features.
-        sizes: how many features each tap has.
-        weights: how often each feature counts, `(features,)`; once, by default.
+        layout: which features belong to which tap.
 
     """
+    if isinstance(bounds, MinMax):
+        minimum, maximum = bounds.table()
+        found = kernels.deviations(statistics, predicted, minimum, maximum, layout.starts, layout.weights)
+        if found is not None:
+            return found
     delta = outside_range if isinstance(bounds, MinMax) else squared_distance
-    found = statistics.new_empty(len(statistics), len(sizes))
-    start = 0
-    for tap, size in enumerate(sizes):
-        part = slice(start, start + size)
+    sums = []
+    for start, stop in itertools.pairwise(layout.starts.tolist()):
+        part = slice(start, stop)
         each = delta(statistics[:, part], *bounds.rows(predicted, part))
-        found[:, tap] = each.sum(1) if weights is None else each @ weights[part]
-        start += size
-    return found
+        sums.append((each * layout.weights[part]).sum(1))
+    return torch.stack(sums, 1)
 
 
 @dataclass

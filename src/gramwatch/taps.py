@@ -13,6 +13,7 @@ handing over each tapped tensor at the moment it is made.
 
 import difflib
 import fnmatch
+import functools
 import itertools
 import math
 import sys
@@ -22,7 +23,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar, overload
+from typing import Any, ParamSpec, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
@@ -34,11 +35,12 @@ Inputs = Any
 """What a network is called with: a tensor, a tuple of arguments, or a mapping of keyword arguments."""
 
 _T = TypeVar("_T")
+_P = ParamSpec("_P")
 
 _CONVOLUTIONS = "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d convolution"
 _ACTIVATIONS = (
-    "celu elu gelu glu hardshrink hardsigmoid hardswish hardtanh leaky_relu logsigmoid mish prelu relu relu6 "
-    "rrelu selu sigmoid silu softplus softshrink softsign tanh tanhshrink threshold"
+    "celu elu gelu glu hardshrink hardsigmoid hardswish hardtanh leaky_relu log_sigmoid mish prelu relu "
+    "relu6 rrelu selu sigmoid silu softplus softshrink softsign tanh tanhshrink threshold"
 )
 _KINDS: dict[str, str] = {
     **dict.fromkeys(_CONVOLUTIONS.split(), "convolution"),
@@ -195,6 +197,20 @@ class Taps(Sequence[Tap]):
         return "\n".join([*lines, f"{len(self)} taps"])
 
 
+def _outside_compilation(function: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Keep torch.compile from compiling this function, where its caller is compiled."""
+
+    @functools.wraps(function)
+    def run(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        if "torch._dynamo" not in sys.modules:
+            return function(*args, **kwargs)
+        eager: Callable[_P, _T] = torch.compiler.disable(function)
+        return eager(*args, **kwargs)
+
+    return run
+
+
+@_outside_compilation
 def find_taps(model: nn.Module, inputs: Inputs, select: str | Iterable[str] = "all") -> Taps:
     """Find the tensors to watch in `model`, from one batch of its inputs.
 
@@ -261,6 +277,7 @@ def _chosen(model: nn.Module, found: Taps, select: str | Iterable[str]) -> Taps:
     return found.select(select)
 
 
+@_outside_compilation
 def observe(model: nn.Module, taps: Taps, inputs: Inputs, receive: Callable[[int, Tensor], None]) -> Tensor:
     """Run the network once and return its logits, `(N, classes)`.
 
@@ -317,9 +334,9 @@ class _Watch(TorchFunctionMode):
 
 
 def _operation(func: Any) -> str:
-    """A function's name without in-place underscore and overload: `relu_`, `relu.default` are `relu`."""
+    """A function's name without underscores and overload: `relu_`, `_threshold`, `relu.default`."""
     name: str = getattr(func, "__name__", "")
-    return name.partition(".")[0].rstrip("_") if not name.startswith("__") else name
+    return name.partition(".")[0].strip("_") if not name.startswith("__") else name
 
 
 def _made(result: Any) -> Tensor:
@@ -372,8 +389,8 @@ class _Probe(TorchFunctionMode):
         self.model = model
         self.events: list[_Event] = []
         self._traces: dict[int, _Trace] = {}
-        self._constants = {_storage(t) for t in itertools.chain(model.parameters(), model.buffers())}
-        self._alive: list[Tensor] = []  # so that no id is used twice
+        self._alive = list(_held(model))  # so that no id is used twice
+        self._constants = {_storage(t) for t in self._alive}
         self._hidden: set[int] = set()  # the watched calls whose values went into a later layer
         self._modules: list[tuple[str, bool, int]] = [("", False, 0)]
 
@@ -400,6 +417,8 @@ class _Probe(TorchFunctionMode):
 
         try:
             for path, module in self.model.named_modules():
+                if isinstance(module, torch.jit.ScriptModule):
+                    continue  # takes no hooks, and shows no calls
                 name = ".".join(part for part in path.split(".") if part != "_orig_mod")
                 is_leaf = bool(path) and not any(True for _ in module.children())
                 handles.append(module.register_forward_pre_hook(enter(name, is_leaf)))
@@ -455,7 +474,7 @@ class _Probe(TorchFunctionMode):
                 is_leaf,
                 module_call,
                 label=args[1] if kind == "mark" else operation,
-                made=made,
+                made=made.detach(),  # which keeps its shape, whatever is done to `made`
                 shape=tuple(made.shape),
                 axes=axes,
                 sources=sources,
@@ -517,6 +536,14 @@ class _Sizes(TorchFunctionMode):
         return result
 
 
+def _held(model: nn.Module) -> Iterator[Tensor]:
+    """The tensors that a network holds before it is run: parameters, buffers, and what else it keeps."""
+    for value in itertools.chain(*(vars(module).values() for module in model.modules())):
+        values = value.values() if isinstance(value, dict) else value
+        several = isinstance(value, dict | tuple | list)
+        yield from (t for t in (values if several else [value]) if isinstance(t, Tensor))
+
+
 def _storage(t: Tensor) -> int:
     """What a tensor shares with its views."""
     try:
@@ -535,9 +562,11 @@ def _moved_axes(func: Any, args: Any, kwargs: Any, made: Tensor, known: _Known) 
         tag = next(t for t in _tensors(moved) if t.shape == made.shape)
     except Exception:
         return ()  # a guess that failed: the axes are unknown
-    varying = [d for d in range(tag.ndim) if (tag.diff(dim=d) != 0).any()]
-    distinct = [d for d in varying if (tag.sort(dim=d).values.diff(dim=d) != 0).all()]
-    return tuple(distinct or (varying if len(varying) == 1 else ()))
+    # How many numbers an axis holds: all different along an axis of channels; some where they were repeated.
+    steps = {d: tag.sort(dim=d).values.diff(dim=d) != 0 for d, size in enumerate(tag.shape) if size > 1}
+    counts = {d: 1 + int(step.sum(dim=d).amax()) for d, step in steps.items() if step.any()}
+    distinct = tuple(d for d, count in counts.items() if count == tag.shape[d])
+    return distinct or tuple(sorted(counts, key=lambda d: -counts[d])[:1])
 
 
 def _tag(shape: tuple[int, ...], axes: tuple[int, ...], like: Tensor) -> Tensor:
@@ -567,14 +596,14 @@ def _channel_axis(event: _Event, batch_axis: int) -> int:
 def _examples_first(x: Tensor, axis: int) -> bool:
     """Whether, along a batch axis that holds more, all of one example comes before the next.
 
-    `x` is of two equal examples: so either its halves are equal along that axis, or its neighbours.
+    `x` is of two equal examples: so along that axis either its halves are equal, or its neighbours.
     """
-    rows = x.detach().movedim(axis, 0).double()
-    near = 1e-3 * float(rows.abs().amax()) if rows.numel() else 0.0
-    first, second = rows.chunk(2)
-    if torch.allclose(first, second, rtol=0, atol=near):
+    rows = x.movedim(axis, 0)
+    if len(rows) == 2 or not rows.numel():
         return True
-    return not torch.allclose(rows[::2], rows[1::2], rtol=0, atol=near)
+    first, second = rows.chunk(2)
+    halves, neighbours = first - second, rows[::2] - rows[1::2]
+    return not bool(10 * neighbours.abs().amax() < halves.abs().amax())
 
 
 def _batch_axis(shape2: tuple[int, ...], shape3: tuple[int, ...]) -> tuple[int, int] | None:
@@ -735,7 +764,7 @@ def _judging(model: nn.Module) -> Iterator[None]:
                     for module, _ in flags:
                         module.training = False
             _judged[model] = (threads + 1, flags)
-            _uncompiled.append(_compile_nothing() if not _uncompiled else ExitStack())
+            _uncompiled.append(_compile_nothing())
         try:
             yield
         finally:

@@ -1,0 +1,1 @@
+"""Benchmarks: scripts that print and save what the documents quote. Never run as tests."""

@@ -1,0 +1,470 @@
+"""Gram statistics, deviations and bounds on NVIDIA GPUs, in Triton.
+
+The arithmetic is that of `gramwatch.statistics`, with all orders of a tile of activations in registers. A
+map is read twice as it lies in memory, channels first or last: for the pixel sums, then for the channels'.
+"""
+
+# ruff: noqa: N803
+# mypy: disable-error-code="no-untyped-def, misc, untyped-decorator"
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+GROUP = 10
+"""How many orders are summed at a time, in registers."""
+FEATURES = 1024
+"""How many features of an example a program looks at together."""
+
+_ROW_SUMS, _DIAGONAL, _OFF_DIAGONAL = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+_KINDS = {"row_sums": 0, "diagonal": 1, "off_diagonal": 2}
+
+
+@triton.jit
+def _load(x, channel, pixel, channels, pixels, stride_c, stride_m):
+    """A tile of one example, channels x pixels, in float32; zero outside."""
+    inside = (channel[:, None] < channels) & (pixel[None, :] < pixels)
+    place = x + channel[:, None] * stride_c + pixel[None, :] * stride_m
+    return tl.load(place, mask=inside, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _larger(a, b):
+    """The larger of two; NaN, if either is."""
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def _positive(peak):
+    return tl.where(peak == 0, 1.0, peak)
+
+
+@triton.jit
+def _power(base, EXPONENT: tl.constexpr):
+    """The power at which a group of orders begins."""
+    power = base
+    for _ in tl.static_range(EXPONENT):
+        power *= base
+    return power
+
+
+@triton.jit
+def _root(t, order: tl.constexpr):
+    """`sign(t) |t|^(1/order)`."""
+    if order == 1:
+        return t
+    size = tl.exp2(tl.log2(tl.abs(t)) / order)
+    return tl.where(t < 0, -size, tl.where(t == 0, 0.0, size))
+
+
+@triton.jit
+def _two_largest(peak, second, holder, other_peak, other_second, other_holder):
+    """The two largest magnitudes of two sets of channels, and the channel that holds the largest."""
+    ahead = peak >= other_peak
+    return (
+        tl.where(ahead, peak, other_peak),
+        tl.where(ahead, tl.maximum(second, other_peak), tl.maximum(other_second, peak)),
+        tl.where(ahead, holder, other_holder),
+    )
+
+
+@triton.jit
+def _two_pixel_peaks(
+    x, peaks, channels, pixels, stride_n, stride_c, stride_m, ROWS: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Each pixel's largest and second largest magnitude, and the channel whose the largest is."""
+    n = tl.program_id(0)
+    x += n.to(tl.int64) * stride_n
+    pixel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    row = tl.arange(0, ROWS)
+    inside = pixel < pixels
+    peak = tl.full((ROWS, BLOCK), -1.0, tl.float32)
+    second = tl.zeros((ROWS, BLOCK), tl.float32)
+    holder = tl.zeros((ROWS, BLOCK), tl.int32)
+    for first in range(0, channels, ROWS):
+        size = tl.abs(_load(x, first + row, pixel, channels, pixels, stride_c, stride_m))
+        channel = tl.zeros((ROWS, BLOCK), tl.int32) + (first + row)[:, None]
+        peak, second, holder = _two_largest(peak, second, holder, size, size * 0.0, channel)
+    peak, second, holder = tl.reduce((peak, second, holder), 0, _two_largest)
+    tl.store(peaks + (n * 3 + 0) * pixels + pixel, _positive(peak), mask=inside)
+    tl.store(peaks + (n * 3 + 1) * pixels + pixel, tl.maximum(second, 0.0), mask=inside)
+    tl.store(peaks + (n * 3 + 2) * pixels + pixel, holder.to(tl.float32), mask=inside)
+
+
+@triton.jit
+def _pixel_sums(
+    x,
+    peaks,
+    sums,
+    channels,
+    pixels,
+    stride_n,
+    stride_c,
+    stride_m,
+    KIND: tl.constexpr,
+    FIRST: tl.constexpr,
+    ORDERS: tl.constexpr,
+    OTHERS: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Each pixel's sums over the channels, divided by its peak, of `ORDERS` orders after `FIRST`.
+
+    With `OTHERS`, over the channels but the largest, divided by the second largest magnitude. The first
+    group of `row_sums` finds the peaks itself.
+    """
+    n = tl.program_id(0)
+    x += n.to(tl.int64) * stride_n
+    pixel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    row = tl.arange(0, ROWS)
+    inside = pixel < pixels
+    if KIND == _OFF_DIAGONAL:
+        peaks += n * 3 * pixels
+        holder = tl.load(peaks + 2 * pixels + pixel, mask=inside, other=-1.0).to(tl.int32)
+        out = sums + (n * 2 + OTHERS) * ORDERS * pixels
+    else:
+        peaks += n * pixels
+        out = sums + n * ORDERS * pixels
+    if KIND == _ROW_SUMS and FIRST == 0:
+        largest = tl.zeros((ROWS, BLOCK), tl.float32)
+        for first in range(0, channels, ROWS):
+            size = tl.abs(_load(x, first + row, pixel, channels, pixels, stride_c, stride_m))
+            largest = _larger(largest, size)
+        peak = _positive(tl.reduce(largest, 0, _larger))
+        tl.store(peaks + pixel, peak, mask=inside)
+    else:
+        peak = _positive(tl.load(peaks + OTHERS * pixels + pixel, mask=inside, other=1.0))
+    scale = 1.0 / peak
+    zero = tl.zeros((ROWS, BLOCK), tl.float32)
+    t0 = zero
+    t1 = zero
+    t2 = zero
+    t3 = zero
+    t4 = zero
+    t5 = zero
+    t6 = zero
+    t7 = zero
+    t8 = zero
+    t9 = zero
+    for first in range(0, channels, ROWS):
+        base = _load(x, first + row, pixel, channels, pixels, stride_c, stride_m) * scale[None, :]
+        if OTHERS:
+            base = tl.where((first + row)[:, None] == holder[None, :], 0.0, base)
+        power = _power(base, FIRST)
+        if ORDERS > 0:
+            t0 += power
+            power *= base
+        if ORDERS > 1:
+            t1 += power
+            power *= base
+        if ORDERS > 2:
+            t2 += power
+            power *= base
+        if ORDERS > 3:
+            t3 += power
+            power *= base
+        if ORDERS > 4:
+            t4 += power
+            power *= base
+        if ORDERS > 5:
+            t5 += power
+            power *= base
+        if ORDERS > 6:
+            t6 += power
+            power *= base
+        if ORDERS > 7:
+            t7 += power
+            power *= base
+        if ORDERS > 8:
+            t8 += power
+            power *= base
+        if ORDERS > 9:
+            t9 += power
+            power *= base
+    if ORDERS > 0:
+        tl.store(out + 0 * pixels + pixel, tl.sum(t0, 0), mask=pixel < pixels)
+    if ORDERS > 1:
+        tl.store(out + 1 * pixels + pixel, tl.sum(t1, 0), mask=pixel < pixels)
+    if ORDERS > 2:
+        tl.store(out + 2 * pixels + pixel, tl.sum(t2, 0), mask=pixel < pixels)
+    if ORDERS > 3:
+        tl.store(out + 3 * pixels + pixel, tl.sum(t3, 0), mask=pixel < pixels)
+    if ORDERS > 4:
+        tl.store(out + 4 * pixels + pixel, tl.sum(t4, 0), mask=pixel < pixels)
+    if ORDERS > 5:
+        tl.store(out + 5 * pixels + pixel, tl.sum(t5, 0), mask=pixel < pixels)
+    if ORDERS > 6:
+        tl.store(out + 6 * pixels + pixel, tl.sum(t6, 0), mask=pixel < pixels)
+    if ORDERS > 7:
+        tl.store(out + 7 * pixels + pixel, tl.sum(t7, 0), mask=pixel < pixels)
+    if ORDERS > 8:
+        tl.store(out + 8 * pixels + pixel, tl.sum(t8, 0), mask=pixel < pixels)
+    if ORDERS > 9:
+        tl.store(out + 9 * pixels + pixel, tl.sum(t9, 0), mask=pixel < pixels)
+
+
+@triton.jit
+def _weight(sums, others, k: tl.constexpr, pixel, pixels, is_holder, own, KIND: tl.constexpr):
+    """What a channel's power is multiplied with at each pixel."""
+    if KIND == _DIAGONAL:
+        return 1.0
+    s = tl.load(sums + pixel, mask=pixel < pixels, other=0.0)[None, :]
+    if KIND == _OFF_DIAGONAL:
+        rest = tl.load(others + k * pixels + pixel, mask=pixel < pixels, other=0.0)[None, :]
+        return tl.where(is_holder, rest, s - own)
+    return s
+
+
+@triton.jit
+def _products(x, peaks, channel, pixel, channels, pixels, stride_c, stride_m, KIND: tl.constexpr):
+    """The activations times the largest magnitude they meet, their share of it, and if it is their own."""
+    tile = _load(x, channel, pixel, channels, pixels, stride_c, stride_m)
+    inside = pixel < pixels
+    if KIND == _DIAGONAL:
+        return tile * tile, tile, tile
+    peak = tl.load(peaks + pixel, mask=inside, other=1.0)[None, :]
+    if KIND == _OFF_DIAGONAL:
+        second = tl.load(peaks + pixels + pixel, mask=inside, other=0.0)[None, :]
+        holder = tl.load(peaks + 2 * pixels + pixel, mask=inside, other=-1.0).to(tl.int32)[None, :]
+        is_holder = channel[:, None] == holder
+        return tile * tl.where(is_holder, second, peak), tile / peak, is_holder
+    return tile * peak, tile, tile
+
+
+@triton.jit
+def _store_wanted(out, n, stride_out, channel, channels, t, q, order: tl.constexpr, WANTED: tl.constexpr):
+    """Write the statistic of one order to its place, if it was asked for."""
+    for position in tl.static_range(len(WANTED)):
+        if WANTED[position] == order:
+            place = out + n.to(tl.int64) * stride_out + position * channels + channel
+            tl.store(place, _root(t, order) * q, mask=channel < channels)
+
+
+@triton.jit
+def _channel_sums(
+    x,
+    peaks,
+    sums,
+    out,
+    channels,
+    pixels,
+    stride_n,
+    stride_c,
+    stride_m,
+    stride_out,
+    KIND: tl.constexpr,
+    FIRST: tl.constexpr,
+    ORDERS: tl.constexpr,
+    WANTED: tl.constexpr,
+    BLOCK: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """Each channel's sums over the pixels, rooted: the statistic itself, of `ORDERS` orders after `FIRST`."""
+    n = tl.program_id(0)
+    x += n.to(tl.int64) * stride_n
+    channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    column = tl.arange(0, COLUMNS)
+    others = sums
+    if KIND == _OFF_DIAGONAL:
+        peaks += n * 3 * pixels
+        sums += n * 2 * ORDERS * pixels
+        others = sums + ORDERS * pixels
+    else:
+        peaks += n * pixels
+        sums += n * ORDERS * pixels
+    largest = tl.zeros((BLOCK, COLUMNS), tl.float32)
+    for first in range(0, pixels, COLUMNS):
+        product, _, _ = _products(
+            x, peaks, channel, first + column, channels, pixels, stride_c, stride_m, KIND
+        )
+        largest = _larger(largest, tl.abs(product))
+    q = _positive(tl.reduce(largest, 1, _larger))
+    scale = 1.0 / q
+    zero = tl.zeros((BLOCK, COLUMNS), tl.float32)
+    t0 = zero
+    t1 = zero
+    t2 = zero
+    t3 = zero
+    t4 = zero
+    t5 = zero
+    t6 = zero
+    t7 = zero
+    t8 = zero
+    t9 = zero
+    for first in range(0, pixels, COLUMNS):
+        pixel = first + column
+        product, share, is_holder = _products(
+            x, peaks, channel, pixel, channels, pixels, stride_c, stride_m, KIND
+        )
+        base = product * scale[:, None]
+        power = _power(base, FIRST)
+        own = share
+        if KIND == _OFF_DIAGONAL:
+            own = _power(share, FIRST)
+        if ORDERS > 0:
+            t0 += power * _weight(sums + 0 * pixels, others, 0, pixel, pixels, is_holder, own, KIND)
+            power *= base
+            own *= share
+        if ORDERS > 1:
+            t1 += power * _weight(sums + 1 * pixels, others, 1, pixel, pixels, is_holder, own, KIND)
+            power *= base
+            own *= share
+        if ORDERS > 2:
+            t2 += power * _weight(sums + 2 * pixels, others, 2, pixel, pixels, is_holder, own, KIND)
+            power *= base
+            own *= share
+        if ORDERS > 3:
+            t3 += power * _weight(sums + 3 * pixels, others, 3, pixel, pixels, is_holder, own, KIND)
+            power *= base
+            own *= share
+        if ORDERS > 4:
+            t4 += power * _weight(sums + 4 * pixels, others, 4, pixel, pixels, is_holder, own, KIND)
+            power *= base
+            own *= share
+        if ORDERS > 5:
+            t5 += power * _weight(sums + 5 * pixels, others, 5, pixel, pixels, is_holder, own, KIND)
+            power *= base
+            own *= share
+        if ORDERS > 6:
+            t6 += power * _weight(sums + 6 * pixels, others, 6, pixel, pixels, is_holder, own, KIND)
+            power *= base
+            own *= share
+        if ORDERS > 7:
+            t7 += power * _weight(sums + 7 * pixels, others, 7, pixel, pixels, is_holder, own, KIND)
+            power *= base
+            own *= share
+        if ORDERS > 8:
+            t8 += power * _weight(sums + 8 * pixels, others, 8, pixel, pixels, is_holder, own, KIND)
+            power *= base
+            own *= share
+        if ORDERS > 9:
+            t9 += power * _weight(sums + 9 * pixels, others, 9, pixel, pixels, is_holder, own, KIND)
+            power *= base
+            own *= share
+    if ORDERS > 0:
+        _store_wanted(out, n, stride_out, channel, channels, tl.sum(t0, 1), q, FIRST + 0 + 1, WANTED)
+    if ORDERS > 1:
+        _store_wanted(out, n, stride_out, channel, channels, tl.sum(t1, 1), q, FIRST + 1 + 1, WANTED)
+    if ORDERS > 2:
+        _store_wanted(out, n, stride_out, channel, channels, tl.sum(t2, 1), q, FIRST + 2 + 1, WANTED)
+    if ORDERS > 3:
+        _store_wanted(out, n, stride_out, channel, channels, tl.sum(t3, 1), q, FIRST + 3 + 1, WANTED)
+    if ORDERS > 4:
+        _store_wanted(out, n, stride_out, channel, channels, tl.sum(t4, 1), q, FIRST + 4 + 1, WANTED)
+    if ORDERS > 5:
+        _store_wanted(out, n, stride_out, channel, channels, tl.sum(t5, 1), q, FIRST + 5 + 1, WANTED)
+    if ORDERS > 6:
+        _store_wanted(out, n, stride_out, channel, channels, tl.sum(t6, 1), q, FIRST + 6 + 1, WANTED)
+    if ORDERS > 7:
+        _store_wanted(out, n, stride_out, channel, channels, tl.sum(t7, 1), q, FIRST + 7 + 1, WANTED)
+    if ORDERS > 8:
+        _store_wanted(out, n, stride_out, channel, channels, tl.sum(t8, 1), q, FIRST + 8 + 1, WANTED)
+    if ORDERS > 9:
+        _store_wanted(out, n, stride_out, channel, channels, tl.sum(t9, 1), q, FIRST + 9 + 1, WANTED)
+
+
+def compute(statistic: str, maps: Tensor, orders: tuple[int, ...], out: Tensor) -> None:
+    """A statistic of maps `(N, C, M)` into `out` `(N, orders, C)`, whose last two axes are dense."""
+    kind = _KINDS[statistic]
+    examples, channels, pixels = maps.shape
+    sizes = (channels, pixels, *maps.stride())
+    rows, columns, warps = _tile(channels, pixels, maps.stride(1) == 1 and channels > 1)
+    over_pixels = (examples, triton.cdiv(pixels, columns))
+    over_channels = (examples, triton.cdiv(channels, rows))
+    peaks = sums = out  # not looked at by `diagonal`
+    both = 2 if statistic == "off_diagonal" else 1
+    if statistic != "diagonal":
+        peaks = torch.empty(examples, 2 * both - 1, pixels, device=maps.device)
+    if statistic == "off_diagonal":
+        _two_pixel_peaks[over_pixels](maps, peaks, *sizes, rows, columns, num_warps=warps)
+    for first in range(0, max(orders), GROUP):
+        count = min(GROUP, max(orders) - first)
+        group = (kind, first, count)
+        if statistic != "diagonal":
+            sums = torch.empty(examples, both, count, pixels, device=maps.device)
+            for others in range(both):
+                _pixel_sums[over_pixels](
+                    maps, peaks, sums, *sizes, *group, others, rows, columns, num_warps=warps
+                )
+        _channel_sums[over_channels](
+            maps, peaks, sums, out, *sizes, out.stride(0), *group, orders, rows, columns, num_warps=warps
+        )
+
+
+def _tile(channels: int, pixels: int, channels_are_dense: bool) -> tuple[int, int, int]:
+    """Channels and pixels that a program looks at together, most of them along memory, and its warps.
+
+    The sizes are those that were fastest on an H200 (`python -m benchmarks.tune_cuda`).
+    """
+    size, width, warps = (1024, 64, 2) if channels_are_dense else (512, 128, 1)
+    along, across = (channels, pixels) if channels_are_dense else (pixels, channels)
+    along = min(triton.next_power_of_2(along), width)
+    across = min(triton.next_power_of_2(across), size // along)
+    return (along, across, warps) if channels_are_dense else (across, along, warps)
+
+
+@triton.jit
+def _deviations(
+    statistics, predicted, minimum, maximum, starts, weights, out, features, taps, BLOCK: tl.constexpr
+):
+    """Eq. 3-4 for one example and tap. What is not finite stays so."""
+    n, tap = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    bounds = tl.load(predicted + n) * features
+    start, stop = tl.load(starts + tap), tl.load(starts + tap + 1)
+    total = tl.zeros((BLOCK,), tl.float32)
+    while start < stop:
+        f = start + tl.arange(0, BLOCK)
+        inside = f < stop
+        value = tl.load(statistics + n * features + f, mask=inside, other=0.0)
+        low = tl.load(minimum + bounds + f, mask=inside, other=0.0)
+        high = tl.load(maximum + bounds + f, mask=inside, other=0.0)
+        weight = tl.load(weights + f, mask=inside, other=0.0)
+        below, above = low - value, value - high
+        below = tl.where(below <= 0, 0.0, below / tl.abs(low + 1e-6))
+        above = tl.where(above <= 0, 0.0, above / tl.abs(high + 1e-6))
+        total += weight * (below + above)
+        start += BLOCK
+    tl.store(out + n * taps + tap, tl.sum(total, 0))
+
+
+def deviations(
+    statistics: Tensor, predicted: Tensor, minimum: Tensor, maximum: Tensor, starts: Tensor, weights: Tensor
+) -> Tensor:
+    """Deviations from a range summed over each tap's features, `(N, taps)`."""
+    examples, features = statistics.shape
+    taps = len(starts) - 1
+    out = torch.empty(examples, taps, device=statistics.device)
+    _deviations[(examples, taps)](
+        statistics, predicted, minimum, maximum, starts, weights, out, features, taps, FEATURES
+    )
+    return out
+
+
+@triton.jit
+def _widen(statistics, order, segments, minimum, maximum, features, BLOCK: tl.constexpr):
+    """One class and some features: take in the examples of that class, one after the other."""
+    f = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    cls = tl.program_id(1).to(tl.int64)
+    inside = f < features
+    start, stop = tl.load(segments + cls), tl.load(segments + cls + 1)
+    if stop > start:
+        low = tl.load(minimum + cls * features + f, mask=inside, other=0.0)
+        high = tl.load(maximum + cls * features + f, mask=inside, other=0.0)
+        while start < stop:
+            n = tl.load(order + start)
+            value = tl.load(statistics + n * features + f, mask=inside, other=0.0)
+            low, high = tl.minimum(low, value), tl.maximum(high, value)
+            start += 1
+        tl.store(minimum + cls * features + f, low, mask=inside)
+        tl.store(maximum + cls * features + f, high, mask=inside)
+
+
+def widen(statistics: Tensor, predicted: Tensor, minimum: Tensor, maximum: Tensor) -> None:
+    """Widen the range of each example's class in place; a negative class is left out."""
+    classes, features = minimum.shape
+    ascending, order = predicted.sort()
+    segments = torch.searchsorted(ascending, torch.arange(classes + 1, device=predicted.device))
+    _widen[(triton.cdiv(features, FEATURES), classes)](
+        statistics, order, segments, minimum, maximum, features, FEATURES
+    )
