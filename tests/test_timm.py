@@ -164,7 +164,7 @@ def is_close(a: Tensor, b: Tensor) -> bool:
 
 @torch.no_grad()
 def liven(model: nn.Module, pixels: int) -> None:
-    """As if trained: no layer that is zero at first, and statistics that let differences between images through.
+    """As if trained: no layer that is zero at first, and statistics that let differing images differ.
 
     A network whose tensors hardly depend on its input would hide mistakes.
     """
@@ -175,10 +175,12 @@ def liven(model: nn.Module, pixels: int) -> None:
             nn.init.uniform_(parameter, 0.5, 1.0)
         elif parameter.std() < 1e-3:
             nn.init.normal_(parameter, std=parameter[0].numel() ** -0.5)
-    for module in model.modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            module.momentum = 1.0
-    model.train()(torch.randn(4, 3, pixels, pixels))
+    norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    for norm in norms:
+        norm.momentum = 1.0
+    model.train()(torch.randn(8, 3, pixels, pixels))
+    for norm in norms:  # so few examples leave channels of hardly any variance, which would blow up
+        norm.running_var.clamp_(min=0.3 * float(norm.running_var.mean()))
     model.eval()
 
 

@@ -52,10 +52,11 @@ def _power(base, EXPONENT: tl.constexpr):
 @triton.jit
 def _root(t, order: tl.constexpr):
     """`sign(t) |t|^(1/order)`."""
-    if order == 1:
-        return t
-    size = tl.exp2(tl.log2(tl.abs(t)) / order)
-    return tl.where(t < 0, -size, tl.where(t == 0, 0.0, size))
+    root = t
+    if order > 1:
+        size = tl.exp2(tl.log2(tl.abs(t)) / order)
+        root = tl.where(t < 0, -size, tl.where(t == 0, 0.0, size))
+    return root
 
 
 @triton.jit
@@ -208,12 +209,13 @@ def _pixel_sums(
 def _weight(sums, others, k: tl.constexpr, pixel, pixels, is_holder, own, KIND: tl.constexpr):
     """What a channel's power is multiplied with at each pixel."""
     if KIND == _DIAGONAL:
-        return 1.0
-    s = tl.load(sums + pixel, mask=pixel < pixels, other=0.0)[None, :]
-    if KIND == _OFF_DIAGONAL:
-        rest = tl.load(others + k * pixels + pixel, mask=pixel < pixels, other=0.0)[None, :]
-        return tl.where(is_holder, rest, s - own)
-    return s
+        weight = tl.full((1, 1), 1.0, tl.float32)
+    else:
+        weight = tl.load(sums + pixel, mask=pixel < pixels, other=0.0)[None, :]
+        if KIND == _OFF_DIAGONAL:
+            rest = tl.load(others + k * pixels + pixel, mask=pixel < pixels, other=0.0)[None, :]
+            weight = tl.where(is_holder, rest, weight - own)
+    return weight
 
 
 @triton.jit
@@ -221,15 +223,21 @@ def _products(x, peaks, channel, pixel, channels, pixels, stride_c, stride_m, KI
     """The activations times the largest magnitude they meet, their share of it, and if it is their own."""
     tile = _load(x, channel, pixel, channels, pixels, stride_c, stride_m)
     inside = pixel < pixels
+    share = tile
+    is_holder = tile == tile
     if KIND == _DIAGONAL:
-        return tile * tile, tile, tile
-    peak = tl.load(peaks + pixel, mask=inside, other=1.0)[None, :]
-    if KIND == _OFF_DIAGONAL:
-        second = tl.load(peaks + pixels + pixel, mask=inside, other=0.0)[None, :]
-        holder = tl.load(peaks + 2 * pixels + pixel, mask=inside, other=-1.0).to(tl.int32)[None, :]
-        is_holder = channel[:, None] == holder
-        return tile * tl.where(is_holder, second, peak), tile / peak, is_holder
-    return tile * peak, tile, tile
+        product = tile * tile
+    else:
+        peak = tl.load(peaks + pixel, mask=inside, other=1.0)[None, :]
+        if KIND == _OFF_DIAGONAL:
+            second = tl.load(peaks + pixels + pixel, mask=inside, other=0.0)[None, :]
+            holder = tl.load(peaks + 2 * pixels + pixel, mask=inside, other=-1.0).to(tl.int32)[None, :]
+            is_holder = channel[:, None] == holder
+            product = tile * tl.where(is_holder, second, peak)
+            share = tile / peak
+        else:
+            product = tile * peak
+    return product, share, is_holder
 
 
 @triton.jit
@@ -275,7 +283,7 @@ def _channel_sums(
         sums += n * ORDERS * pixels
     largest = tl.zeros((BLOCK, COLUMNS), tl.float32)
     for first in range(0, pixels, COLUMNS):
-        product, _, _ = _products(
+        product, share, is_holder = _products(
             x, peaks, channel, first + column, channels, pixels, stride_c, stride_m, KIND
         )
         largest = _larger(largest, tl.abs(product))
