@@ -15,7 +15,7 @@ demo: $(INSTALLED)  ## train two small networks, guard them, show what they flag
 	$(BIN)/gramwatch demo
 
 test: lint  ## lint, types and the tests
-	$(BIN)/python -m pytest -n 2 -m "not real"
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not real"
 
 test-real: $(INSTALLED)  ## the long checks on real networks and data
 	$(BIN)/python -m pytest -m real

@@ -25,15 +25,15 @@ ARCHITECTURES = dict(
     for pair in """
         resnet10t:32 resnet18:32 resnet26d:32 resnetv2_18:32 resnext26ts:32 seresnet18:32
         seresnext26d_32x4d:32 ecaresnet26t:32 skresnet18:32 resnest14d:64 res2net50_14w_8s:32
-        gcresnext26ts:32 legacy_seresnet18:32 densenet121:32 rdnet_tiny:64 dpn48b:32 efficientnet_b0:32
+        gcresnext26ts:32 legacy_seresnet18:32 densenet121:32 dpn48b:32 efficientnet_b0:32
         efficientnet_lite0:32 tf_efficientnet_cc_b0_4e:32 mixnet_s:32 mobilenetv1_100:32 mobilenetv2_035:32
         mobilenetv3_small_050:32 mobilenetv4_conv_small_035:32 mobilenetv4_hybrid_medium:64 lcnet_035:32
         mnasnet_small:32 semnasnet_075:32 tinynet_e:32 hardcorenas_a:32 fbnetc_100:32 rexnet_100:32
         ghostnet_050:32 ghostnetv2_100:64 repghostnet_050:32 starnet_s050:32 fasternet_t0:32 shvit_s1:64
         convnext_atto:32 convnextv2_atto:32 inception_next_atto:32 convmixer_768_32:32 regnetx_002:32
         regnety_002:32 regnetz_005:32 gernet_s:32 repvgg_a0:32 mobileone_s0:32 repvit_m1:64 vgg11:32
-        vgg11_bn:32 inception_v3:75 inception_v4:75 xception41:32 legacy_xception:64 selecsls42:32
-        tresnet_m:64 test_nfnet:32 nf_regnet_b0:32 nf_resnet26:32 hrnet_w18_small:32 hgnetv2_b0:32
+        vgg11_bn:32 inception_v3:75 inception_v4:75 xception41:32 selecsls42:32
+        test_nfnet:32 nf_regnet_b0:32 nf_resnet26:32 hrnet_w18_small:32 hgnetv2_b0:32
         dla46_c:32 cs3darknet_focus_s:32 cspresnext50:32 ese_vovnet19b_slim_dw:32 vit_tiny_patch16_224:32i
         deit_tiny_distilled_patch16_224:32i vit_relpos_small_patch16_224:32i vit_tiny_r_s16_p8_224:64i
         test_vit3:32i eva02_tiny_patch14_224:28i beit_base_patch16_224:32i cait_xxs24_224:32i
@@ -46,10 +46,23 @@ ARCHITECTURES = dict(
         mobilevitv2_050:64 fastvit_t8:64 efficientvit_b0:64 efficientvit_m0:64i efficientformerv2_s0:64i
         swiftformer_xs:64 volo_d1_224:64i xcit_nano_12_p8_224:32i visformer_tiny:64i davit_tiny:32
         focalnet_tiny_srf:32 mvitv2_tiny:64i nest_tiny:64i tnt_s_patch16_224:32i tiny_vit_5m_224:64
-        nextvit_small:64 sequencer2d_s:64i test_mambaout:32 efficientvim_m1:64 lambda_resnet26t:64
+        sequencer2d_s:64i test_mambaout:32 efficientvim_m1:64 lambda_resnet26t:64
         botnet26t_256:64i
     """.split()
 )
+
+EVERYDAY = """
+    resnet10t resnext26ts seresnet18 skresnet18 densenet121 efficientnet_lite0 tf_efficientnet_cc_b0_4e
+    mixnet_s mobilenetv2_035 mobilenetv3_small_050 mobilenetv4_conv_small_035 mnasnet_small tinynet_e
+    ghostnet_050 starnet_s050 fasternet_t0 convnext_atto convnextv2_atto regnetx_002 regnety_002 repvgg_a0
+    mobileone_s0 inception_v3 selecsls42 test_nfnet hgnetv2_b0 dla46_c cs3darknet_focus_s
+    ese_vovnet19b_slim_dw
+    vit_tiny_patch16_224 deit_tiny_distilled_patch16_224 test_vit3 eva02_tiny_patch14_224 cait_xxs24_224
+    swin_tiny_patch4_window7_224 swinv2_cr_tiny_224 mixer_s32_224 resmlp_12_224 gmlp_ti16_224
+    maxvit_rmlp_pico_rw_256 levit_128s convit_tiny pit_ti_224 twins_svt_small pvt_v2_b0 poolformer_s12
+    edgenext_xx_small mobilevit_xxs efficientvit_b0 xcit_nano_12_p8_224 nest_tiny test_mambaout vgg11
+""".split()
+"""One or two of each kind; the rest take minutes more, with `make test-real`."""
 
 NO_ACTIVATION_TOLD = {"gmixer_12_224", "eva02_tiny_patch14_224"}
 """Where every activation is one of two factors, and neither comes straight from a layer nor goes into one."""
@@ -201,7 +214,14 @@ def test_the_sweep_is_wide():
     assert len(ARCHITECTURES) >= 100
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_the_everyday_ones_are_among_them():
+    assert len(set(EVERYDAY)) > 50
+    assert set(EVERYDAY) < ARCHITECTURES.keys()
+
+
+@pytest.mark.parametrize(
+    "name", [n if n in EVERYDAY else pytest.param(n, marks=pytest.mark.real) for n in ARCHITECTURES]
+)
 def test_architecture(name):
     model, pixels = create(name)
     images, others = noise(2, pixels), noise(2, pixels)

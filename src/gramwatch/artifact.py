@@ -168,12 +168,13 @@ def taps_from_json(value: Mapping[str, Any]) -> Taps:
     taps = [Tap(**{**entry, "shape": tuple(int(n) for n in entry["shape"])}) for entry in value["watched"]]
     for tap in taps:
         axes = range(len(tap.shape))
-        apart = tap.channel_axis != tap.batch_axis
-        if tap.channel_axis not in axes or tap.batch_axis not in axes or not apart or min(tap.shape) < 1:
+        if tap.channel_axis not in axes or tap.batch_axis not in axes or min(tap.shape) < 1:
             raise ValueError(
                 f"tap '{tap.name}' has shape {tap.shape}, batch axis {tap.batch_axis} "
                 f"and channel axis {tap.channel_axis}"
             )
+        if not isinstance(tap.examples_first, bool):
+            raise ValueError(f"tap '{tap.name}' has examples_first {tap.examples_first!r}")
     return Taps(taps, value["calls"])
 
 

@@ -10,33 +10,34 @@ where NaN is larger than everything else, and no assumption about them is given 
 
 # mypy: disable-error-code="no-untyped-def, misc, untyped-decorator"
 
-import threading
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 
-import numba
 import numpy as np
 import torch
-from numba import njit, prange
+from numba import njit
 from torch import Tensor
 
 GROUP = 10
 """How many orders are taken at a time. Beyond the first group, `power` arrays hold the powers reached."""
 
 # Sums may be reordered and multiplications fused.
-_inner = njit(fastmath={"reassoc", "contract", "nsz", "arcp"}, error_model="numpy", nogil=True, cache=True)
-_outer = njit(parallel=True, error_model="numpy", nogil=True, cache=True)
+_compiled = njit(fastmath={"reassoc", "contract", "nsz", "arcp"}, error_model="numpy", nogil=True, cache=True)
 
 _MAGNITUDE = np.int32(0x7FFFFFFF)
 _ONE = np.float32(1)
 _ZERO = np.float32(0)
 
 
-@_inner
+@_compiled
 def _inverse(value):
     """One over the value, 1 for zero."""
     return _ONE / value if value != _ZERO else _ONE
 
 
-@_inner
+@_compiled
 def _peak(values):
     """The largest magnitude of a vector."""
     bits = values.view(np.int32)
@@ -48,7 +49,7 @@ def _peak(values):
     return found.view(np.float32)[0]
 
 
-@_inner
+@_compiled
 def _column_peaks(x, peak):
     """The largest magnitude of each column."""
     bits, peak_bits = x.view(np.int32), peak.view(np.int32)
@@ -58,7 +59,7 @@ def _column_peaks(x, peak):
             peak_bits[k] = max(peak_bits[k], bits[i, k] & _MAGNITUDE)
 
 
-@_inner
+@_compiled
 def _two_column_peaks(x, peak, second, holder):
     """The largest and the second largest magnitude of each column, and the row that holds the largest."""
     bits, peak_bits, second_bits = x.view(np.int32), peak.view(np.int32), second.view(np.int32)
@@ -75,7 +76,7 @@ def _two_column_peaks(x, peak, second, holder):
                 second_bits[k] = max(second_bits[k], size)
 
 
-@_inner
+@_compiled
 def _column_sums(x, scale, power, s):
     """`s[p, k] = sum_i (x[i, k] scale[k])^p` for the next ten powers."""
     s[:] = 0
@@ -142,7 +143,7 @@ def _column_sums(x, scale, power, s):
                 power[i, k] = a
 
 
-@_inner
+@_compiled
 def _weighted_sums(c, r, power, s, t, i):
     """`t[p, i] = sum_k (c[k] r)^p s[p, k]` for the next ten powers; `s` counts as 1 where it is None."""
     t0 = t1 = t2 = t3 = t4 = t5 = t6 = t7 = t8 = t9 = _ZERO
@@ -206,7 +207,7 @@ def _weighted_sums(c, r, power, s, t, i):
     t[5, i], t[6, i], t[7, i], t[8, i], t[9, i] = t5, t6, t7, t8, t9
 
 
-@_inner
+@_compiled
 def _row_sums(x, t, q, powers):
     """`row_sums` of one example before the root: `t` `(orders, C)` and `q` `(C,)`."""
     channels, pixels = x.shape
@@ -229,7 +230,7 @@ def _row_sums(x, t, q, powers):
             _weighted_sums(product, _inverse(q[i]), power, s, t[first : first + GROUP], i)
 
 
-@_inner
+@_compiled
 def _diagonal(x, t, q, powers):
     """`diagonal` of one example before the root."""
     channels, pixels = x.shape
@@ -246,7 +247,7 @@ def _diagonal(x, t, q, powers):
             _weighted_sums(square, _ONE, power, None, t[first : first + GROUP], i)
 
 
-@_inner
+@_compiled
 def _off_diagonal(x, t, q, powers):
     """`off_diagonal` of one example before the root."""
     channels, pixels = x.shape
@@ -288,14 +289,14 @@ def _off_diagonal(x, t, q, powers):
             _weighted_sums(product, _inverse(q[i]), power, partners, t[first : first + GROUP], i)
 
 
-@_inner
+@_compiled
 def _powers_reached(count, x):
     return np.ones((count, x.shape[0], x.shape[1]), np.float32)
 
 
-@_outer
-def _row_sums_of_all(x, t, q):
-    for n in prange(x.shape[0]):
+@_compiled
+def _row_sums_of_some(x, t, q, start, stop):
+    for n in range(start, stop):
         example = np.ascontiguousarray(x[n])
         if t.shape[1] > GROUP:
             _row_sums(example, t[n], q[n], _powers_reached(2, example))
@@ -303,9 +304,9 @@ def _row_sums_of_all(x, t, q):
             _row_sums(example, t[n], q[n], None)
 
 
-@_outer
-def _diagonal_of_all(x, t, q):
-    for n in prange(x.shape[0]):
+@_compiled
+def _diagonal_of_some(x, t, q, start, stop):
+    for n in range(start, stop):
         example = np.ascontiguousarray(x[n])
         if t.shape[1] > GROUP:
             _diagonal(example, t[n], q[n], _powers_reached(1, example))
@@ -313,9 +314,9 @@ def _diagonal_of_all(x, t, q):
             _diagonal(example, t[n], q[n], None)
 
 
-@_outer
-def _off_diagonal_of_all(x, t, q):
-    for n in prange(x.shape[0]):
+@_compiled
+def _off_diagonal_of_some(x, t, q, start, stop):
+    for n in range(start, stop):
         example = np.ascontiguousarray(x[n])
         if t.shape[1] > GROUP:
             _off_diagonal(example, t[n], q[n], _powers_reached(4, example))
@@ -323,13 +324,24 @@ def _off_diagonal_of_all(x, t, q):
             _off_diagonal(example, t[n], q[n], None)
 
 
-_OF_ALL = {
-    "row_sums": _row_sums_of_all,
-    "diagonal": _diagonal_of_all,
-    "off_diagonal": _off_diagonal_of_all,
+_OF_SOME = {
+    "row_sums": _row_sums_of_some,
+    "diagonal": _diagonal_of_some,
+    "off_diagonal": _off_diagonal_of_some,
 }
-# One call at a time: each uses all threads, and not every threading layer of numba can be entered twice.
-_one_at_a_time = threading.Lock()
+# Threads that sleep when there is nothing to do: those of OpenMP, which numba would use, spin and take the
+# processor from the network's own.
+_threads = ThreadPoolExecutor(os.cpu_count(), "gramwatch")
+
+
+def _in_parts(function: Callable[..., None], count: int, *arguments: object) -> None:
+    """Call `function(*arguments, start, stop)` over `range(count)`, on as many threads as PyTorch uses."""
+    parts = min(torch.get_num_threads(), count)
+    edges = [count * i // parts for i in range(parts + 1)]
+    others = [_threads.submit(function, *arguments, *edge) for edge in pairwise(edges[1:])]
+    function(*arguments, 0, edges[1])
+    for other in others:
+        other.result()
 
 
 def compute(statistic: str, maps: Tensor, orders: tuple[int, ...], out: Tensor) -> None:
@@ -338,23 +350,21 @@ def compute(statistic: str, maps: Tensor, orders: tuple[int, ...], out: Tensor) 
     groups = -(-max(orders) // GROUP)
     t = torch.empty(examples, groups * GROUP, channels)
     q = torch.empty(examples, channels)
-    with _one_at_a_time:
-        _use_threads()
-        _OF_ALL[statistic](maps.detach().float().numpy(), t.numpy(), q.numpy())
+    _in_parts(_OF_SOME[statistic], examples, maps.detach().float().numpy(), t.numpy(), q.numpy())
     wanted = t[:, [order - 1 for order in orders]]
     roots = wanted.abs().pow_(1 / torch.tensor(orders)[:, None])
     torch.mul(roots.copysign_(wanted), q[:, None], out=out)
 
 
-@_outer
-def _deviations(statistics, predicted, minimum, maximum, starts, weights, out):
-    for n in prange(statistics.shape[0]):
+@_compiled
+def _deviations(statistics, predicted, minimum, maximum, starts, weights, out, start, stop):
+    for n in range(start, stop):
         low, high, values = minimum[predicted[n]], maximum[predicted[n]], statistics[n]
         for tap in range(out.shape[1]):
             out[n, tap] = _outside(values, low, high, weights, starts[tap], starts[tap + 1])
 
 
-@_inner
+@_compiled
 def _outside(values, low, high, weights, start, stop):
     """Eq. 3-4 over some features. What is not finite stays so."""
     total = _ZERO
@@ -373,35 +383,22 @@ def deviations(
     """Deviations from a range summed over each tap's features, `(N, taps)`."""
     out = torch.empty(len(statistics), len(starts) - 1)
     arrays = (t.numpy() for t in (statistics, predicted, minimum, maximum, starts, weights, out))
-    with _one_at_a_time:
-        _use_threads()
-        _deviations(*arrays)
+    if len(statistics):
+        _in_parts(_deviations, len(statistics), *arrays)
     return out
 
 
-@_outer
-def _widen(statistics, predicted, minimum, maximum):
-    features = statistics.shape[1]
-    for block in prange(-(-features // 4096)):
-        start, stop = block * 4096, min(block * 4096 + 4096, features)
-        for n in range(statistics.shape[0]):
-            if predicted[n] >= 0:
-                low, high, values = minimum[predicted[n]], maximum[predicted[n]], statistics[n]
-                for f in range(start, stop):
-                    low[f] = min(low[f], values[f])
-                    high[f] = max(high[f], values[f])
+@_compiled
+def _widen(statistics, predicted, minimum, maximum, start, stop):
+    for n in range(statistics.shape[0]):
+        if predicted[n] >= 0:
+            low, high, values = minimum[predicted[n]], maximum[predicted[n]], statistics[n]
+            for f in range(start, stop):
+                low[f] = min(low[f], values[f])
+                high[f] = max(high[f], values[f])
 
 
 def widen(statistics: Tensor, predicted: Tensor, minimum: Tensor, maximum: Tensor) -> None:
     """Widen the range of each example's class in place; a negative class is left out."""
-    with _one_at_a_time:
-        _use_threads()
-        _widen(statistics.numpy(), predicted.numpy(), minimum.numpy(), maximum.numpy())
-
-
-_MOST_THREADS = numba.get_num_threads()
-
-
-def _use_threads() -> None:
-    """As many threads as PyTorch uses, if numba has so many."""
-    numba.set_num_threads(min(torch.get_num_threads(), _MOST_THREADS))
+    arrays = (t.numpy() for t in (statistics, predicted, minimum, maximum))
+    _in_parts(_widen, statistics.shape[1], *arrays)
