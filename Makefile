@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test test-real test-triton bench lint format clean
+.PHONY: demo test test-real test-triton lint format clean
 .DEFAULT_GOAL := test
 
 $(INSTALLED): pyproject.toml constraints.txt
@@ -29,9 +29,6 @@ test-real: $(INSTALLED)  ## the long checks on real networks and data
 
 test-triton: .venv-triton/.installed  ## the CUDA kernels on CPU tensors, by Triton's interpreter
 	TRITON_INTERPRET=1 .venv-triton/bin/python -m pytest -n 2 tests/test_kernels.py
-
-bench: $(INSTALLED)  ## what the detector costs on this machine's CPU, as ratios to the forward pass
-	$(BIN)/python -m benchmarks.overhead --output overhead-cpu.json
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
