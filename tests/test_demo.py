@@ -93,3 +93,14 @@ def test_outliers_are_what_their_description_says():
     patches = photograph_patches(20)
     assert patches.shape == (20, 1, 8, 8)
     assert 0 <= patches.min() < patches.max() <= 1
+
+
+def test_scores_that_cannot_be_drawn_are_refused(shown, tmp_path):
+    from gramwatch.report.overview import draw_overview
+
+    data = digits()
+    detector = gramwatch.GramDetector(shown[2][0].detector.model, confidence="subtract")
+    detector.fit([data.train]).calibrate([data.validation])
+    assert detector.threshold_ < 0
+    with pytest.raises(ValueError, match="logarithmic"):
+        draw_overview(tmp_path / "no.png", detector, {"test": (data.test, detector(data.test))}, "")

@@ -186,6 +186,26 @@ def test_scores_are_the_same_without_kernels(monkeypatch):
     torch.testing.assert_close(with_kernels, without, rtol=1e-3, atol=1e-4)
 
 
+def test_another_default_dtype_changes_nothing():
+    _, expected = small_detector()
+    torch.set_default_dtype(torch.float64)
+    try:
+        from gramwatch import GramDetector
+
+        net, images = torch.nn.Conv2d(1, 4, 3).eval(), torch.rand(60, 1, 8, 8)
+        model = torch.nn.Sequential(net, torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()).eval()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", GramwatchWarning)
+            GramDetector(model).fit([images])
+        maps, out = torch.rand(2, 3, 4, dtype=torch.float32), torch.empty(2, 2, 3, dtype=torch.float32)
+        kernels.compute("row_sums", maps, (1, 2), out)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert "cpu" not in kernels._given_up
+    torch.testing.assert_close(out, STATISTICS["row_sums"](maps, (1, 2), 1), rtol=1e-5, atol=1e-6)
+    assert torch.equal(small_detector()[1], expected)
+
+
 def test_a_kernel_that_cannot_be_built_is_done_without_and_said_once(monkeypatch):
     monkeypatch.setattr(kernels, "_given_up", set())
     module = importlib.import_module("gramwatch.kernels.cpu")

@@ -339,7 +339,8 @@ class GramDetector:
         def receive(number: int, maps: Tensor) -> None:
             nonlocal statistics
             if not statistics.numel():
-                statistics = torch.empty(len(maps), starts[-1], device=maps.device)
+                shape = (len(maps), starts[-1])
+                statistics = torch.empty(shape, dtype=torch.float32, device=maps.device)
             measure = self._measures[number]
             place = statistics[:, starts[number] : starts[number + 1]].unflatten(1, measure.shape)
             kernels.compute(measure.statistic, maps, measure.orders, place)

@@ -43,7 +43,9 @@ class Layout:
     def of(sizes: Sequence[int], weights: Tensor | None = None) -> "Layout":
         """The layout of taps with so many features each, counted once unless weights are given."""
         starts = torch.tensor([0, *itertools.accumulate(sizes)])
-        return Layout(starts, torch.ones(int(starts[-1])) if weights is None else weights)
+        return Layout(
+            starts, torch.ones(int(starts[-1]), dtype=torch.float32) if weights is None else weights
+        )
 
     def to(self, device: torch.device) -> "Layout":
         """The same on another device."""

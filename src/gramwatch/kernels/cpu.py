@@ -348,11 +348,11 @@ def compute(statistic: str, maps: Tensor, orders: tuple[int, ...], out: Tensor) 
     """A statistic of maps `(N, C, M)` into `out` `(N, orders, C)`."""
     examples, channels, _ = maps.shape
     groups = -(-max(orders) // GROUP)
-    t = torch.empty(examples, groups * GROUP, channels)
-    q = torch.empty(examples, channels)
+    t = torch.empty(examples, groups * GROUP, channels, dtype=torch.float32)
+    q = torch.empty(examples, channels, dtype=torch.float32)
     _in_parts(_OF_SOME[statistic], examples, maps.detach().float().numpy(), t.numpy(), q.numpy())
     wanted = t[:, [order - 1 for order in orders]]
-    roots = wanted.abs().pow_(1 / torch.tensor(orders)[:, None])
+    roots = wanted.abs().pow_(1 / torch.tensor(orders, dtype=torch.float32)[:, None])
     torch.mul(roots.copysign_(wanted), q[:, None], out=out)
 
 
@@ -381,7 +381,7 @@ def deviations(
     statistics: Tensor, predicted: Tensor, minimum: Tensor, maximum: Tensor, starts: Tensor, weights: Tensor
 ) -> Tensor:
     """Deviations from a range summed over each tap's features, `(N, taps)`."""
-    out = torch.empty(len(statistics), len(starts) - 1)
+    out = torch.empty(len(statistics), len(starts) - 1, dtype=torch.float32)
     arrays = (t.numpy() for t in (statistics, predicted, minimum, maximum, starts, weights, out))
     if len(statistics):
         _in_parts(_deviations, len(statistics), *arrays)

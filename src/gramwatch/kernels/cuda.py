@@ -383,14 +383,14 @@ def compute(statistic: str, maps: Tensor, orders: tuple[int, ...], out: Tensor) 
     peaks = sums = out  # not looked at by `diagonal`
     both = 2 if statistic == "off_diagonal" else 1
     if statistic != "diagonal":
-        peaks = torch.empty(examples, 2 * both - 1, pixels, device=maps.device)
+        peaks = torch.empty(examples, 2 * both - 1, pixels, dtype=torch.float32, device=maps.device)
     if statistic == "off_diagonal":
         _two_pixel_peaks[over_pixels](maps, peaks, *sizes, rows, columns, num_warps=warps)
     for first in range(0, max(orders), GROUP):
         count = min(GROUP, max(orders) - first)
         group = (kind, first, count)
         if statistic != "diagonal":
-            sums = torch.empty(examples, both, count, pixels, device=maps.device)
+            sums = torch.empty(examples, both, count, pixels, dtype=torch.float32, device=maps.device)
             for others in range(both):
                 _pixel_sums[over_pixels](
                     maps, peaks, sums, *sizes, *group, others, rows, columns, num_warps=warps
@@ -442,7 +442,7 @@ def deviations(
     """Deviations from a range summed over each tap's features, `(N, taps)`."""
     examples, features = statistics.shape
     taps = len(starts) - 1
-    out = torch.empty(examples, taps, device=statistics.device)
+    out = torch.empty(examples, taps, dtype=torch.float32, device=statistics.device)
     _deviations[(examples, taps)](
         statistics, predicted, minimum, maximum, starts, weights, out, features, taps, FEATURES
     )

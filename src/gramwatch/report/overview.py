@@ -25,6 +25,11 @@ def draw_overview(
 
     The first set is taken to be in-distribution. Images are `(N, 1 or 3, H, W)` with pixels in [0, 1].
     """
+    if detector.threshold_ <= 0:
+        raise ValueError(
+            f"scores are drawn on a logarithmic axis, but the threshold is {detector.threshold_:.3g}: "
+            "confidence='subtract' cannot be drawn like this"
+        )
     plt = pyplot()
     threshold = np.log10(detector.threshold_)
     # Everything far below the threshold, zero included, shares the leftmost bar.
