@@ -49,7 +49,7 @@ def check_against_transcription(densenet, folder, train_count, test_count):
         for d, c in enumerate(test_class):
             of_class = train_statistics[layer][train_class == c]
             expected[d, layer] = delta(of_class.min(0), of_class.max(0), test_statistics[layer][d]).sum()
-    assert (expected > 0).mean() > 0.5
+    assert (expected > 0).mean() > 0.1  # something to compare: with more training images fewer deviate
     error = np.abs(got - expected) / np.maximum(expected, 1e-6)
     print(f"largest relative error {error.max():.1e}, within 1e-3: {(error <= 1e-3).mean():.3%}")
     assert (error <= 1e-3).mean() >= 0.999
