@@ -329,8 +329,7 @@ _OF_SOME = {
     "diagonal": _diagonal_of_some,
     "off_diagonal": _off_diagonal_of_some,
 }
-# Threads that sleep when there is nothing to do: those of OpenMP, which numba would use, spin and take the
-# processor from the network's own.
+# Threads that sleep when there is nothing to do: those that numba starts itself were seen busy between calls.
 _threads = ThreadPoolExecutor(os.cpu_count(), "gramwatch")
 
 

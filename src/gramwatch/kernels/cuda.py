@@ -403,7 +403,7 @@ def compute(statistic: str, maps: Tensor, orders: tuple[int, ...], out: Tensor) 
 def _tile(channels: int, pixels: int, channels_are_dense: bool) -> tuple[int, int, int]:
     """Channels and pixels that a program looks at together, most of them along memory, and its warps.
 
-    The sizes are those that were fastest on an H200 (`python -m benchmarks.tune_cuda`).
+    The sizes are a compromise among those that did well on an H200 (`python -m benchmarks.tune_cuda`).
     """
     size, width, warps = (1024, 64, 2) if channels_are_dense else (512, 128, 1)
     along, across = (channels, pixels) if channels_are_dense else (pixels, channels)
