@@ -21,22 +21,23 @@ SHARED = Path(os.environ.get("GRAMWATCH_SHARED", Path(__file__).parents[2] / "sh
 torch.set_num_threads(1)  # tests run side by side, and small networks gain nothing from more
 
 
+def _shared(name: str, what: str) -> Path:
+    folder = SHARED / name
+    if not folder.is_dir():
+        pytest.skip(f"no {what} at {folder} (set GRAMWATCH_SHARED)")
+    return folder
+
+
 @pytest.fixture(scope="session")
 def shared_weights() -> Path:
     """The folder of third-party networks, or a skip."""
-    folder = SHARED / "weights"
-    if not folder.is_dir():
-        pytest.skip(f"no third-party networks at {folder} (set GRAMWATCH_SHARED)")
-    return folder
+    return _shared("weights", "third-party networks")
 
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """The folder of packed real data sets, or a skip."""
-    folder = SHARED / "data"
-    if not folder.is_dir():
-        pytest.skip(f"no real data at {folder} (set GRAMWATCH_SHARED)")
-    return folder
+    return _shared("data", "real data")
 
 
 @pytest.fixture(autouse=True)

@@ -375,11 +375,8 @@ class GramDetector:
 
         Both keep their settings; the calibration must be done anew.
         """
-        mine, theirs = self._settings(), other._settings()
-        differing = [name for name in mine if mine[name] != theirs[name]]
-        if differing:
-            name = differing[0]
-            raise ValueError(f"the two differ in {name}: {mine[name]!r} and {theirs[name]!r}")
+        for name, mine, theirs in self._differing_settings(other):
+            raise ValueError(f"the two differ in {name}: {mine!r} and {theirs!r}")
         (counts, bounds), (their_counts, their_bounds) = self._fitted(), other._fitted()
         if self.taps != other.taps:
             raise ValueError("the two watch different tensors: they must be fitted on the same network")
@@ -528,6 +525,13 @@ class GramDetector:
             "level": self.level,
         }
 
+    def _differing_settings(self, other: "GramDetector") -> Iterator[tuple[str, Any, Any]]:
+        """Each setting in which two detectors differ: its name, this one's value, the other's."""
+        theirs = other._settings()
+        for name, mine in self._settings().items():
+            if mine != theirs[name]:
+                yield name, mine, theirs[name]
+
     def save(self, path: str | PathLike[str]) -> None:
         """Write the detector to one safetensors file, to be kept beside the network's checkpoint.
 
@@ -610,13 +614,9 @@ class GramDetector:
         if not isinstance(batches, int):
             raise ArtifactError(f"{checkpoint} is a finished detector, not the checkpoint of a fit")
         before = GramDetector.from_artifact(saved, self.model)
-        mine, theirs = self._settings(), before._settings()
-        differing = [name for name in mine if mine[name] != theirs[name]]
-        if differing:
-            name = differing[0]
+        for name, mine, theirs in self._differing_settings(before):
             raise ArtifactError(
-                f"{checkpoint} was begun with {name} = {theirs[name]!r}, not {mine[name]!r}: "
-                "delete it to start anew"
+                f"{checkpoint} was begun with {name} = {theirs!r}, not {mine!r}: delete it to start anew"
             )
         for name in ("_taps", "_measures", "_bounds", "_signature", "_class_counts"):
             setattr(self, name, getattr(before, name))
