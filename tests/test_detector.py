@@ -387,7 +387,12 @@ def test_a_class_never_predicted_is_judged_by_pooled_bounds(bounds):
 def interrupted(batches, after):
     for number, batch in enumerate(batches):
         if number == after:
-            signal.raise_signal(signal.SIGINT)
+            # A shell's background jobs ignore the signal: ask for Python's own handling.
+            before = signal.signal(signal.SIGINT, signal.default_int_handler)
+            try:
+                signal.raise_signal(signal.SIGINT)
+            finally:
+                signal.signal(signal.SIGINT, before)
         yield batch
 
 
