@@ -1,66 +1,97 @@
-"""Try tile sizes and warps for the CUDA kernels: which is fastest for which map."""
+"""Try tiles for the two passes of the CUDA kernels: which is fastest for which map.
 
+    python -m benchmarks.tune_cuda --seconds 100
+
+Prints for each map the fastest choices of (warps, entries along memory, entries of a thread), with their
+microseconds and registers. Choices are tried in turn until the time is up.
+"""
+
+import argparse
 import itertools
+import time
+from collections.abc import Callable
+from typing import Any
 
 import torch
-import triton.testing
 
 from gramwatch.kernels import cuda
 
 ORDERS = tuple(range(1, 11))
-MAPS = [
-    (256, 64, 1024),
-    (256, 128, 256),
-    (256, 256, 64),
-    (256, 512, 16),
-    (256, 12, 1024),
-    (128, 768, 197),
-    (64, 256, 3136),
-]
+MAPS = {
+    "channels first": [(96, 64, 1024), (192, 128, 256), (256, 256, 64), (256, 512, 16), (8, 256, 3136)],
+    "channels last": [(40, 768, 197), (10, 3072, 197), (96, 64, 1024)],
+}
+CHOICES = list(itertools.product([1, 4, 2], [32, 128, 64, 256], [16, 32, 8, 4]))
+
+
+def microseconds(function: Callable[[], Any], repeats: int = 10) -> float:
+    """The time of a launch, without what Python takes to launch it."""
+    function()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(repeats):
+            function()
+    times = []
+    for _ in range(4):
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graph.replay()
+        stop.record()
+        torch.cuda.synchronize()
+        times.append(start.elapsed_time(stop) * 1000 / repeats)
+    return min(times)
+
+
+def one_pass(x: torch.Tensor, reduced: int) -> Callable[[], Any]:
+    """A launch of the kernel that sums over the channels (0) or the pixels (1)."""
+    examples, channels, pixels = x.shape
+    sizes = (channels, pixels, *x.stride())
+    peaks = x.abs().amax(1)[:, None].contiguous()
+    sums = torch.rand(examples, 1, 10, pixels, device="cuda")
+    out = torch.empty(examples, 10, channels, device="cuda")
+    tile, warps = cuda._tile(x, reduced)
+    if reduced == 0:
+        grid = (examples, -(-pixels // tile[1]))
+        return lambda: cuda._pixel_sums[grid](x, peaks, sums, *sizes, 0, 0, 10, 0, *tile, num_warps=warps)
+    grid = (examples, -(-channels // tile[0]))
+    return lambda: cuda._channel_sums[grid](
+        x, peaks, sums, out, *sizes, out.stride(0), 0, 0, 10, ORDERS, *tile, num_warps=warps
+    )
 
 
 def main() -> None:
-    """Print the five fastest choices for each map."""
-    for shape, layout in itertools.product(
-        MAPS,
-        ["first", "last"],
-    ):
-        x = torch.randn(shape, device="cuda").relu_()
-        if layout == "last":
-            x = x.transpose(1, 2).contiguous().transpose(1, 2)
-        out = torch.empty(shape[0], 10, shape[1], device="cuda")
-        found = []
-        for size, width, warps in itertools.product(
-            [256, 512, 1024, 2048], [16, 32, 64, 128, 256], [1, 2, 4, 8]
-        ):
-            if width > size or size // warps > 1024 or size < 32 * warps:
-                continue
-            cuda._tile = lambda *args, chosen=(size, width, warps): tile(*args, *chosen)
-            try:
-                time = triton.testing.do_bench(
-                    lambda x=x, o=out: cuda.compute("row_sums", x, ORDERS, o), warmup=2, rep=6
-                )
-            except Exception as error:
-                print(size, width, warps, type(error).__name__)
-                continue
-            found.append((time, size, width, warps))
-        found.sort()
-        limit = x.numel() * 4 / 4.33e9
-        print(
-            shape,
-            layout,
-            f"one read {limit:.4f} ms:",
-            [f"{t:.4f} ms {s}/{w}/{p}" for t, s, w, p in found[:5]],
-            flush=True,
-        )
-
-
-def tile(channels: int, pixels: int, dense: bool, size: int, width: int, warps: int) -> tuple[int, int, int]:
-    """What `cuda._tile` would return for this choice."""
-    along, across = (channels, pixels) if dense else (pixels, channels)
-    along = min(triton.next_power_of_2(along), width)
-    across = min(triton.next_power_of_2(across), max(1, size // along))
-    return (along, across, warps) if dense else (across, along, warps)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=100.0, help="for each layout")
+    args = parser.parse_args()
+    standing = dict(cuda._TILES)
+    for layout, shapes in MAPS.items():
+        began = time.monotonic()
+        found: dict[tuple[int, tuple[int, ...]], list[tuple[float, Any, int]]] = {}
+        for choice in (None, *CHOICES):
+            if time.monotonic() - began > args.seconds:
+                print(f"time is up at {choice}")
+                break
+            cuda._TILES.update(
+                standing if choice is None else dict.fromkeys(standing, lambda *_, c=choice: c)
+            )
+            for shape, reduced in itertools.product(shapes, (0, 1)):
+                x = torch.randn(shape, device="cuda").relu_()
+                if layout == "channels last":
+                    x = x.transpose(1, 2).contiguous().transpose(1, 2)
+                launch = one_pass(x, reduced)
+                registers = launch().n_regs
+                found.setdefault((reduced, shape), []).append((microseconds(launch), choice, registers))
+        for (reduced, shape), rows in found.items():
+            limit = torch.Size(shape).numel() * 4 / 4.33e6
+            best = [
+                f"{t:.1f} {choice or 'as it is'} r{r}" for t, choice, r in sorted(rows, key=lambda r: r[0])
+            ]
+            over = "pixels" if reduced else "channels"
+            print(
+                f"{layout}, {shape}, summing over {over}, one read {limit:.1f}: {'; '.join(best[:5])}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Taps: any network, found and watched without changing it."""
 
 import gc
+import operator
 import threading
 import weakref
 from collections import OrderedDict, UserDict
@@ -2001,3 +2002,55 @@ def test_part_of_the_taps_can_be_watched():
     numbers = []
     observe(net, taps[1:], x, lambda number, maps: numbers.append((number, tuple(maps.shape))))
     assert numbers == [(0, (2, 4, 16)), (1, (2, 6, 16))]
+
+
+class Marked(nn.Module):
+    """Marks the output of a convolution after some other work."""
+
+    def __init__(self, between):
+        super().__init__()
+        self.conv, self.between, self.head = nn.Conv2d(1, 2, 3), between, nn.Linear(2, 3)
+
+    def forward(self, x):
+        x = self.conv(x)
+        self.between(x)
+        return self.head(gramwatch.mark(x, "again").mean((2, 3)))
+
+
+@pytest.mark.parametrize(
+    ("between", "same"),
+    [
+        (lambda x: x + 1, True),
+        (lambda x: F.relu(x), True),
+        (lambda x: x.add_(1), False),
+        (lambda x: x.__setitem__(0, 0.0), False),
+        (lambda x: torch.add(x, 1, out=x), False),
+        (lambda x: F.dropout(x, 0.5, True, True), False),
+        (lambda x: operator.iadd(x, 1), False),
+    ],
+)
+def test_a_marked_tensor_that_was_handed_over_before_is_named_instead(between, same):
+    net = Marked(between).eval()
+    x = torch.randn(2, 1, 5, 5)
+    taps = find_taps(net, x, ["conv", "again"])
+    received, repeated = {}, []
+    with torch.inference_mode():
+        observe(
+            net,
+            taps,
+            x,
+            lambda number, maps: received.update({number: maps.clone()}),
+            lambda *numbers: repeated.append(numbers),
+        )
+    again = taps.names.index("again")
+    assert repeated == ([(again, taps.names.index("conv"))] if same else [])
+    assert (again in received) != same
+
+
+def test_without_a_way_to_repeat_every_tap_is_handed_over():
+    net = Marked(lambda x: None).eval()
+    x = torch.randn(2, 1, 5, 5)
+    taps = find_taps(net, x, ["conv", "again"])
+    received = []
+    observe(net, taps, x, lambda number, maps: received.append(number))
+    assert received == [0, 1]

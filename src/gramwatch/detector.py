@@ -345,7 +345,14 @@ class GramDetector:
             place = statistics[:, starts[number] : starts[number + 1]].unflatten(1, measure.shape)
             kernels.compute(measure.statistic, maps, measure.orders, place)
 
-        logits = observe(self.model, self.taps, inputs, receive)
+        def repeat(number: int, earlier: int) -> None:
+            source, place = (
+                statistics[:, starts[i] : starts[i + 1]].unflatten(1, self._measures[i].shape)
+                for i in (earlier, number)
+            )
+            place.copy_(source)
+
+        logits = observe(self.model, self.taps, inputs, receive, repeat)
         if self._class_counts is not None and logits.shape[1] != len(self._class_counts):
             raise InputError(
                 f"the network now has {logits.shape[1]} classes, "

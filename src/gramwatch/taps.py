@@ -278,16 +278,24 @@ def _chosen(model: nn.Module, found: Taps, select: str | Iterable[str]) -> Taps:
 
 
 @_outside_compilation
-def observe(model: nn.Module, taps: Taps, inputs: Inputs, receive: Callable[[int, Tensor], None]) -> Tensor:
+def observe(
+    model: nn.Module,
+    taps: Taps,
+    inputs: Inputs,
+    receive: Callable[[int, Tensor], None],
+    repeat: Callable[[int, int], None] | None = None,
+) -> Tensor:
     """Run the network once and return its logits, `(N, classes)`.
 
     `receive(number, maps)` is called with each tap's number in `taps` and its tensor as
-    `(N, channels, pixels)` at the moment the tensor is made; the tensor is not kept.
+    `(N, channels, pixels)` at the moment the tensor is made; the tensor is not kept. Where a marked tensor
+    is the very one of an earlier tap, as at a residual shortcut, `repeat(number, earlier)` is called
+    instead, if given.
     """
     model = unwrap(model)
     with _judging(model):
         inputs = _mapped(inputs, lambda t: t.clone() if t.is_inference() else t)  # may be written into
-        with _Watch(taps, count_examples(inputs), receive) as watch:
+        with _Watch(taps, count_examples(inputs), receive, repeat) as watch:
             output = call(model, inputs)
     watch.finish()
     return logits_of(output)
@@ -296,10 +304,17 @@ def observe(model: nn.Module, taps: Taps, inputs: Inputs, receive: Callable[[int
 class _Watch(TorchFunctionMode):
     """Hands over each tapped tensor, and makes sure that the network takes the expected path."""
 
-    def __init__(self, taps: Taps, examples: int, receive: Callable[[int, Tensor], None]) -> None:
+    def __init__(
+        self,
+        taps: Taps,
+        examples: int,
+        receive: Callable[[int, Tensor], None],
+        repeat: Callable[[int, int], None] | None,
+    ) -> None:
         super().__init__()
         self._numbers = {tap.call: number for number, tap in enumerate(taps)}
-        self._taps, self._examples, self._receive = taps, examples, receive
+        self._taps, self._examples, self._receive, self._repeat = taps, examples, receive, repeat
+        self._handed_over: dict[int, tuple[weakref.ref[Tensor], int]] = {}
         self._calls = 0
 
     def __torch_function__(
@@ -307,14 +322,25 @@ class _Watch(TorchFunctionMode):
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         operation = _operation(func)
+        if operation != "mark" and _writes(func, args, kwargs, result):
+            self._handed_over.clear()
         if operation in _KINDS:
             self._check(operation)
             number = self._numbers.get(self._calls)
             self._calls += 1
             if number is not None:
-                tensor = _made(result)
-                self._receive(number, self._taps[number].maps(tensor, self._examples))
+                self._hand_over(number, _made(result), operation)
         return result
+
+    def _hand_over(self, number: int, tensor: Tensor, operation: str) -> None:
+        tap = self._taps[number]
+        known, earlier = self._handed_over.get(id(tensor), (None, -1))
+        if operation == "mark" and self._repeat is not None and known is not None and known() is tensor:
+            before = self._taps[earlier]
+            if (before.batch_axis, before.channel_axis) == (tap.batch_axis, tap.channel_axis):
+                return self._repeat(number, earlier)
+        self._handed_over[id(tensor)] = (weakref.ref(tensor), number)
+        return self._receive(number, tap.maps(tensor, self._examples))
 
     def _check(self, operation: str) -> None:
         expected = self._taps.operations
@@ -337,6 +363,14 @@ def _operation(func: Any) -> str:
     """A function's name without underscores and overload: `relu_`, `_threshold`, `relu.default`."""
     name: str = getattr(func, "__name__", "")
     return name.partition(".")[0].strip("_") if not name.startswith("__") else name
+
+
+def _writes(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any) -> bool:
+    """Whether a call may have written into a tensor that was there before."""
+    name: str = getattr(func, "__name__", "")
+    in_place = name.endswith("_") and not name.endswith("__")
+    in_place |= name.startswith("__i") or name in ("__set__", "__setitem__")
+    return in_place or bool(kwargs and "out" in kwargs) or bool(args and result is args[0])
 
 
 def _made(result: Any) -> Tensor:

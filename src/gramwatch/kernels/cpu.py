@@ -1,11 +1,12 @@
 """Gram statistics on the CPU, compiled by numba: a few passes over each example while it is in cache.
 
-The arithmetic is that of `gramwatch.statistics`, with ten orders at a time in registers. What the compiled
-functions return is not yet rooted: for each channel the sum `t` of each order, and the magnitude `q` that was
-divided out, so that the statistic is `q root(t)`. PyTorch takes the roots, which it does in vectors.
+The arithmetic is that of `gramwatch.statistics`, with ten orders at a time in registers. An example is a
+matrix whose columns are worked on side by side, in vectors: channels x pixels, or pixels x channels where
+the channels are dense in memory or the pixels few. Sums `t` of each order come first, of values from which
+a magnitude `q` was divided out; the statistic is `q root(t)`.
 
-An example is a matrix of channels x pixels. NaN and infinity survive: magnitudes are compared as integers,
-where NaN is larger than everything else, and no assumption about them is given to the compiler.
+NaN and infinity survive: magnitudes are compared as integers, where NaN is larger than everything else, and
+no assumption about them is given to the compiler.
 """
 
 # mypy: disable-error-code="no-untyped-def, misc, untyped-decorator"
@@ -27,8 +28,20 @@ GROUP = 10
 _compiled = njit(fastmath={"reassoc", "contract", "nsz", "arcp"}, error_model="numpy", nogil=True, cache=True)
 
 _MAGNITUDE = np.int32(0x7FFFFFFF)
+_FRACTION = np.int32(0x007FFFFF)
+_INFINITY = np.int32(0x7F800000)
+_ONE_BITS = np.int32(0x3F800000)
+_EXPONENT, _BIAS = np.int32(23), np.int32(127)
 _ONE = np.float32(1)
+_HALF = np.float32(0.5)
 _ZERO = np.float32(0)
+
+FEW = 32
+"""With fewer pixels than this, vectors run along the channels."""
+PAD = 16
+"""Rows of sums are this much longer than needed: a power of two apart, they would share cache lines."""
+COLUMNS = 256
+"""How many columns of ten sums each stay in the nearest cache."""
 
 
 @_compiled
@@ -53,10 +66,18 @@ def _peak(values):
 def _column_peaks(x, peak):
     """The largest magnitude of each column."""
     bits, peak_bits = x.view(np.int32), peak.view(np.int32)
+    rows, columns = x.shape
     peak_bits[:] = 0
-    for i in range(x.shape[0]):
-        for k in range(x.shape[1]):
-            peak_bits[k] = max(peak_bits[k], bits[i, k] & _MAGNITUDE)
+    for i in range(0, rows - 3, 4):
+        a, b, c, d = bits[i], bits[i + 1], bits[i + 2], bits[i + 3]
+        for k in range(columns):
+            ab = max(a[k] & _MAGNITUDE, b[k] & _MAGNITUDE)
+            cd = max(c[k] & _MAGNITUDE, d[k] & _MAGNITUDE)
+            peak_bits[k] = max(peak_bits[k], max(ab, cd))
+    for i in range(rows - rows % 4, rows):
+        a = bits[i]
+        for k in range(columns):
+            peak_bits[k] = max(peak_bits[k], a[k] & _MAGNITUDE)
 
 
 @_compiled
@@ -208,13 +229,87 @@ def _weighted_sums(c, r, power, s, t, i):
 
 
 @_compiled
+def _weighted_column_sums(x, row_scale, scale, power, w, t, start, stop):
+    """`t[p, k] = sum_i (x[i, k] row_scale[i] scale[k])^p w[p, i]`: the next ten powers, some columns."""
+    t[:, start:stop] = 0
+    t0, t1, t2, t3 = t[0, start:stop], t[1, start:stop], t[2, start:stop], t[3, start:stop]
+    t4, t5, t6, t7 = t[4, start:stop], t[5, start:stop], t[6, start:stop], t[7, start:stop]
+    t8, t9 = t[8, start:stop], t[9, start:stop]
+    r = scale[start:stop]
+    rows = x.shape[0]
+    # Two rows at a time, so that the sums are fetched and stored half as often.
+    for i in range(0, rows - 1, 2):
+        xa, xb, ra, rb = x[i, start:stop], x[i + 1, start:stop], row_scale[i], row_scale[i + 1]
+        wa0, wa1, wa2, wa3, wa4 = w[0, i], w[1, i], w[2, i], w[3, i], w[4, i]
+        wa5, wa6, wa7, wa8, wa9 = w[5, i], w[6, i], w[7, i], w[8, i], w[9, i]
+        wb0, wb1, wb2, wb3, wb4 = w[0, i + 1], w[1, i + 1], w[2, i + 1], w[3, i + 1], w[4, i + 1]
+        wb5, wb6, wb7, wb8, wb9 = w[5, i + 1], w[6, i + 1], w[7, i + 1], w[8, i + 1], w[9, i + 1]
+        for k in range(stop - start):
+            va, vb = xa[k] * ra * r[k], xb[k] * rb * r[k]
+            a, b = va, vb
+            if power is not None:
+                a, b = a * power[i, start + k], b * power[i + 1, start + k]
+            t0[k] += a * wa0 + b * wb0
+            a, b = a * va, b * vb
+            t1[k] += a * wa1 + b * wb1
+            a, b = a * va, b * vb
+            t2[k] += a * wa2 + b * wb2
+            a, b = a * va, b * vb
+            t3[k] += a * wa3 + b * wb3
+            a, b = a * va, b * vb
+            t4[k] += a * wa4 + b * wb4
+            a, b = a * va, b * vb
+            t5[k] += a * wa5 + b * wb5
+            a, b = a * va, b * vb
+            t6[k] += a * wa6 + b * wb6
+            a, b = a * va, b * vb
+            t7[k] += a * wa7 + b * wb7
+            a, b = a * va, b * vb
+            t8[k] += a * wa8 + b * wb8
+            a, b = a * va, b * vb
+            t9[k] += a * wa9 + b * wb9
+            if power is not None:
+                power[i, start + k], power[i + 1, start + k] = a, b
+    for i in range(rows - rows % 2, rows):
+        xa, ra = x[i, start:stop], row_scale[i]
+        w0, w1, w2, w3, w4 = w[0, i], w[1, i], w[2, i], w[3, i], w[4, i]
+        w5, w6, w7, w8, w9 = w[5, i], w[6, i], w[7, i], w[8, i], w[9, i]
+        for k in range(stop - start):
+            v = xa[k] * ra * r[k]
+            a = v
+            if power is not None:
+                a *= power[i, start + k]
+            t0[k] += a * w0
+            a *= v
+            t1[k] += a * w1
+            a *= v
+            t2[k] += a * w2
+            a *= v
+            t3[k] += a * w3
+            a *= v
+            t4[k] += a * w4
+            a *= v
+            t5[k] += a * w5
+            a *= v
+            t6[k] += a * w6
+            a *= v
+            t7[k] += a * w7
+            a *= v
+            t8[k] += a * w8
+            a *= v
+            t9[k] += a * w9
+            if power is not None:
+                power[i, start + k] = a
+
+
+@_compiled
 def _row_sums(x, t, q, powers):
-    """`row_sums` of one example before the root: `t` `(orders, C)` and `q` `(C,)`."""
+    """`row_sums` of one example, channels x pixels, before the root: `t` `(orders, C)` and `q` `(C,)`."""
     channels, pixels = x.shape
     pixel_peak = np.empty(pixels, np.float32)
     scale = np.empty(pixels, np.float32)
     product = np.empty(pixels, np.float32)
-    s = np.empty((GROUP, pixels), np.float32)
+    s = np.empty((GROUP, pixels + PAD), np.float32)
     _column_peaks(x, pixel_peak)
     for k in range(pixels):
         scale[k] = _inverse(pixel_peak[k])
@@ -228,6 +323,35 @@ def _row_sums(x, t, q, powers):
                 q[i] = _peak(product)
             power = None if powers is None else powers[1, i]
             _weighted_sums(product, _inverse(q[i]), power, s, t[first : first + GROUP], i)
+
+
+@_compiled
+def _row_sums_of_pixels(x, t, q, powers):
+    """The same of an example that lies as pixels x channels."""
+    pixels, channels = x.shape
+    pixel_peak = np.empty(pixels, np.float32)
+    scale = np.empty(channels, np.float32)
+    product = np.empty(channels, np.float32)
+    s = np.empty((GROUP, pixels), np.float32)
+    product_bits, q_bits = product.view(np.int32), q.view(np.int32)
+    q_bits[:] = 0
+    for k in range(pixels):
+        row = x[k]
+        pixel_peak[k] = _peak(row)
+        for i in range(channels):
+            product[i] = row[i] * pixel_peak[k]
+        for i in range(channels):
+            q_bits[i] = max(q_bits[i], product_bits[i] & _MAGNITUDE)
+    for i in range(channels):
+        scale[i] = _inverse(q[i])
+    for first in range(0, t.shape[0], GROUP):
+        for k in range(pixels):
+            power = None if powers is None else powers[0, k]
+            _weighted_sums(x[k], _inverse(pixel_peak[k]), power, None, s, k)
+        for start in range(0, channels, COLUMNS):
+            stop = min(start + COLUMNS, channels)
+            power = None if powers is None else powers[1]
+            _weighted_column_sums(x, pixel_peak, scale, power, s, t[first : first + GROUP], start, stop)
 
 
 @_compiled
@@ -248,6 +372,24 @@ def _diagonal(x, t, q, powers):
 
 
 @_compiled
+def _diagonal_of_pixels(x, t, q, powers):
+    """The same of an example that lies as pixels x channels."""
+    channels = x.shape[1]
+    scale = np.empty(channels, np.float32)
+    square = np.empty(x.shape, np.float32)
+    _column_peaks(x, q)
+    for i in range(channels):
+        scale[i] = _inverse(q[i])
+        q[i] *= q[i]
+    for k in range(x.shape[0]):
+        for i in range(channels):
+            square[k, i] = (x[k, i] * scale[i]) * (x[k, i] * scale[i])
+    scale[:] = 1
+    for first in range(0, t.shape[0], GROUP):
+        _column_sums(square, scale, None if powers is None else powers[0], t[first : first + GROUP])
+
+
+@_compiled
 def _off_diagonal(x, t, q, powers):
     """`off_diagonal` of one example before the root."""
     channels, pixels = x.shape
@@ -258,9 +400,9 @@ def _off_diagonal(x, t, q, powers):
     second_scale = np.empty(pixels, np.float32)
     product = np.empty(pixels, np.float32)
     share = np.empty(pixels, np.float32)
-    partners = np.empty((GROUP, pixels), np.float32)
-    s = np.empty((GROUP, pixels), np.float32)
-    s_others = np.empty((GROUP, pixels), np.float32)
+    partners = np.empty((GROUP, pixels + PAD), np.float32)
+    s = np.empty((GROUP, pixels + PAD), np.float32)
+    s_others = np.empty((GROUP, pixels + PAD), np.float32)
     _two_column_peaks(x, peak, second, holder)
     others = x.copy()
     for k in range(pixels):
@@ -290,44 +432,126 @@ def _off_diagonal(x, t, q, powers):
 
 
 @_compiled
-def _powers_reached(count, x):
-    return np.ones((count, x.shape[0], x.shape[1]), np.float32)
+def _scratch(x, orders, out):
+    """Room for the sums of one example, its magnitudes, two rows more, and the example itself, turned."""
+    groups = (orders.max() + GROUP - 1) // GROUP
+    channels = out.shape[2]
+    return (
+        np.empty((groups * GROUP, channels + PAD), np.float32),
+        np.empty(channels, np.float32),
+        np.empty((2, channels), np.float32),
+        np.empty((x.shape[2], x.shape[1]), np.float32),
+    )
 
 
 @_compiled
-def _row_sums_of_some(x, t, q, start, stop):
-    for n in range(start, stop):
-        example = np.ascontiguousarray(x[n])
-        if t.shape[1] > GROUP:
-            _row_sums(example, t[n], q[n], _powers_reached(2, example))
-        else:
-            _row_sums(example, t[n], q[n], None)
+def _transposed(x, out):
+    for k in range(x.shape[1]):
+        row = out[k]
+        for i in range(x.shape[0]):
+            row[i] = x[i, k]
+    return out
+
+
+def _polynomial(
+    function: Callable[[np.ndarray], np.ndarray], degree: int, low: float, high: float
+) -> tuple[np.float32, ...]:
+    """The coefficients, lowest first, of a polynomial that follows a function between two points."""
+    found = np.polynomial.Chebyshev.interpolate(function, degree, [low, high])
+    return tuple(np.float32(c) for c in found.convert(kind=np.polynomial.Polynomial, domain=[-1, 1]).coef)
+
+
+# `log2(1 + r) / r` for mantissas about 1, and `2^y` for fractions about 0.
+_LOG = _polynomial(lambda r: np.log2(1 + r) / r, 9, 2**-0.5 - 1, 2**0.5 - 1)
+_EXP = _polynomial(np.exp2, 6, -0.5, 0.5)
+_L0, _L1, _L2, _L3, _L4, _L5, _L6, _L7, _L8, _L9 = _LOG
+_E0, _E1, _E2, _E3, _E4, _E5, _E6 = _EXP
 
 
 @_compiled
-def _diagonal_of_some(x, t, q, start, stop):
-    for n in range(start, stop):
-        example = np.ascontiguousarray(x[n])
-        if t.shape[1] > GROUP:
-            _diagonal(example, t[n], q[n], _powers_reached(1, example))
-        else:
-            _diagonal(example, t[n], q[n], None)
+def _roots(t, q, orders, work, out):
+    """`out[j] = q sign(t) |t|^(1/p)` for the `j`-th order `p`: by logarithms, in vectors."""
+    number, log = work[0], work[1]
+    number_bits = number.view(np.int32)
+    for j in range(orders.size):
+        sums = t[orders[j] - 1, : q.size]
+        bits = sums.view(np.int32)
+        if orders[j] == 1:
+            out[j] = sums * q
+            continue
+        for i in range(sums.size):
+            number_bits[i] = (bits[i] & _FRACTION) | _ONE_BITS  # the mantissa, from 1 to 2
+        share = _ONE / np.float32(orders[j])
+        for i in range(sums.size):
+            exponent = np.float32(((bits[i] & _MAGNITUDE) >> _EXPONENT) - _BIAS)
+            upper = number[i] > np.float32(2**0.5)
+            r = (number[i] * _HALF if upper else number[i]) - _ONE
+            y = ((((_L9 * r + _L8) * r + _L7) * r + _L6) * r + _L5) * r + _L4
+            y = (((y * r + _L3) * r + _L2) * r + _L1) * r + _L0
+            log[i] = (y * r + (exponent + _ONE if upper else exponent)) * share
+        for i in range(sums.size):
+            number_bits[i] = (np.int32(np.floor(log[i] + _HALF)) + _BIAS) << _EXPONENT  # the power of two
+        for i in range(sums.size):
+            y = log[i] - np.floor(log[i] + _HALF)
+            y = (((((_E6 * y + _E5) * y + _E4) * y + _E3) * y + _E2) * y + _E1) * y + _E0
+            y *= number[i]
+            plain = sums[i] == _ZERO or (bits[i] & _INFINITY) == _INFINITY
+            log[i] = q[i] * (sums[i] if plain else y if sums[i] > _ZERO else -y)
+        out[j] = log
 
 
 @_compiled
-def _off_diagonal_of_some(x, t, q, start, stop):
+def _row_sums_of_some(x, turn, orders, like, out, start, stop):
+    t, q, row, turned = _scratch(x, orders, out)
     for n in range(start, stop):
-        example = np.ascontiguousarray(x[n])
-        if t.shape[1] > GROUP:
-            _off_diagonal(example, t[n], q[n], _powers_reached(4, example))
-        else:
-            _off_diagonal(example, t[n], q[n], None)
+        example = _transposed(x[n], turned) if turn else x[n]
+        _row_sums(example, t, q, None if like is None else np.ones_like(like))
+        _roots(t, q, orders, row, out[n])
 
 
+@_compiled
+def _row_sums_of_pixels_of_some(x, turn, orders, like, out, start, stop):
+    t, q, row, turned = _scratch(x, orders, out)
+    for n in range(start, stop):
+        example = _transposed(x[n], turned) if turn else x[n]
+        _row_sums_of_pixels(example, t, q, None if like is None else np.ones_like(like))
+        _roots(t, q, orders, row, out[n])
+
+
+@_compiled
+def _diagonal_of_some(x, turn, orders, like, out, start, stop):
+    t, q, row, turned = _scratch(x, orders, out)
+    for n in range(start, stop):
+        example = _transposed(x[n], turned) if turn else x[n]
+        _diagonal(example, t, q, None if like is None else np.ones_like(like))
+        _roots(t, q, orders, row, out[n])
+
+
+@_compiled
+def _diagonal_of_pixels_of_some(x, turn, orders, like, out, start, stop):
+    t, q, row, turned = _scratch(x, orders, out)
+    for n in range(start, stop):
+        example = _transposed(x[n], turned) if turn else x[n]
+        _diagonal_of_pixels(example, t, q, None if like is None else np.ones_like(like))
+        _roots(t, q, orders, row, out[n])
+
+
+@_compiled
+def _off_diagonal_of_some(x, turn, orders, like, out, start, stop):
+    t, q, row, turned = _scratch(x, orders, out)
+    for n in range(start, stop):
+        example = _transposed(x[n], turned) if turn else x[n]
+        _off_diagonal(example, t, q, None if like is None else np.ones_like(like))
+        _roots(t, q, orders, row, out[n])
+
+
+# By statistic and whether the rows are pixels; and how many powers each remembers beyond ten orders.
 _OF_SOME = {
-    "row_sums": _row_sums_of_some,
-    "diagonal": _diagonal_of_some,
-    "off_diagonal": _off_diagonal_of_some,
+    ("row_sums", False): (_row_sums_of_some, 2),
+    ("row_sums", True): (_row_sums_of_pixels_of_some, 2),
+    ("diagonal", False): (_diagonal_of_some, 1),
+    ("diagonal", True): (_diagonal_of_pixels_of_some, 1),
+    ("off_diagonal", False): (_off_diagonal_of_some, 4),
 }
 # Threads that sleep when there is nothing to do: those that numba starts itself were seen busy between calls.
 _threads = ThreadPoolExecutor(os.cpu_count(), "gramwatch")
@@ -345,14 +569,16 @@ def _in_parts(function: Callable[..., None], count: int, *arguments: object) -> 
 
 def compute(statistic: str, maps: Tensor, orders: tuple[int, ...], out: Tensor) -> None:
     """A statistic of maps `(N, C, M)` into `out` `(N, orders, C)`."""
-    examples, channels, _ = maps.shape
-    groups = -(-max(orders) // GROUP)
-    t = torch.empty(examples, groups * GROUP, channels, dtype=torch.float32)
-    q = torch.empty(examples, channels, dtype=torch.float32)
-    _in_parts(_OF_SOME[statistic], examples, maps.detach().float().numpy(), t.numpy(), q.numpy())
-    wanted = t[:, [order - 1 for order in orders]]
-    roots = wanted.abs().pow_(1 / torch.tensor(orders, dtype=torch.float32)[:, None])
-    torch.mul(roots.copysign_(wanted), q[:, None], out=out)
+    examples, channels, pixels = maps.shape
+    dense_channels = maps.stride(1) == 1 and channels > 1
+    # Vectors run along memory, unless that axis is too short for them.
+    of_pixels = dense_channels if min(channels, pixels) >= FEW else channels > pixels
+    of_pixels = of_pixels and statistic != "off_diagonal"
+    x = (maps.transpose(1, 2) if dense_channels else maps).detach().float().contiguous().numpy()
+    function, powers = _OF_SOME[statistic, of_pixels]
+    rows = (pixels, channels) if of_pixels else (channels, pixels)
+    like = None if max(orders) <= GROUP else np.empty((powers, *rows), np.float32)
+    _in_parts(function, examples, x, of_pixels != dense_channels, np.array(orders), like, out.numpy())
 
 
 @_compiled
@@ -360,19 +586,22 @@ def _deviations(statistics, predicted, minimum, maximum, starts, weights, out, s
     for n in range(start, stop):
         low, high, values = minimum[predicted[n]], maximum[predicted[n]], statistics[n]
         for tap in range(out.shape[1]):
-            out[n, tap] = _outside(values, low, high, weights, starts[tap], starts[tap + 1])
+            a, b = starts[tap], starts[tap + 1]
+            out[n, tap] = _outside(values[a:b], low[a:b], high[a:b], weights[a:b])
 
 
 @_compiled
-def _outside(values, low, high, weights, start, stop):
-    """Eq. 3-4 over some features. What is not finite stays so."""
+def _outside(values, low, high, weights):
+    """Eq. 3-4 over the features of a tap. What is not finite stays so."""
     total = _ZERO
     tiny = np.float32(1e-6)
-    for f in range(start, stop):
+    for f in range(values.size):
         below, above = low[f] - values[f], values[f] - high[f]
-        below = _ZERO if below <= _ZERO else below / abs(low[f] + tiny)
-        above = _ZERO if above <= _ZERO else above / abs(high[f] + tiny)
-        total += weights[f] * (below + above)
+        # Divided in any case, chosen after: so it is done in vectors.
+        share_below, share_above = below / abs(low[f] + tiny), above / abs(high[f] + tiny)
+        share_below = _ZERO if below <= _ZERO else share_below
+        share_above = _ZERO if above <= _ZERO else share_above
+        total += weights[f] * (share_below + share_above)
     return total
 
 
@@ -391,8 +620,9 @@ def deviations(
 def _widen(statistics, predicted, minimum, maximum, start, stop):
     for n in range(statistics.shape[0]):
         if predicted[n] >= 0:
-            low, high, values = minimum[predicted[n]], maximum[predicted[n]], statistics[n]
-            for f in range(start, stop):
+            low, high = minimum[predicted[n], start:stop], maximum[predicted[n], start:stop]
+            values = statistics[n, start:stop]
+            for f in range(values.size):
                 low[f] = min(low[f], values[f])
                 high[f] = max(high[f], values[f])
 

@@ -7,6 +7,8 @@ map is read twice as it lies in memory, channels first or last: for the pixel su
 # ruff: noqa: N803
 # mypy: disable-error-code="no-untyped-def, misc, untyped-decorator"
 
+from collections.abc import Callable
+
 import torch
 import triton
 import triton.language as tl
@@ -14,6 +16,8 @@ from torch import Tensor
 
 GROUP = 10
 """How many orders are summed at a time, in registers."""
+CACHED_BYTES = 24 * 2**20
+"""How much of a batch's map is worked on at a time."""
 FEATURES = 1024
 """How many features of an example a program looks at together."""
 
@@ -50,13 +54,29 @@ def _power(base, EXPONENT: tl.constexpr):
 
 
 @triton.jit
-def _root(t, order: tl.constexpr):
+def _root(t, order):
     """`sign(t) |t|^(1/order)`."""
-    root = t
-    if order > 1:
-        size = tl.exp2(tl.log2(tl.abs(t)) / order)
-        root = tl.where(t < 0, -size, tl.where(t == 0, 0.0, size))
-    return root
+    size = tl.exp2(tl.log2(tl.abs(t)) / order)
+    root = tl.where(t < 0, -size, tl.where(t == 0, 0.0, size))
+    return tl.where(order == 1, t, root)
+
+
+@triton.jit
+def _fold(tile, AXIS: tl.constexpr, DENSE: tl.constexpr, FOLD: tl.constexpr):
+    """Sum the `FOLD` entries along an axis that one thread holds: neighbours, or every so many."""
+    outer: tl.constexpr = tile.shape[0]
+    inner: tl.constexpr = tile.shape[1]
+    if AXIS == 0:
+        if DENSE:
+            folded = tl.sum(tl.reshape(tile, (outer // FOLD, FOLD, inner)), 1)
+        else:
+            folded = tl.sum(tl.reshape(tile, (FOLD, outer // FOLD, inner)), 0)
+    else:
+        if DENSE:
+            folded = tl.sum(tl.reshape(tile, (outer, inner // FOLD, FOLD)), 2)
+        else:
+            folded = tl.sum(tl.reshape(tile, (outer, FOLD, inner // FOLD)), 1)
+    return folded
 
 
 @triton.jit
@@ -109,6 +129,8 @@ def _pixel_sums(
     OTHERS: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
+    DENSE: tl.constexpr,
+    FOLD: tl.constexpr,
 ):
     """Each pixel's sums over the channels, divided by its peak, of `ORDERS` orders after `FIRST`.
 
@@ -137,7 +159,7 @@ def _pixel_sums(
     else:
         peak = _positive(tl.load(peaks + OTHERS * pixels + pixel, mask=inside, other=1.0))
     scale = 1.0 / peak
-    zero = tl.zeros((ROWS, BLOCK), tl.float32)
+    zero = tl.zeros((ROWS // FOLD, BLOCK), tl.float32)
     t0 = zero
     t1 = zero
     t2 = zero
@@ -154,34 +176,34 @@ def _pixel_sums(
             base = tl.where((first + row)[:, None] == holder[None, :], 0.0, base)
         power = _power(base, FIRST)
         if ORDERS > 0:
-            t0 += power
+            t0 += _fold(power, 0, DENSE, FOLD)
             power *= base
         if ORDERS > 1:
-            t1 += power
+            t1 += _fold(power, 0, DENSE, FOLD)
             power *= base
         if ORDERS > 2:
-            t2 += power
+            t2 += _fold(power, 0, DENSE, FOLD)
             power *= base
         if ORDERS > 3:
-            t3 += power
+            t3 += _fold(power, 0, DENSE, FOLD)
             power *= base
         if ORDERS > 4:
-            t4 += power
+            t4 += _fold(power, 0, DENSE, FOLD)
             power *= base
         if ORDERS > 5:
-            t5 += power
+            t5 += _fold(power, 0, DENSE, FOLD)
             power *= base
         if ORDERS > 6:
-            t6 += power
+            t6 += _fold(power, 0, DENSE, FOLD)
             power *= base
         if ORDERS > 7:
-            t7 += power
+            t7 += _fold(power, 0, DENSE, FOLD)
             power *= base
         if ORDERS > 8:
-            t8 += power
+            t8 += _fold(power, 0, DENSE, FOLD)
             power *= base
         if ORDERS > 9:
-            t9 += power
+            t9 += _fold(power, 0, DENSE, FOLD)
             power *= base
     if ORDERS > 0:
         tl.store(out + 0 * pixels + pixel, tl.sum(t0, 0), mask=pixel < pixels)
@@ -241,12 +263,10 @@ def _products(x, peaks, channel, pixel, channels, pixels, stride_c, stride_m, KI
 
 
 @triton.jit
-def _store_wanted(out, n, stride_out, channel, channels, t, q, order: tl.constexpr, WANTED: tl.constexpr):
-    """Write the statistic of one order to its place, if it was asked for."""
-    for position in tl.static_range(len(WANTED)):
-        if WANTED[position] == order:
-            place = out + n.to(tl.int64) * stride_out + position * channels + channel
-            tl.store(place, _root(t, order) * q, mask=channel < channels)
+def _with_column(table, t, k: tl.constexpr):
+    """The table with the row sums of `t` in its column `k`."""
+    column = tl.arange(0, table.shape[1])[None, :]
+    return tl.where(column == k, tl.sum(t, 1)[:, None], table)
 
 
 @triton.jit
@@ -267,6 +287,8 @@ def _channel_sums(
     WANTED: tl.constexpr,
     BLOCK: tl.constexpr,
     COLUMNS: tl.constexpr,
+    DENSE: tl.constexpr,
+    FOLD: tl.constexpr,
 ):
     """Each channel's sums over the pixels, rooted: the statistic itself, of `ORDERS` orders after `FIRST`."""
     n = tl.program_id(0)
@@ -289,7 +311,7 @@ def _channel_sums(
         largest = _larger(largest, tl.abs(product))
     q = _positive(tl.reduce(largest, 1, _larger))
     scale = 1.0 / q
-    zero = tl.zeros((BLOCK, COLUMNS), tl.float32)
+    zero = tl.zeros((BLOCK, COLUMNS // FOLD), tl.float32)
     t0 = zero
     t1 = zero
     t2 = zero
@@ -311,105 +333,202 @@ def _channel_sums(
         if KIND == _OFF_DIAGONAL:
             own = _power(share, FIRST)
         if ORDERS > 0:
-            t0 += power * _weight(sums + 0 * pixels, others, 0, pixel, pixels, is_holder, own, KIND)
+            t0 += _fold(
+                power * _weight(sums + 0 * pixels, others, 0, pixel, pixels, is_holder, own, KIND),
+                1,
+                DENSE,
+                FOLD,
+            )
             power *= base
             own *= share
         if ORDERS > 1:
-            t1 += power * _weight(sums + 1 * pixels, others, 1, pixel, pixels, is_holder, own, KIND)
+            t1 += _fold(
+                power * _weight(sums + 1 * pixels, others, 1, pixel, pixels, is_holder, own, KIND),
+                1,
+                DENSE,
+                FOLD,
+            )
             power *= base
             own *= share
         if ORDERS > 2:
-            t2 += power * _weight(sums + 2 * pixels, others, 2, pixel, pixels, is_holder, own, KIND)
+            t2 += _fold(
+                power * _weight(sums + 2 * pixels, others, 2, pixel, pixels, is_holder, own, KIND),
+                1,
+                DENSE,
+                FOLD,
+            )
             power *= base
             own *= share
         if ORDERS > 3:
-            t3 += power * _weight(sums + 3 * pixels, others, 3, pixel, pixels, is_holder, own, KIND)
+            t3 += _fold(
+                power * _weight(sums + 3 * pixels, others, 3, pixel, pixels, is_holder, own, KIND),
+                1,
+                DENSE,
+                FOLD,
+            )
             power *= base
             own *= share
         if ORDERS > 4:
-            t4 += power * _weight(sums + 4 * pixels, others, 4, pixel, pixels, is_holder, own, KIND)
+            t4 += _fold(
+                power * _weight(sums + 4 * pixels, others, 4, pixel, pixels, is_holder, own, KIND),
+                1,
+                DENSE,
+                FOLD,
+            )
             power *= base
             own *= share
         if ORDERS > 5:
-            t5 += power * _weight(sums + 5 * pixels, others, 5, pixel, pixels, is_holder, own, KIND)
+            t5 += _fold(
+                power * _weight(sums + 5 * pixels, others, 5, pixel, pixels, is_holder, own, KIND),
+                1,
+                DENSE,
+                FOLD,
+            )
             power *= base
             own *= share
         if ORDERS > 6:
-            t6 += power * _weight(sums + 6 * pixels, others, 6, pixel, pixels, is_holder, own, KIND)
+            t6 += _fold(
+                power * _weight(sums + 6 * pixels, others, 6, pixel, pixels, is_holder, own, KIND),
+                1,
+                DENSE,
+                FOLD,
+            )
             power *= base
             own *= share
         if ORDERS > 7:
-            t7 += power * _weight(sums + 7 * pixels, others, 7, pixel, pixels, is_holder, own, KIND)
+            t7 += _fold(
+                power * _weight(sums + 7 * pixels, others, 7, pixel, pixels, is_holder, own, KIND),
+                1,
+                DENSE,
+                FOLD,
+            )
             power *= base
             own *= share
         if ORDERS > 8:
-            t8 += power * _weight(sums + 8 * pixels, others, 8, pixel, pixels, is_holder, own, KIND)
+            t8 += _fold(
+                power * _weight(sums + 8 * pixels, others, 8, pixel, pixels, is_holder, own, KIND),
+                1,
+                DENSE,
+                FOLD,
+            )
             power *= base
             own *= share
         if ORDERS > 9:
-            t9 += power * _weight(sums + 9 * pixels, others, 9, pixel, pixels, is_holder, own, KIND)
+            t9 += _fold(
+                power * _weight(sums + 9 * pixels, others, 9, pixel, pixels, is_holder, own, KIND),
+                1,
+                DENSE,
+                FOLD,
+            )
             power *= base
             own *= share
+    # All orders of a channel side by side, so that the threads share the roots.
+    table = tl.zeros((BLOCK, 16), tl.float32)
     if ORDERS > 0:
-        _store_wanted(out, n, stride_out, channel, channels, tl.sum(t0, 1), q, FIRST + 0 + 1, WANTED)
+        table = _with_column(table, t0, 0)
     if ORDERS > 1:
-        _store_wanted(out, n, stride_out, channel, channels, tl.sum(t1, 1), q, FIRST + 1 + 1, WANTED)
+        table = _with_column(table, t1, 1)
     if ORDERS > 2:
-        _store_wanted(out, n, stride_out, channel, channels, tl.sum(t2, 1), q, FIRST + 2 + 1, WANTED)
+        table = _with_column(table, t2, 2)
     if ORDERS > 3:
-        _store_wanted(out, n, stride_out, channel, channels, tl.sum(t3, 1), q, FIRST + 3 + 1, WANTED)
+        table = _with_column(table, t3, 3)
     if ORDERS > 4:
-        _store_wanted(out, n, stride_out, channel, channels, tl.sum(t4, 1), q, FIRST + 4 + 1, WANTED)
+        table = _with_column(table, t4, 4)
     if ORDERS > 5:
-        _store_wanted(out, n, stride_out, channel, channels, tl.sum(t5, 1), q, FIRST + 5 + 1, WANTED)
+        table = _with_column(table, t5, 5)
     if ORDERS > 6:
-        _store_wanted(out, n, stride_out, channel, channels, tl.sum(t6, 1), q, FIRST + 6 + 1, WANTED)
+        table = _with_column(table, t6, 6)
     if ORDERS > 7:
-        _store_wanted(out, n, stride_out, channel, channels, tl.sum(t7, 1), q, FIRST + 7 + 1, WANTED)
+        table = _with_column(table, t7, 7)
     if ORDERS > 8:
-        _store_wanted(out, n, stride_out, channel, channels, tl.sum(t8, 1), q, FIRST + 8 + 1, WANTED)
+        table = _with_column(table, t8, 8)
     if ORDERS > 9:
-        _store_wanted(out, n, stride_out, channel, channels, tl.sum(t9, 1), q, FIRST + 9 + 1, WANTED)
+        table = _with_column(table, t9, 9)
+    order = (FIRST + 1 + tl.arange(0, 16))[None, :]
+    position = tl.full((1, 16), -1, tl.int32)
+    for k in tl.static_range(len(WANTED)):
+        if WANTED[k] <= FIRST + ORDERS:
+            position = tl.where(order == WANTED[k], k, position)
+    place = out + n.to(tl.int64) * stride_out + position * channels + channel[:, None]
+    wanted = (position >= 0) & (channel[:, None] < channels)
+    tl.store(place, _root(table, order) * q[:, None], mask=wanted)
 
 
 def compute(statistic: str, maps: Tensor, orders: tuple[int, ...], out: Tensor) -> None:
-    """A statistic of maps `(N, C, M)` into `out` `(N, orders, C)`, whose last two axes are dense."""
-    kind = _KINDS[statistic]
+    """A statistic of maps `(N, C, M)` into `out` `(N, orders, C)`, whose last two axes are dense.
+
+    As many examples at a time as stay in the GPU's cache between the passes over them.
+    """
+    example_bytes = maps.shape[1] * maps.shape[2] * maps.element_size()
+    at_once = max(1, CACHED_BYTES // example_bytes)
+    for first in range(0, len(maps), at_once):
+        some = slice(first, first + at_once)
+        _compute_some(_KINDS[statistic], maps[some], orders, out[some])
+
+
+def _compute_some(kind: int, maps: Tensor, orders: tuple[int, ...], out: Tensor) -> None:
     examples, channels, pixels = maps.shape
     sizes = (channels, pixels, *maps.stride())
-    rows, columns, warps = _tile(channels, pixels, maps.stride(1) == 1 and channels > 1)
-    over_pixels = (examples, triton.cdiv(pixels, columns))
-    over_channels = (examples, triton.cdiv(channels, rows))
+    summing_channels, channel_warps = _tile(maps, reduced=0)
+    summing_pixels, pixel_warps = _tile(maps, reduced=1)
+    over_pixels = (examples, triton.cdiv(pixels, summing_channels[1]))
+    over_channels = (examples, triton.cdiv(channels, summing_pixels[0]))
     peaks = sums = out  # not looked at by `diagonal`
-    both = 2 if statistic == "off_diagonal" else 1
-    if statistic != "diagonal":
+    both = 2 if kind == _OFF_DIAGONAL else 1
+    if kind != _DIAGONAL:
         peaks = torch.empty(examples, 2 * both - 1, pixels, dtype=torch.float32, device=maps.device)
-    if statistic == "off_diagonal":
-        _two_pixel_peaks[over_pixels](maps, peaks, *sizes, rows, columns, num_warps=warps)
+    if kind == _OFF_DIAGONAL:
+        rows, columns, *_ = summing_channels
+        _two_pixel_peaks[over_pixels](maps, peaks, *sizes, rows, columns, num_warps=channel_warps)
     for first in range(0, max(orders), GROUP):
-        count = min(GROUP, max(orders) - first)
-        group = (kind, first, count)
-        if statistic != "diagonal":
-            sums = torch.empty(examples, both, count, pixels, dtype=torch.float32, device=maps.device)
+        group = (kind, first, min(GROUP, max(orders) - first))
+        if kind != _DIAGONAL:
+            sums = torch.empty(examples, both, group[2], pixels, dtype=torch.float32, device=maps.device)
             for others in range(both):
                 _pixel_sums[over_pixels](
-                    maps, peaks, sums, *sizes, *group, others, rows, columns, num_warps=warps
+                    maps, peaks, sums, *sizes, *group, others, *summing_channels, num_warps=channel_warps
                 )
         _channel_sums[over_channels](
-            maps, peaks, sums, out, *sizes, out.stride(0), *group, orders, rows, columns, num_warps=warps
+            maps,
+            peaks,
+            sums,
+            out,
+            *sizes,
+            out.stride(0),
+            *group,
+            orders,
+            *summing_pixels,
+            num_warps=pixel_warps,
         )
 
 
-def _tile(channels: int, pixels: int, channels_are_dense: bool) -> tuple[int, int, int]:
-    """Channels and pixels that a program looks at together, most of them along memory, and its warps.
+def _tile(maps: Tensor, reduced: int) -> tuple[tuple[int, int, bool, int], int]:
+    """How a program that sums over the channels (0) or the pixels (1) walks over an example.
 
-    The sizes are a compromise among those that did well on an H200 (`python -m benchmarks.tune_cuda`).
+    Gives the tile's channels and pixels, whether the axis summed over is dense in memory, how many of its
+    entries a thread holds and folds, and the number of warps. A thread holds 16 bytes along memory, and
+    several such pieces across it. The sizes did best on an H200 (`python -m benchmarks.tune_cuda`).
     """
-    size, width, warps = (1024, 64, 2) if channels_are_dense else (512, 128, 1)
-    along, across = (channels, pixels) if channels_are_dense else (pixels, channels)
-    along = min(triton.next_power_of_2(along), width)
-    across = min(triton.next_power_of_2(across), size // along)
-    return (along, across, warps) if channels_are_dense else (across, along, warps)
+    _, channels, pixels = maps.shape
+    dense = 0 if maps.stride(1) == 1 and channels > 1 else 1
+    extent = triton.next_power_of_2(channels), triton.next_power_of_2(pixels)
+    warps, width, held = _TILES[reduced == dense, reduced](channels, pixels)
+    threads = 32 * warps
+    vector = min(16 // maps.element_size(), extent[dense])
+    width = min(width, extent[dense])
+    across = min(extent[1 - dense], held * threads // width)
+    # What lies across memory is dealt out to the threads first, then each gets its next piece.
+    fold = min(vector, width) if reduced == dense else max(1, across * width // (vector * threads))
+    return ((width, across) if dense == 0 else (across, width)) + (reduced == dense, fold), warps
+
+
+# By whether the axis summed over is dense, and which it is: warps, entries along memory, entries of a thread.
+_TILES: dict[tuple[bool, int], Callable[[int, int], tuple[int, int, int]]] = {
+    (False, 0): lambda channels, pixels: (1 if pixels >= 32 else 4, 32, 32),
+    (True, 1): lambda channels, pixels: (1, 128, 16) if pixels > 256 else (4, 32, 16),
+    (True, 0): lambda channels, pixels: (1, 128, 8) if channels >= 128 else (4, 32, 8),
+    (False, 1): lambda channels, pixels: (1 if pixels <= 256 else 4, 32, 16),
+}
 
 
 @triton.jit
