@@ -14,6 +14,9 @@ from torch import Tensor
 
 from gramwatch import kernels
 
+AT_ONCE = 32
+"""How many examples, or classes, are worked on together where a copy of their bounds is needed."""
+
 
 class Bounds(ABC):
     """The running state: a few tensors of shape `(classes, *features)`."""
@@ -24,12 +27,17 @@ class Bounds(ABC):
     """The tensors that make up the state, as they are called in a saved file."""
 
     def __init__(self, classes: int, features: tuple[int, ...], device: torch.device | str = "cpu") -> None:
+        self.classes = classes
         self._state = self._empty(classes, features, torch.device(device))
-        self._table: tuple[Tensor, ...] | None = None
+        self._forget()
 
     @abstractmethod
     def _empty(self, classes: int, features: tuple[int, ...], device: torch.device) -> dict[str, Tensor]:
-        """The state before any example."""
+        """The state before any example; rows after the last class are not part of what is saved."""
+
+    @abstractmethod
+    def _forget(self) -> None:
+        """Forget what was derived from the state: it is about to change."""
 
     @abstractmethod
     def update(self, statistics: Tensor, predicted: Tensor) -> None:
@@ -43,67 +51,61 @@ class Bounds(ABC):
         """Take in everything another shard has seen."""
 
     @abstractmethod
-    def _summary(self) -> tuple[Tensor, ...]:
-        """What deviations are computed from, per class, pooled where the class itself says nothing."""
-
-    def table(self) -> tuple[Tensor, ...]:
-        """What deviations are computed from, `(classes, *features)` each."""
-        if self._table is None:
-            self._table = self._summary()
-        return self._table
-
     def rows(self, predicted: Tensor, features: slice = slice(None)) -> tuple[Tensor, ...]:
-        """The bounds of each example's predicted class, `(N, *features)` each, or of some features."""
-        return tuple(row[:, features][predicted] for row in self.table())
+        """What judges each example, `(N, *features)` each, or some of the features.
+
+        These are the bounds of its predicted class, pooled ones where that class itself says nothing.
+        """
 
     def state(self) -> dict[str, Tensor]:
         """The state's tensors, by name."""
-        return dict(self._state)
+        return {name: tensor[: self.classes] for name, tensor in self._state.items()}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Replace the state by one of the same shapes."""
-        for name, tensor in self._state.items():
+        for name, tensor in self.state().items():
             if state[name].shape != tensor.shape:
                 raise ValueError(f"{name} has shape {tuple(state[name].shape)}, not {tuple(tensor.shape)}")
-        self._replace({name: state[name].to(t, copy=True) for name, t in self._state.items()})
+        loaded = {name: torch.empty_like(tensor) for name, tensor in self._state.items()}
+        for name, tensor in loaded.items():
+            tensor[: self.classes] = state[name]
+        self._replace(loaded)
 
     def _replace(self, state: dict[str, Tensor]) -> None:
+        self._forget()
         # One assignment, so that an interruption never leaves a state half old, half new.
         self._state = state
-        self._table = None
 
     def _same_kind(self, other: "Bounds") -> dict[str, Tensor]:
         if type(other) is not type(self):
             raise TypeError(f"{other.name} bounds cannot be merged into {self.name} bounds")
-        theirs = other.state()
         for name, tensor in self._state.items():
-            if theirs[name].shape != tensor.shape:
-                raise ValueError(
-                    f"bounds of shape {tuple(theirs[name].shape)} cannot be merged into {tuple(tensor.shape)}"
-                )
-        return {name: theirs[name].to(tensor) for name, tensor in self._state.items()}
+            if other._state[name].shape != tensor.shape:
+                theirs, mine = (tuple(bounds.state()[name].shape) for bounds in (other, self))
+                raise ValueError(f"bounds of shape {theirs} cannot be merged into {mine}")
+        return {name: other._state[name].to(tensor) for name, tensor in self._state.items()}
 
 
 class MinMax(Bounds):
-    """The smallest and the largest value of each statistic (Algorithm 1: Mins and Maxs)."""
+    """The smallest and the largest value of each statistic (Algorithm 1: Mins and Maxs).
+
+    One row after the last class holds the bounds pooled over all classes. It is filled when first needed.
+    """
 
     name = "min_max"
     state_names = ("minimum", "maximum")
 
     def _empty(self, classes: int, features: tuple[int, ...], device: torch.device) -> dict[str, Tensor]:
-        infinity = torch.full((classes, *features), torch.inf, dtype=torch.float32, device=device)
+        infinity = torch.full((classes + 1, *features), torch.inf, dtype=torch.float32, device=device)
         return {"minimum": infinity, "maximum": -infinity}
+
+    def _forget(self) -> None:
+        self._never: Tensor | None = None
 
     def update(self, statistics: Tensor, predicted: Tensor) -> None:
         """Widen the range of each example's predicted class to take the example in."""
-        self._table = None
-        minimum, maximum = self._state["minimum"], self._state["maximum"]
-        if statistics.ndim == 2 and kernels.widen(statistics, predicted, minimum, maximum):
-            return
-        kept = _aligned(predicted >= 0, statistics.ndim)
-        index = _aligned(predicted.clamp_min(0), statistics.ndim).expand_as(statistics)
-        minimum.scatter_reduce_(0, index, torch.where(kept, statistics, torch.inf), "amin")
-        maximum.scatter_reduce_(0, index, torch.where(kept, statistics, -torch.inf), "amax")
+        self._forget()
+        _widen(statistics, predicted, self._state["minimum"], self._state["maximum"])
 
     def merge(self, other: Bounds) -> None:
         """The smaller minimum and the larger maximum of the two."""
@@ -115,16 +117,44 @@ class MinMax(Bounds):
             }
         )
 
-    def _summary(self) -> tuple[Tensor, ...]:
+    def lookup(self, predicted: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Tables of minima and maxima, and the row in them that judges each example."""
+        return self._state["minimum"], self._state["maximum"], self._judging(predicted)
+
+    def rows(self, predicted: Tensor, features: slice = slice(None)) -> tuple[Tensor, ...]:
+        """The minimum and the maximum that judge each example."""
+        rows = self._judging(predicted)
+        return tuple(self._state[name][:, features][rows] for name in ("minimum", "maximum"))
+
+    def _judging(self, predicted: Tensor) -> Tensor:
+        """The row that judges each example: the pooled one where its class was never predicted."""
+        if self._never is None:
+            with torch.inference_mode():  # in which tensors may be written wherever they were made
+                self._pool()
+                self._never = self._never_predicted()
+        return torch.where(self._never[predicted], self.classes, predicted)
+
+    def _pool(self) -> None:
+        """Fill the last row."""
         minimum, maximum = self._state["minimum"], self._state["maximum"]
-        never = (minimum > maximum).flatten(1).all(1)
-        if not never.any():
-            return minimum, maximum
-        never = _aligned(never, minimum.ndim)
-        return (
-            torch.where(never, minimum.amin(0), minimum),
-            torch.where(never, maximum.amax(0), maximum),
-        )
+        minimum[-1] = minimum[:-1].amin(0)
+        maximum[-1] = maximum[:-1].amax(0)
+
+    def _never_predicted(self) -> Tensor:
+        """Which classes have no range: `any`, as an interruption may have left one without some features."""
+        split = (self._state[name][:-1].split(AT_ONCE) for name in ("minimum", "maximum"))
+        return torch.cat([(low > high).flatten(1).any(1) for low, high in zip(*split, strict=True)])
+
+
+def _widen(statistics: Tensor, predicted: Tensor, minimum: Tensor, maximum: Tensor) -> None:
+    """Widen in place the range of each example's class; a negative class is left out."""
+    dense = statistics.ndim == 2 and all(t.is_contiguous() for t in (statistics, minimum, maximum))
+    if dense and kernels.widen(statistics, predicted, minimum, maximum):
+        return
+    kept = _aligned(predicted >= 0, statistics.ndim)
+    index = _aligned(predicted.clamp_min(0), statistics.ndim).expand_as(statistics)
+    minimum.scatter_reduce_(0, index, torch.where(kept, statistics, torch.inf), "amin")
+    maximum.scatter_reduce_(0, index, torch.where(kept, statistics, -torch.inf), "amax")
 
 
 class MeanVariance(Bounds):
@@ -143,6 +173,9 @@ class MeanVariance(Bounds):
         zero = torch.zeros(classes, *features, dtype=torch.float64, device=device)
         return {"count": count, "mean": zero, "squares": zero.clone()}
 
+    def _forget(self) -> None:
+        self._summary: tuple[Tensor, ...] | None = None
+
     def update(self, statistics: Tensor, predicted: Tensor) -> None:
         """Join the batch's own mean and squared deviations, class by class, with those so far."""
         kept, index = _aligned(predicted >= 0, statistics.ndim), predicted.clamp_min(0)
@@ -159,7 +192,14 @@ class MeanVariance(Bounds):
         """The moments of both shards together."""
         self._replace(_joined_moments(self._state, self._same_kind(other)))
 
-    def _summary(self) -> tuple[Tensor, ...]:
+    def rows(self, predicted: Tensor, features: slice = slice(None)) -> tuple[Tensor, ...]:
+        """The mean and the variance that judge each example."""
+        if self._summary is None:
+            self._summary = self._summarised()
+        return tuple(table[:, features][predicted] for table in self._summary)
+
+    def _summarised(self) -> tuple[Tensor, ...]:
+        """Mean and variance of each class, pooled where it has too few examples."""
         count, mean, squares = (self._state[name] for name in self.state_names)
         total = count.sum(0).clamp_min(1)
         pooled_mean = (count * mean).sum(0) / total

@@ -63,8 +63,8 @@ def tap_deviations(statistics: Tensor, predicted: Tensor, bounds: Bounds, layout
 
     """
     if isinstance(bounds, MinMax):
-        minimum, maximum = bounds.table()
-        found = kernels.deviations(statistics, predicted, minimum, maximum, layout.starts, layout.weights)
+        minimum, maximum, rows = bounds.lookup(predicted)
+        found = kernels.deviations(statistics, rows, minimum, maximum, layout.starts, layout.weights)
         if found is not None:
             return found
     delta = outside_range if isinstance(bounds, MinMax) else squared_distance
