@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 from torch import Tensor
 
-from gramwatch.bounds import BOUNDS, Bounds, MeanVariance, MinMax
+from gramwatch.bounds import BOUNDS, Bounds, HalfMinMax, MeanVariance, MinMax
 from gramwatch.deviation import Layout, tap_deviations
 
-KINDS = list(BOUNDS.values())
+KINDS = [*BOUNDS.values(), HalfMinMax]
 FEATURES = 6
 
 
@@ -89,7 +89,7 @@ def test_rows_can_be_asked_for_some_of_the_features_only(kind: type[Bounds]) -> 
         assert part.equal(whole[:, 2:5])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", BOUNDS.values())
 def test_features_may_have_several_axes(kind: type[Bounds]) -> None:
     statistics, predicted = data(100, classes=4)
     predicted[predicted == 1] = 0

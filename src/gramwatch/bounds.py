@@ -6,11 +6,14 @@ predicted is judged by the bounds pooled over all classes.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from gramwatch import kernels
 
@@ -25,6 +28,8 @@ class Bounds(ABC):
     """How users ask for it."""
     state_names: ClassVar[tuple[str, ...]]
     """The tensors that make up the state, as they are called in a saved file."""
+    at_once: ClassVar[int | None] = None
+    """How many examples to look up together, where a look-up makes copies."""
 
     def __init__(self, classes: int, features: tuple[int, ...], device: torch.device | str = "cpu") -> None:
         self.classes = classes
@@ -93,7 +98,7 @@ class MinMax(Bounds):
     """
 
     name = "min_max"
-    state_names = ("minimum", "maximum")
+    state_names: ClassVar[tuple[str, ...]] = ("minimum", "maximum")
 
     def _empty(self, classes: int, features: tuple[int, ...], device: torch.device) -> dict[str, Tensor]:
         infinity = torch.full((classes + 1, *features), torch.inf, dtype=torch.float32, device=device)
@@ -102,10 +107,10 @@ class MinMax(Bounds):
     def _forget(self) -> None:
         self._never: Tensor | None = None
 
-    def update(self, statistics: Tensor, predicted: Tensor) -> None:
-        """Widen the range of each example's predicted class to take the example in."""
+    def update(self, statistics: Tensor, predicted: Tensor, features: slice = slice(None)) -> None:
+        """Widen the range of each example's predicted class to take it in, or some features of it."""
         self._forget()
-        _widen(statistics, predicted, self._state["minimum"], self._state["maximum"])
+        _widen(statistics, predicted, *(self._state[name][:, features] for name in ("minimum", "maximum")))
 
     def merge(self, other: Bounds) -> None:
         """The smaller minimum and the larger maximum of the two."""
@@ -155,6 +160,166 @@ def _widen(statistics: Tensor, predicted: Tensor, minimum: Tensor, maximum: Tens
     index = _aligned(predicted.clamp_min(0), statistics.ndim).expand_as(statistics)
     minimum.scatter_reduce_(0, index, torch.where(kept, statistics, torch.inf), "amin")
     maximum.scatter_reduce_(0, index, torch.where(kept, statistics, -torch.inf), "amax")
+
+
+class HalfMinMax(MinMax):
+    """`MinMax` in float16: half the memory, and bounds that are a little wider, never narrower.
+
+    A bound is a float16 times `2^exponent`. Each class has one exponent for each group of features, the least
+    that leaves room for the largest magnitude seen. Bounds are rounded outwards: by less than 2^-10 of their
+    value where that is at least 2^-28 of the group's largest, by less than 2^-38 of the largest below that.
+    Rounding again changes nothing, and the larger exponent wins: shards merged in any order equal one pass
+    over all of them, bit for bit.
+
+    Args:
+        classes: number of classes.
+        features: number of features, in a tuple.
+        device: where the state lies.
+        groups: how many features each group has; all are one group unless given.
+
+    """
+
+    name = "float16 min_max"
+    state_names = ("minimum", "maximum", "exponent")
+    at_once = AT_ONCE
+
+    def __init__(
+        self,
+        classes: int,
+        features: tuple[int, ...],
+        device: torch.device | str = "cpu",
+        groups: Sequence[int] | None = None,
+    ) -> None:
+        self._edges = [0, *accumulate(features if groups is None else groups)]
+        self._edges_there = torch.tensor(self._edges, device=device)
+        super().__init__(classes, features, device)
+
+    def _empty(self, classes: int, features: tuple[int, ...], device: torch.device) -> dict[str, Tensor]:
+        shape, exponents = (classes + 1, *features), (classes + 1, len(self._edges) - 1)
+        return {
+            "minimum": torch.full(shape, torch.inf, dtype=torch.float16, device=device),
+            "maximum": torch.full(shape, -torch.inf, dtype=torch.float16, device=device),
+            "exponent": torch.full(exponents, _LEAST_EXPONENT, dtype=torch.int8, device=device),
+        }
+
+    def update(self, statistics: Tensor, predicted: Tensor, features: slice = slice(None)) -> None:
+        """Widen the range of each example's predicted class to take it in, or some features of it."""
+        self._forget()
+        groups, group = self._groups(features)
+        for some, classes in zip(statistics.split(AT_ONCE), predicted.split(AT_ONCE), strict=True):
+            present, index = classes.unique(return_inverse=True)
+            shape = (len(present), some.shape[1])
+            low = torch.full(shape, torch.inf, dtype=torch.float32, device=some.device)
+            high = torch.full_like(low, -torch.inf)
+            _widen(some, torch.where(classes < 0, -1, index), low, high)
+            peak = low.new_zeros(len(present), groups.stop - groups.start)
+            peak.scatter_reduce_(1, group.expand_as(low), torch.maximum(high, -low), "amax")
+            # Examples left out are an empty range by now, which changes nothing in the pooled row.
+            rows = torch.where(present < 0, self.classes, present)
+            self._take_in(self._state, rows, low, high, _exponent(peak), features)
+
+    def merge(self, other: Bounds) -> None:
+        """The smaller minimum and the larger maximum of the two."""
+        theirs = self._same_kind(other)
+        if self._edges != getattr(other, "_edges", None):
+            raise ValueError("bounds of other groups of features cannot be merged")
+        merged = {name: tensor.clone() for name, tensor in self._state.items()}
+        for rows in torch.arange(self.classes, device=self._edges_there.device).split(AT_ONCE):
+            values = self._values(theirs, rows, slice(None))
+            self._take_in(merged, rows, *values, theirs["exponent"][rows], slice(None))
+        self._replace(merged)
+
+    def lookup(self, predicted: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The minimum and the maximum that judge each example, and the number of each."""
+        return *self.rows(predicted), torch.arange(len(predicted), device=predicted.device)
+
+    def rows(self, predicted: Tensor, features: slice = slice(None)) -> tuple[Tensor, Tensor]:
+        """The minimum and the maximum that judge each example, in float32."""
+        return self._values(self._state, self._judging(predicted), features)
+
+    def _pool(self) -> None:
+        exponent = self._state["exponent"]
+        low, high = self._values(self._state, torch.arange(1, device=exponent.device), slice(None))
+        for rows in torch.arange(self.classes, device=exponent.device).split(AT_ONCE):
+            minimum, maximum = self._values(self._state, rows, slice(None))
+            low, high = torch.minimum(low, minimum.amin(0)), torch.maximum(high, maximum.amax(0))
+        exponent[-1] = exponent[:-1].amax(0)
+        scale = _power_of_two(exponent[-1:])[:, self._groups(slice(None))[1]]
+        self._state["minimum"][-1:] = -_rounded_up(-low, scale)
+        self._state["maximum"][-1:] = _rounded_up(high, scale)
+
+    def _groups(self, features: slice) -> tuple[slice, Tensor]:
+        """The groups that have some of the features, and which of these each feature belongs to."""
+        start, stop, _ = features.indices(self._edges[-1])
+        groups = slice(bisect_right(self._edges, start) - 1, bisect_left(self._edges, stop))
+        edges = self._edges_there[groups.start : groups.stop + 1].clamp(start, stop)
+        numbers = torch.arange(groups.stop - groups.start, device=edges.device)
+        return groups, numbers.repeat_interleave(edges.diff(), output_size=stop - start)
+
+    def _values(self, state: dict[str, Tensor], rows: Tensor, features: slice) -> tuple[Tensor, Tensor]:
+        """Minimum and maximum of some rows in float32, which holds them exactly."""
+        groups, group = self._groups(features)
+        scale = _power_of_two(state["exponent"][rows, groups])[:, group]
+        return state["minimum"][rows, features] * scale, state["maximum"][rows, features] * scale
+
+    def _take_in(
+        self,
+        state: dict[str, Tensor],
+        rows: Tensor,
+        low: Tensor,
+        high: Tensor,
+        needed: Tensor,
+        features: slice,
+    ) -> None:
+        """Widen some rows to hold the ranges from `low` to `high`, whose groups need such exponents."""
+        groups, group = self._groups(features)
+        before = state["exponent"][rows, groups]
+        exponent = torch.maximum(before, needed)
+        start, stop, _ = features.indices(self._edges[-1])
+        whole = slice(self._edges[groups.start], self._edges[groups.stop])
+        if whole != slice(start, stop) and bool((exponent > before).any()):
+            # Only a part of a group is given: the rest must follow its exponent.
+            padding = (start - whole.start, whole.stop - stop)
+            low, high = pad(low, padding, value=torch.inf), pad(high, padding, value=-torch.inf)
+            features, group = whole, self._groups(whole)[1]
+        minimum, maximum = self._values(state, rows, features)
+        scale = _power_of_two(exponent)[:, group]
+        minimum = -_rounded_up(torch.maximum(-minimum, -low), scale)
+        maximum = _rounded_up(torch.maximum(maximum, high), scale)
+
+        def write() -> None:
+            state["minimum"][rows, features] = minimum
+            state["maximum"][rows, features] = maximum
+            state["exponent"][rows, groups] = exponent
+
+        try:
+            write()
+        except BaseException:
+            write()  # the three belong together: an interruption must not part them
+            raise
+
+
+_LEAST_EXPONENT = -125
+"""With it, the smallest float16 stands for the smallest float32."""
+
+
+def _exponent(peak: Tensor) -> Tensor:
+    """The least exponent for which values up to `peak` are float16 below 2^15, so that rounding has room."""
+    exponent = torch.frexp(peak).exponent - 15
+    return torch.where(peak > 0, exponent, _LEAST_EXPONENT).clamp_min(_LEAST_EXPONENT).to(torch.int8)
+
+
+def _power_of_two(exponent: Tensor) -> Tensor:
+    """`2^exponent` in float32, by its bits: exact on every device."""
+    return ((exponent.int() + 127) << 23).view(torch.float32)
+
+
+def _rounded_up(values: Tensor, scale: Tensor) -> Tensor:
+    """The least float16 that, times the scale, is not below the value."""
+    near = (values / scale).half() + 0.0  # never -0.0
+    bits = near.view(torch.int16)
+    above = torch.where(near < 0, bits - 1, bits + 1).view(torch.float16)
+    return torch.where(near * scale < values, above, near)
 
 
 class MeanVariance(Bounds):
@@ -229,3 +394,14 @@ def _joined_moments(a: dict[str, Tensor], b: dict[str, Tensor]) -> dict[str, Ten
 
 
 BOUNDS: dict[str, type[Bounds]] = {kind.name: kind for kind in (MinMax, MeanVariance)}
+STORAGES = ("float32", "float16")
+
+
+def make_bounds(
+    kind: str, storage: str, classes: int, groups: Sequence[int], device: torch.device | str
+) -> Bounds:
+    """Bounds before any example, of features in groups of so many: each tap's, order by order."""
+    features = (sum(groups),)
+    if storage == "float16":
+        return HalfMinMax(classes, features, device, groups)
+    return BOUNDS[kind](classes, features, device)

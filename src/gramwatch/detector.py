@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from gramwatch import artifact, kernels
-from gramwatch.bounds import BOUNDS, Bounds
+from gramwatch.bounds import BOUNDS, STORAGES, Bounds, make_bounds
 from gramwatch.deviation import CONFIDENCES, Confidence, Layout, TotalDeviation, tap_deviations
 from gramwatch.errors import (
     ArtifactError,
@@ -137,6 +137,8 @@ class GramDetector:
         normalise: divide each tap's deviation by its expectation on validation data (Eq. 5).
         confidence: how the maximum softmax probability enters the score, see `TotalDeviation`.
         level: the share of in-distribution inputs to keep; `1 - level` is the false-alarm rate.
+        storage: `"float32"`, or `"float16"`: half the memory and file for `min_max` bounds, which get wider
+            by up to a thousandth of their value, so that no training example ever falls outside.
 
     Attributes:
         metadata: a free dictionary that is saved with the detector (preprocessing, class names, ...).
@@ -157,12 +159,18 @@ class GramDetector:
         normalise: bool = True,
         confidence: Confidence = "divide",
         level: float = 0.95,
+        storage: str = "float32",
     ) -> None:
         _check_choice("statistic", statistic, ["auto", *STATISTICS])
         _check_choice("bounds", bounds, list(BOUNDS))
         _check_choice("confidence", confidence, CONFIDENCES)
+        _check_choice("storage", storage, STORAGES)
         if not 0 < level < 1:
             raise ValueError(f"level must lie between 0 and 1, got {level}")
+        if storage == "float16" and bounds != "min_max":
+            raise ValueError(
+                f"storage='float16' is for bounds='min_max': with bounds={bounds!r} use storage='float32'"
+            )
         self.model = model
         self.orders = check_orders(orders)
         self.statistic = statistic
@@ -170,6 +178,7 @@ class GramDetector:
         self.normalise = normalise
         self.confidence: Confidence = confidence
         self.level = float(level)
+        self.storage = storage
         self.metadata: dict[str, Any] = {}
         self._selection = taps if isinstance(taps, str) else list(taps)
         self._taps: Taps | None = None
@@ -294,12 +303,16 @@ class GramDetector:
         if self._class_counts is None or self._bounds is None:
             classes = logits.shape[1]
             self._class_counts = torch.zeros(classes, dtype=torch.int64, device=logits.device)
-            self._bounds = BOUNDS[self.bounds](classes, (statistics.shape[1],), logits.device)
+            self._bounds = self._empty_bounds(classes, logits.device)
         finite = all_finite(inputs) & logits.isfinite().all(1) & statistics.isfinite().all(1)
         predicted = torch.where(finite, logits.argmax(1), -1)
         self._bounds.update(statistics, predicted)
         self._class_counts.scatter_add_(0, predicted.clamp_min(0), finite.long())
         return (~finite).sum()
+
+    def _empty_bounds(self, classes: int, device: torch.device | str) -> Bounds:
+        groups = [measure.features for measure in self._measures for _ in measure.orders]
+        return make_bounds(self.bounds, self.storage, classes, groups, device)
 
     def _prepare(self, inputs: Inputs) -> None:
         """Find the taps at the first batch; later, make sure that the inputs are of the same form."""
@@ -523,6 +536,7 @@ class GramDetector:
             "normalise": self.normalise,
             "confidence": self.confidence,
             "level": self.level,
+            "storage": self.storage,
         }
 
     def _differing_settings(self, other: "GramDetector") -> Iterator[tuple[str, Any, Any]]:
@@ -579,9 +593,9 @@ class GramDetector:
             taps = artifact.taps_from_json(header["taps"])
             detector._measures = [detector._measure(tap) for tap in taps]
             classes, calibration = int(header["classes"]), header["calibration"]
-            kind, features = BOUNDS[detector.bounds], (sum(m.size for m in detector._measures),)
             expected: dict[str, tuple[int, ...]] = {"class_counts": (classes,)}
-            for name, empty in kind(classes, features, "meta").state().items():
+            state = detector._empty_bounds(classes, "meta").state()
+            for name, empty in state.items():
                 expected[f"bounds.{name}"] = tuple(empty.shape)
             if calibration is not None:
                 examples = int(calibration["examples"])
@@ -592,8 +606,8 @@ class GramDetector:
         with artifact.reading(saved.path):
             detector._taps = taps
             detector._class_counts = tensors["class_counts"].to(place)
-            detector._bounds = kind(classes, features, place)
-            detector._bounds.load_state({name: tensors[f"bounds.{name}"] for name in kind.state_names})
+            detector._bounds = detector._empty_bounds(classes, place)
+            detector._bounds.load_state({name: tensors[f"bounds.{name}"] for name in state})
             if calibration is not None:
                 detector._scores = tensors["calibration.scores"]
                 detector._total = TotalDeviation(

@@ -62,6 +62,9 @@ def tap_deviations(statistics: Tensor, predicted: Tensor, bounds: Bounds, layout
         layout: which features belong to which tap.
 
     """
+    if bounds.at_once is not None and len(statistics) > bounds.at_once:
+        pieces = zip(statistics.split(bounds.at_once), predicted.split(bounds.at_once), strict=True)
+        return torch.cat([tap_deviations(*piece, bounds, layout) for piece in pieces])
     if isinstance(bounds, MinMax):
         minimum, maximum, rows = bounds.lookup(predicted)
         found = kernels.deviations(statistics, rows, minimum, maximum, layout.starts, layout.weights)
