@@ -7,7 +7,8 @@ predicted is judged by the bounds pooled over all classes.
 
 from abc import ABC, abstractmethod
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from itertools import accumulate
 from typing import ClassVar
 
@@ -19,6 +20,10 @@ from gramwatch import kernels
 
 AT_ONCE = 32
 """How many examples, or classes, are worked on together where a copy of their bounds is needed."""
+
+
+UpdatePart = Callable[[Tensor, Tensor, slice], None]
+"""Takes in some features of some examples: statistics `(N, some)`, predicted classes, which features."""
 
 
 class Bounds(ABC):
@@ -50,6 +55,10 @@ class Bounds(ABC):
 
         An example whose class is negative is left out.
         """
+
+    @abstractmethod
+    def in_parts(self) -> AbstractContextManager[UpdatePart]:
+        """Take in a batch part by part, each feature of each example once, in any order."""
 
     @abstractmethod
     def merge(self, other: "Bounds") -> None:
@@ -111,6 +120,11 @@ class MinMax(Bounds):
         """Widen the range of each example's predicted class to take it in, or some features of it."""
         self._forget()
         _widen(statistics, predicted, *(self._state[name][:, features] for name in ("minimum", "maximum")))
+
+    @contextmanager
+    def in_parts(self) -> Iterator[UpdatePart]:
+        """Each part is taken in at once."""
+        yield self.update
 
     def merge(self, other: Bounds) -> None:
         """The smaller minimum and the larger maximum of the two."""
@@ -343,14 +357,24 @@ class MeanVariance(Bounds):
 
     def update(self, statistics: Tensor, predicted: Tensor) -> None:
         """Join the batch's own mean and squared deviations, class by class, with those so far."""
-        kept, index = _aligned(predicted >= 0, statistics.ndim), predicted.clamp_min(0)
-        values = torch.where(kept, statistics.double(), 0.0)
-        batch = {name: torch.zeros_like(tensor) for name, tensor in self._state.items()}
-        batch["count"].index_add_(0, index, kept.double())
-        batch["mean"].index_add_(0, index, values)
-        batch["mean"] /= batch["count"].clamp_min(1)
-        squares = torch.where(kept, values - batch["mean"][index], 0.0).square()
-        batch["squares"].index_add_(0, index, squares)
+        batch = _moments(statistics, predicted, self.classes)
+        self._replace(_joined_moments(self._state, batch))
+
+    @contextmanager
+    def in_parts(self) -> Iterator[UpdatePart]:
+        """The batch's own moments are gathered first, with a count for each feature."""
+        batch = {name: torch.zeros_like(self._state["mean"]) for name in self.state_names}
+
+        def update(statistics: Tensor, predicted: Tensor, features: slice) -> None:
+            kept = predicted >= 0
+            present, index = predicted[kept].unique(return_inverse=True)
+            part = _moments(statistics[kept], index, len(present))
+            before = {name: tensor[present, features] for name, tensor in batch.items()}
+            for name, tensor in _joined_moments(before, part).items():
+                batch[name][present, features] = tensor
+
+        yield update
+        batch["count"] = batch["count"].flatten(1)[:, 0].view_as(self._state["count"])
         self._replace(_joined_moments(self._state, batch))
 
     def merge(self, other: Bounds) -> None:
@@ -379,6 +403,17 @@ class MeanVariance(Bounds):
 def _aligned(per_example: Tensor, ndim: int) -> Tensor:
     """One value each, with axes of size one behind it up to `ndim` axes."""
     return per_example.view(-1, *[1] * (ndim - 1))
+
+
+def _moments(statistics: Tensor, predicted: Tensor, classes: int) -> dict[str, Tensor]:
+    """Count, mean and squared deviations of each class; a negative class is left out."""
+    kept, index = _aligned(predicted >= 0, statistics.ndim), predicted.clamp_min(0)
+    values = torch.where(kept, statistics.double(), 0.0)
+    count = torch.zeros(classes, *kept.shape[1:], dtype=torch.float64, device=values.device)
+    count.index_add_(0, index, kept.double())
+    mean = values.new_zeros(classes, *values.shape[1:]).index_add_(0, index, values) / count.clamp_min(1)
+    squares = torch.where(kept, values - mean[index], 0.0).square()
+    return {"count": count, "mean": mean, "squares": torch.zeros_like(mean).index_add_(0, index, squares)}
 
 
 def _joined_moments(a: dict[str, Tensor], b: dict[str, Tensor]) -> dict[str, Tensor]:
