@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 import gramwatch
-from gramwatch import GramDetector, GramwatchWarning, find_taps
+from gramwatch import GramDetector, GramwatchWarning, bounds, find_taps
 from gramwatch.bounds import HalfMinMax, MinMax, make_bounds
 from gramwatch.deviation import Layout, tap_deviations
 from test_bounds import data
@@ -35,9 +35,7 @@ def both(*batches: tuple[Tensor, Tensor]) -> tuple[HalfMinMax, MinMax]:
 
 def assert_hardly_wider(half: HalfMinMax, single: MinMax, classes: Tensor) -> None:
     """Never narrower; wider by 2^-10 of the value, or by 2^-38 of the group's largest where it is tiny."""
-    (low, high), (minimum, maximum) = (
-        [t.double() for t in bounds.rows(classes)] for bounds in (half, single)
-    )
+    (low, high), (minimum, maximum) = ([t.double() for t in b.rows(classes)] for b in (half, single))
     assert low.le(minimum).all()
     assert high.ge(maximum).all()
     peak = torch.maximum(minimum.abs(), maximum.abs()).split(GROUPS, 1)
@@ -185,15 +183,23 @@ def test_a_class_never_predicted_is_judged_by_the_pooled_bounds() -> None:
     assert half.rows(torch.tensor([2]))[0][0].gt(minimum[rows][0]).any()
 
 
-def test_deviations_do_not_depend_on_how_many_examples_are_looked_up_together() -> None:
-    half, _ = both((torch.rand(50, FEATURES), torch.arange(50) % CLASSES))
+def test_nothing_depends_on_how_many_examples_are_worked_on_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = torch.rand(50, FEATURES), torch.arange(50) % (CLASSES - 1)
+    expected, _ = both(batch)
+    expected.rows(torch.arange(CLASSES))
+    monkeypatch.setattr(bounds, "COPIED", 2 * FEATURES)
+    half, _ = both(batch)
+    half.merge(both((batch[0] / 2, batch[1]))[0])
+    expected.update(batch[0] / 2, batch[1])
+    for found, other in zip(*(b.rows(torch.arange(CLASSES)) for b in (half, expected)), strict=True):
+        assert found.equal(other)
     statistics, predicted = 3 * torch.randn(100, FEATURES), torch.arange(100) % CLASSES
     layout = Layout.of([3, 4])
     whole = tap_deviations(statistics, predicted, half, layout)
     each = [
         tap_deviations(s[None], p[None], half, layout) for s, p in zip(statistics, predicted, strict=True)
     ]
-    assert len(statistics) > HalfMinMax.at_once
+    assert half.at_once == 2
     assert whole.gt(0).any()
     assert whole.equal(torch.cat(each))
 
@@ -263,11 +269,11 @@ def test_a_file_comes_back_bit_for_bit_and_has_about_half_the_size(net: nn.Modul
     assert tensors["bounds.minimum"].dtype == tensors["bounds.maximum"].dtype == torch.float16
     assert tensors["bounds.maximum"].shape == (CLASSES, features)
     assert tensors["bounds.exponent"].dtype == torch.int8
-    bounds = [
+    size = [
         sum(t.nbytes for name, t in load_file(tmp_path / storage).items() if name.startswith("bounds."))
         for storage in saved
     ]
-    assert bounds[0] / bounds[1] == pytest.approx(0.5, rel=0.01)
+    assert size[0] / size[1] == pytest.approx(0.5, rel=0.01)
     loaded = gramwatch.load(tmp_path / "float16", net)
     assert loaded.storage == "float16"
     for name, tensor in saved["float16"]._bounds.state().items():

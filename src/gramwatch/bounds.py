@@ -18,9 +18,8 @@ from torch.nn.functional import pad
 
 from gramwatch import kernels
 
-AT_ONCE = 32
-"""How many examples, or classes, are worked on together where a copy of their bounds is needed."""
-
+COPIED = 2**23
+"""Where bounds must be copied to be worked on, so many numbers of a table are copied at once (32 MB)."""
 
 UpdatePart = Callable[[Tensor, Tensor, slice], None]
 """Takes in some features of some examples: statistics `(N, some)`, predicted classes, which features."""
@@ -33,7 +32,7 @@ class Bounds(ABC):
     """How users ask for it."""
     state_names: ClassVar[tuple[str, ...]]
     """The tensors that make up the state, as they are called in a saved file."""
-    at_once: ClassVar[int | None] = None
+    at_once: int | None = None
     """How many examples to look up together, where a look-up makes copies."""
 
     def __init__(self, classes: int, features: tuple[int, ...], device: torch.device | str = "cpu") -> None:
@@ -161,8 +160,15 @@ class MinMax(Bounds):
 
     def _never_predicted(self) -> Tensor:
         """Which classes have no range: `any`, as an interruption may have left one without some features."""
-        split = (self._state[name][:-1].split(AT_ONCE) for name in ("minimum", "maximum"))
-        return torch.cat([(low > high).flatten(1).any(1) for low, high in zip(*split, strict=True)])
+        minimum, maximum = (self._state[name][:-1].flatten(1) for name in ("minimum", "maximum"))
+        rows = _at_once(minimum.shape[1])
+        pieces = zip(minimum.split(rows), maximum.split(rows), strict=True)
+        return torch.cat([(low > high).any(1) for low, high in pieces])
+
+
+def _at_once(features: int) -> int:
+    """How many rows of so many features to copy together."""
+    return max(1, COPIED // max(1, features))
 
 
 def _widen(statistics: Tensor, predicted: Tensor, minimum: Tensor, maximum: Tensor) -> None:
@@ -195,7 +201,6 @@ class HalfMinMax(MinMax):
 
     name = "float16 min_max"
     state_names = ("minimum", "maximum", "exponent")
-    at_once = AT_ONCE
 
     def __init__(
         self,
@@ -206,6 +211,7 @@ class HalfMinMax(MinMax):
     ) -> None:
         self._edges = [0, *accumulate(features if groups is None else groups)]
         self._edges_there = torch.tensor(self._edges, device=device)
+        self.at_once = _at_once(self._edges[-1])
         super().__init__(classes, features, device)
 
     def _empty(self, classes: int, features: tuple[int, ...], device: torch.device) -> dict[str, Tensor]:
@@ -220,7 +226,8 @@ class HalfMinMax(MinMax):
         """Widen the range of each example's predicted class to take it in, or some features of it."""
         self._forget()
         groups, group = self._groups(features)
-        for some, classes in zip(statistics.split(AT_ONCE), predicted.split(AT_ONCE), strict=True):
+        at_once = _at_once(statistics.shape[1])
+        for some, classes in zip(statistics.split(at_once), predicted.split(at_once), strict=True):
             present, index = classes.unique(return_inverse=True)
             shape = (len(present), some.shape[1])
             low = torch.full(shape, torch.inf, dtype=torch.float32, device=some.device)
@@ -238,7 +245,7 @@ class HalfMinMax(MinMax):
         if self._edges != getattr(other, "_edges", None):
             raise ValueError("bounds of other groups of features cannot be merged")
         merged = {name: tensor.clone() for name, tensor in self._state.items()}
-        for rows in torch.arange(self.classes, device=self._edges_there.device).split(AT_ONCE):
+        for rows in self._some_rows():
             values = self._values(theirs, rows, slice(None))
             self._take_in(merged, rows, *values, theirs["exponent"][rows], slice(None))
         self._replace(merged)
@@ -254,13 +261,18 @@ class HalfMinMax(MinMax):
     def _pool(self) -> None:
         exponent = self._state["exponent"]
         low, high = self._values(self._state, torch.arange(1, device=exponent.device), slice(None))
-        for rows in torch.arange(self.classes, device=exponent.device).split(AT_ONCE):
+        for rows in self._some_rows():
             minimum, maximum = self._values(self._state, rows, slice(None))
             low, high = torch.minimum(low, minimum.amin(0)), torch.maximum(high, maximum.amax(0))
         exponent[-1] = exponent[:-1].amax(0)
         scale = _power_of_two(exponent[-1:])[:, self._groups(slice(None))[1]]
         self._state["minimum"][-1:] = -_rounded_up(-low, scale)
         self._state["maximum"][-1:] = _rounded_up(high, scale)
+
+    def _some_rows(self) -> Iterator[Tensor]:
+        """All classes, a few at a time."""
+        rows = torch.arange(self.classes, device=self._edges_there.device)
+        yield from rows.split(_at_once(self._edges[-1]))
 
     def _groups(self, features: slice) -> tuple[slice, Tensor]:
         """The groups that have some of the features, and which of these each feature belongs to."""
@@ -298,8 +310,8 @@ class HalfMinMax(MinMax):
             features, group = whole, self._groups(whole)[1]
         minimum, maximum = self._values(state, rows, features)
         scale = _power_of_two(exponent)[:, group]
-        minimum = -_rounded_up(torch.maximum(-minimum, -low), scale)
-        maximum = _rounded_up(torch.maximum(maximum, high), scale)
+        minimum = -_rounded_up(torch.minimum(minimum, low, out=minimum).neg_(), scale)
+        maximum = _rounded_up(torch.maximum(maximum, high, out=maximum), scale)
 
         def write() -> None:
             state["minimum"][rows, features] = minimum
