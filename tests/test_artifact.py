@@ -143,6 +143,7 @@ def test_a_loaded_detector_equals_the_saved_one(bounds: str, calibrated: bool, t
         {"confidence": "divide_total", "normalise": False},
         {"confidence": "none", "level": 0.9, "statistic": "diagonal"},
         {"taps": ["conv*", "hidden"], "statistic": "triangle", "orders": [4, 1]},
+        {"storage": "float16"},
     ],
     ids=str,
 )
@@ -261,6 +262,7 @@ def test_the_header_holds_everything_but_the_tensors(detector: GramDetector, goo
         "normalise": True,
         "confidence": "divide",
         "level": 0.95,
+        "storage": "float32",
     }
     assert header["classes"] == 3
     assert header["metadata"] == METADATA
@@ -608,9 +610,10 @@ CLASSES, EXAMPLES = _put("classes"), _put("calibration", "examples")
         (_put("settings", "orders"), [[1], [1, 2, 3, 4], list(range(1, 200))], "bounds."),
         (_put("settings", "bounds"), ["mean_variance"], "bounds."),
         (_put("settings", "statistic"), ["triangle", "diagonal"], "bounds."),
+        (_put("settings", "storage"), ["float16"], "bounds.exponent"),
         (_put("calibration"), [None], "calibration.expectation"),
     ],
-    ids="channels vector classes examples split orders bounds statistic calibration".split(),
+    ids="channels vector classes examples split orders bounds statistic storage calibration".split(),
 )
 def test_a_size_that_does_not_match_the_file_is_refused_before_memory_is_taken(
     put: Callable[[dict[str, Any], Any], None], values: list[Any], tensor: str, good: bytes, folder: Path
@@ -643,6 +646,7 @@ def test_a_size_that_does_not_match_the_file_is_refused_before_memory_is_taken(
         (_put("settings", "orders"), [0]),
         (_put("settings", "level"), 1.5),
         (_put("settings", "bounds"), "none"),
+        (_put("settings", "storage"), "float8"),
         (_put("settings"), {"colour": "red"}),
         (_put("taps", "watched", 0, "channel_axis"), 4),
         (_put("taps", "watched", 0, "channel_axis"), 0),
@@ -923,6 +927,7 @@ def test_the_file_of_format_1_is_still_read() -> None:
     assert loaded.metadata == MADE["METADATA"]
     assert loaded.level == 0.95
     assert loaded.orders == (1, 2, 3)
+    assert loaded.storage == "float32"
     found = loaded(FRESH)
     assert found.predicted.tolist() == noted["predicted"]
     assert found.score.tolist() == pytest.approx(noted["score"], rel=1e-4)

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 from torch import Tensor
 
-from gramwatch.bounds import BOUNDS, Bounds, MeanVariance, MinMax
+from gramwatch.bounds import BOUNDS, Bounds, HalfMinMax, MeanVariance, MinMax
 from gramwatch.deviation import Layout, tap_deviations
 
-KINDS = list(BOUNDS.values())
+KINDS = [*BOUNDS.values(), HalfMinMax]
 FEATURES = 6
 
 
@@ -89,7 +89,7 @@ def test_rows_can_be_asked_for_some_of_the_features_only(kind: type[Bounds]) -> 
         assert part.equal(whole[:, 2:5])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", BOUNDS.values())
 def test_features_may_have_several_axes(kind: type[Bounds]) -> None:
     statistics, predicted = data(100, classes=4)
     predicted[predicted == 1] = 0
@@ -282,6 +282,51 @@ def test_a_class_predicted_later_is_no_longer_pooled(kind: type[Bounds]) -> None
     ):
         assert not row.equal(was)
         torch.testing.assert_close(row, expected)
+
+
+def test_pooled_bounds_are_looked_up_without_a_copy_of_the_table() -> None:
+    bounds = seen(MinMax, 3, data(60, classes=2))
+    minimum, maximum, rows = bounds.lookup(torch.tensor([0, 2, 1, 2]))
+    assert rows.tolist() == [0, 3, 1, 3]
+    assert minimum[3].equal(minimum[:2].amin(0))
+    assert maximum[3].equal(maximum[:2].amax(0))
+    for table, (name, tensor) in zip((minimum, maximum), bounds.state().items(), strict=True):
+        assert table.dtype == torch.float32, name
+        assert table.data_ptr() == tensor.data_ptr(), name
+        assert tensor.shape == (3, FEATURES), name
+
+
+def test_pooled_bounds_follow_updates_merges_and_loads() -> None:
+    never = torch.tensor([2])
+    batches = [data(30, classes=2, seed=seed) for seed in range(3)]
+    bounds = seen(MinMax, 3, batches[0])
+    taken = batches[0][0]
+    takes = (bounds.update, lambda *batch: bounds.merge(seen(MinMax, 3, batch)))
+    for batch, take in zip(batches[1:], takes, strict=True):
+        bounds.rows(never)
+        take(*batch)
+        taken = torch.cat([taken, batch[0]])
+        minimum, maximum = bounds.rows(never)
+        assert minimum[0].equal(taken.amin(0))
+        assert maximum[0].equal(taken.amax(0))
+    bounds.load_state(seen(MinMax, 3, batches[2]).state())
+    assert bounds.rows(never)[0][0].equal(batches[2][0].amin(0))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bounds_made_in_inference_mode_can_be_looked_up_outside_it(kind: type[Bounds]) -> None:
+    with torch.inference_mode():
+        bounds = seen(kind, 3, data(60, classes=2))
+    expected = seen(kind, 3, data(60, classes=2)).rows(every(3))
+    for row, other in zip(bounds.rows(every(3)), expected, strict=True):
+        assert row.equal(other)
+
+
+def test_a_class_that_an_interruption_left_without_some_features_is_judged_by_the_pooled_bounds() -> None:
+    bounds = seen(MinMax, 2, data(30, classes=1))
+    bounds.state()["minimum"][1, :3] = 0.0
+    bounds.state()["maximum"][1, :3] = 0.0
+    assert bounds.lookup(torch.tensor([1]))[2].tolist() == [2]
 
 
 # --- the smallest variance ---------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import gramwatch
+from gramwatch.bounds import make_bounds
 from gramwatch.statistics import STATISTICS
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -69,3 +70,27 @@ def test_mean_variance_and_autocast_on_the_gpu(net):
         detector = gramwatch.GramDetector(net, bounds="mean_variance")
         detector.fit(torch.randn(400, 3, 16, 16).split(100)).calibrate([torch.randn(200, 3, 16, 16)])
         assert detector(8 * torch.randn(50, 3, 16, 16)).is_ood.all()
+
+
+@pytest.mark.parametrize("storage", ["float32", "float16"])
+@pytest.mark.parametrize("statistic", ["auto", "triangle"])
+def test_float16_bounds_and_pieces_equal_those_of_the_cpu(net, storage, statistic, monkeypatch):
+    statistics, predicted = torch.randn(60, 30) * 10.0 ** torch.arange(-15, 15), torch.arange(60) % 3 - 1
+    on_cpu, on_gpu = (
+        make_bounds("min_max", storage, 3, [5, 20, 5], device) for device in ("cpu", torch.device("cuda"))
+    )
+    on_cpu.update(statistics, predicted)
+    on_gpu.update(statistics.cuda(), predicted.cuda())
+    never = torch.arange(3)
+    for row, expected in zip(on_gpu.rows(never.cuda()), on_cpu.rows(never), strict=True):
+        assert row.cpu().equal(expected)
+    torch.backends.cudnn.allow_tf32 = False
+    net.cuda()
+    train, test = torch.randn(400, 3, 16, 16).split(100), 2 * torch.randn(50, 3, 16, 16)
+    once = gramwatch.GramDetector(net, statistic=statistic, storage=storage).fit(train)
+    expected = once.measure(test).deviations
+    monkeypatch.setattr("gramwatch.detector.MOST_STATISTICS", 0)
+    monkeypatch.setattr("gramwatch.statistics.PIECE", 2000)
+    twice = gramwatch.GramDetector(net, statistic=statistic, storage=storage).fit(train)
+    assert once.measure_all(train).deviations.le(1e-3).all()
+    torch.testing.assert_close(twice.measure(test).deviations, expected, rtol=1e-3, atol=1e-3)

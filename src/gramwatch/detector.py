@@ -2,7 +2,7 @@
 
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -12,8 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from gramwatch import artifact, kernels
-from gramwatch.bounds import BOUNDS, Bounds
-from gramwatch.deviation import CONFIDENCES, Confidence, Layout, TotalDeviation, tap_deviations
+from gramwatch.bounds import BOUNDS, STORAGES, Bounds, make_bounds
+from gramwatch.deviation import (
+    CONFIDENCES,
+    Confidence,
+    Layout,
+    TotalDeviation,
+    part_deviation,
+    tap_deviations,
+)
 from gramwatch.errors import (
     ArtifactError,
     CalibrationError,
@@ -21,7 +28,7 @@ from gramwatch.errors import (
     InputError,
     NotFittedError,
 )
-from gramwatch.statistics import STATISTICS, check_orders, distinct_orders
+from gramwatch.statistics import STATISTICS, check_orders, distinct_orders, triangle_pieces
 from gramwatch.taps import (
     Inputs,
     Tap,
@@ -40,6 +47,8 @@ FEW_EXAMPLES = 20
 """A class with fewer training examples than this is named in a warning: its bounds are too narrow."""
 WIDEST_TRIANGLE = 1024
 """`statistic="auto"` takes the pairs of a vector up to this many channels, row sums above."""
+MOST_STATISTICS = 2**30
+"""Statistics of a batch that would take more bytes are never held together: the batch is run twice."""
 CHECKPOINT_SECONDS = 60.0
 """How often a fit with a checkpoint writes it."""
 
@@ -115,6 +124,15 @@ class _Measure:
     def size(self) -> int:
         return len(self.orders) * self.features
 
+    def pieces(self, maps: Tensor) -> Iterator[tuple[slice, slice, Tensor]]:
+        """Some examples, some of the tap's features, and their values: together all, once each."""
+        if self.statistic == "triangle":
+            yield from triangle_pieces(maps, self.orders)
+        else:
+            values = torch.empty((len(maps), *self.shape), dtype=torch.float32, device=maps.device)
+            kernels.compute(self.statistic, maps, self.orders, values)
+            yield slice(0, len(maps)), slice(0, self.size), values.flatten(1)
+
 
 class GramDetector:
     """Tells whether a classifier is looking at something it was never trained on (Sastry & Oore).
@@ -132,11 +150,14 @@ class GramDetector:
             the networks in `gramwatch.networks`; or names and globs.
         orders: the orders of the Gram matrices, P.
         statistic: `"row_sums"`, `"row_sums_of_roots"`, `"diagonal"`, `"off_diagonal"`, `"triangle"`, or
-            `"auto"`: `triangle` for plain vectors up to 1,024 channels, `row_sums` for all else.
+            `"auto"`: `triangle` for plain vectors up to 1,024 channels, `row_sums` for all else. Where the
+            statistics of a batch exceed 1 GiB, as `triangle` of feature maps does, the batch is run twice.
         bounds: `"min_max"`, or `"mean_variance"` (App. C).
         normalise: divide each tap's deviation by its expectation on validation data (Eq. 5).
         confidence: how the maximum softmax probability enters the score, see `TotalDeviation`.
         level: the share of in-distribution inputs to keep; `1 - level` is the false-alarm rate.
+        storage: `"float32"`, or `"float16"`: half the memory and file for `min_max` bounds, which get wider
+            by up to a thousandth of their value, so that no training example ever falls outside.
 
     Attributes:
         metadata: a free dictionary that is saved with the detector (preprocessing, class names, ...).
@@ -157,12 +178,18 @@ class GramDetector:
         normalise: bool = True,
         confidence: Confidence = "divide",
         level: float = 0.95,
+        storage: str = "float32",
     ) -> None:
         _check_choice("statistic", statistic, ["auto", *STATISTICS])
         _check_choice("bounds", bounds, list(BOUNDS))
         _check_choice("confidence", confidence, CONFIDENCES)
+        _check_choice("storage", storage, STORAGES)
         if not 0 < level < 1:
             raise ValueError(f"level must lie between 0 and 1, got {level}")
+        if storage == "float16" and bounds != "min_max":
+            raise ValueError(
+                f"storage='float16' is for bounds='min_max': with bounds={bounds!r} use storage='float32'"
+            )
         self.model = model
         self.orders = check_orders(orders)
         self.statistic = statistic
@@ -170,6 +197,7 @@ class GramDetector:
         self.normalise = normalise
         self.confidence: Confidence = confidence
         self.level = float(level)
+        self.storage = storage
         self.metadata: dict[str, Any] = {}
         self._selection = taps if isinstance(taps, str) else list(taps)
         self._taps: Taps | None = None
@@ -285,21 +313,37 @@ class GramDetector:
     def _fit_batch(self, inputs: Inputs) -> Tensor | int:
         """Take in one batch; the number of examples left out because they are not finite.
 
-        Nothing here waits for the device.
+        Nothing here waits for the device, unless the batch is large or bounds are float16.
         """
         if count_examples(inputs) == 0:
             return 0
         self._prepare(inputs)
-        logits, statistics = self._observe(inputs)
+        statistics = None
+        if self._is_large(inputs):
+            logits, finite = self._observe_magnitudes(inputs)
+        else:
+            logits, statistics = self._observe(inputs)
+            finite = statistics.isfinite().all(1)
         if self._class_counts is None or self._bounds is None:
             classes = logits.shape[1]
             self._class_counts = torch.zeros(classes, dtype=torch.int64, device=logits.device)
-            self._bounds = BOUNDS[self.bounds](classes, (statistics.shape[1],), logits.device)
-        finite = all_finite(inputs) & logits.isfinite().all(1) & statistics.isfinite().all(1)
+            self._bounds = self._empty_bounds(classes, logits.device)
+        finite = finite & all_finite(inputs) & logits.isfinite().all(1)
         predicted = torch.where(finite, logits.argmax(1), -1)
-        self._bounds.update(statistics, predicted)
+        if statistics is not None:
+            self._bounds.update(statistics, predicted)
+        else:
+            with self._bounds.in_parts() as update:
+                self._observe_pieces(
+                    inputs,
+                    lambda _, samples, features, values: update(values, predicted[samples], features),
+                )
         self._class_counts.scatter_add_(0, predicted.clamp_min(0), finite.long())
         return (~finite).sum()
+
+    def _empty_bounds(self, classes: int, device: torch.device | str) -> Bounds:
+        groups = [measure.features for measure in self._measures for _ in measure.orders]
+        return make_bounds(self.bounds, self.storage, classes, groups, device)
 
     def _prepare(self, inputs: Inputs) -> None:
         """Find the taps at the first batch; later, make sure that the inputs are of the same form."""
@@ -336,29 +380,70 @@ class GramDetector:
         starts = self._layout("cpu").starts.tolist()
         statistics = torch.empty(0)
 
+        def place(number: int) -> Tensor:
+            orders, features = self._measures[number].shape
+            shape = (len(statistics), orders, features)
+            return statistics.as_strided(shape, (starts[-1], features, 1), starts[number])
+
         def receive(number: int, maps: Tensor) -> None:
             nonlocal statistics
             if not statistics.numel():
                 shape = (len(maps), starts[-1])
                 statistics = torch.empty(shape, dtype=torch.float32, device=maps.device)
             measure = self._measures[number]
-            place = statistics[:, starts[number] : starts[number + 1]].unflatten(1, measure.shape)
-            kernels.compute(measure.statistic, maps, measure.orders, place)
+            kernels.compute(measure.statistic, maps, measure.orders, place(number))
 
         def repeat(number: int, earlier: int) -> None:
-            source, place = (
-                statistics[:, starts[i] : starts[i + 1]].unflatten(1, self._measures[i].shape)
-                for i in (earlier, number)
-            )
-            place.copy_(source)
+            place(number).copy_(place(earlier))
 
+        return self._run(inputs, receive, repeat), statistics
+
+    def _is_large(self, inputs: Inputs) -> bool:
+        """Whether the statistics of a batch are too many to be held together."""
+        return 4 * count_examples(inputs) * sum(m.size for m in self._measures) > MOST_STATISTICS
+
+    def _observe_magnitudes(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
+        """The logits, and which examples have activations small enough for all statistics to be finite.
+
+        No statistic exceeds channels * pixels * magnitude^2. What would be finite by cancellation, or by less
+        than this, is left out with the rest: magnitudes are beyond 1e15 by then.
+        """
+        small = all_finite(inputs)
+
+        def receive(number: int, maps: Tensor) -> None:
+            nonlocal small
+            magnitude = torch.linalg.vector_norm(maps, torch.inf, (1, 2)).double()
+            most = maps.shape[1] * maps.shape[2] * magnitude.square()
+            small = small & (most < torch.finfo(torch.float32).max)
+
+        return self._run(inputs, receive), small
+
+    def _observe_pieces(self, inputs: Inputs, take: Callable[[int, slice, slice, Tensor], None]) -> None:
+        """One forward pass: `take(tap, examples, features, values)` gets all statistics, piece by piece."""
+        starts = self._layout("cpu").starts.tolist()
+
+        @torch.inference_mode()  # which is off in the network's forward pass, and bounds may need
+        def receive(number: int, maps: Tensor) -> None:
+            start = starts[number]
+            for samples, features, values in self._measures[number].pieces(maps):
+                take(number, samples, slice(start + features.start, start + features.stop), values)
+
+        self._run(inputs, receive)
+
+    def _run(
+        self,
+        inputs: Inputs,
+        receive: Callable[[int, Tensor], None],
+        repeat: Callable[[int, int], None] | None = None,
+    ) -> Tensor:
+        """One forward pass: the logits."""
         logits = observe(self.model, self.taps, inputs, receive, repeat)
         if self._class_counts is not None and logits.shape[1] != len(self._class_counts):
             raise InputError(
                 f"the network now has {logits.shape[1]} classes, "
                 f"the detector was fitted with {len(self._class_counts)}"
             )
-        return logits, statistics
+        return logits
 
     def _report_fit(self, left_out: int) -> None:
         if left_out:
@@ -487,19 +572,35 @@ class GramDetector:
         _, bounds = self._fitted()
         inputs = on_device(inputs, self.model)
         self._prepare(inputs)
-        logits, statistics = self._observe(inputs)
-        layout = self._layout(statistics.device)
-        deviations = tap_deviations(statistics, logits.argmax(1), bounds, layout)
+        if self._is_large(inputs):
+            logits, deviations = self._measure_pieces(inputs, bounds)
+        else:
+            logits, statistics = self._observe(inputs)
+            layout = self._layout(statistics.device)
+            deviations = tap_deviations(statistics, logits.argmax(1), bounds, layout)
         finite = all_finite(inputs) & logits.isfinite().all(1) & deviations.isfinite().all(1)
         return Measurement(logits, deviations, finite)
+
+    def _measure_pieces(self, inputs: Inputs, bounds: Bounds) -> tuple[Tensor, Tensor]:
+        """Logits and deviations in two forward passes: which bounds to judge by is known after the first."""
+        logits = self._run(inputs, lambda number, maps: None)
+        predicted, layout = logits.argmax(1), self._layout(logits.device)
+        deviations = torch.zeros(len(logits), len(self.taps), dtype=torch.float32, device=logits.device)
+
+        def take(tap: int, samples: slice, features: slice, values: Tensor) -> None:
+            deviations[samples, tap] += part_deviation(values, predicted[samples], bounds, layout, features)
+
+        self._observe_pieces(inputs, take)
+        return logits, deviations
 
     def _layout(self, device: torch.device | str) -> Layout:
         """How the taps' statistics lie side by side, made once for each device."""
         device = torch.device(device)
         if device not in self._layouts:
             measures = self._measures
-            each = [w for m in measures for w in m.weights for _ in range(m.features)]
-            layout = Layout.of([m.size for m in measures], torch.tensor(each, dtype=torch.float32))
+            weights = torch.tensor([w for m in measures for w in m.weights], dtype=torch.float32)
+            features = torch.tensor([m.features for m in measures for _ in m.weights])
+            layout = Layout.of([m.size for m in measures], weights.repeat_interleave(features))
             self._layouts[device] = layout.to(device)
         return self._layouts[device]
 
@@ -530,6 +631,7 @@ class GramDetector:
             "normalise": self.normalise,
             "confidence": self.confidence,
             "level": self.level,
+            "storage": self.storage,
         }
 
     def _differing_settings(self, other: "GramDetector") -> Iterator[tuple[str, Any, Any]]:
@@ -586,9 +688,9 @@ class GramDetector:
             taps = artifact.taps_from_json(header["taps"])
             detector._measures = [detector._measure(tap) for tap in taps]
             classes, calibration = int(header["classes"]), header["calibration"]
-            kind, features = BOUNDS[detector.bounds], (sum(m.size for m in detector._measures),)
             expected: dict[str, tuple[int, ...]] = {"class_counts": (classes,)}
-            for name, empty in kind(classes, features, "meta").state().items():
+            state = detector._empty_bounds(classes, "meta").state()
+            for name, empty in state.items():
                 expected[f"bounds.{name}"] = tuple(empty.shape)
             if calibration is not None:
                 examples = int(calibration["examples"])
@@ -599,8 +701,8 @@ class GramDetector:
         with artifact.reading(saved.path):
             detector._taps = taps
             detector._class_counts = tensors["class_counts"].to(place)
-            detector._bounds = kind(classes, features, place)
-            detector._bounds.load_state({name: tensors[f"bounds.{name}"] for name in kind.state_names})
+            detector._bounds = detector._empty_bounds(classes, place)
+            detector._bounds.load_state({name: tensors[f"bounds.{name}"] for name in state})
             if calibration is not None:
                 detector._scores = tensors["calibration.scores"]
                 detector._total = TotalDeviation(

@@ -62,18 +62,25 @@ def tap_deviations(statistics: Tensor, predicted: Tensor, bounds: Bounds, layout
         layout: which features belong to which tap.
 
     """
+    if bounds.at_once is not None and len(statistics) > bounds.at_once:
+        pieces = zip(statistics.split(bounds.at_once), predicted.split(bounds.at_once), strict=True)
+        return torch.cat([tap_deviations(*piece, bounds, layout) for piece in pieces])
     if isinstance(bounds, MinMax):
-        minimum, maximum = bounds.table()
-        found = kernels.deviations(statistics, predicted, minimum, maximum, layout.starts, layout.weights)
+        minimum, maximum, rows = bounds.lookup(predicted)
+        found = kernels.deviations(statistics, rows, minimum, maximum, layout.starts, layout.weights)
         if found is not None:
             return found
-    delta = outside_range if isinstance(bounds, MinMax) else squared_distance
-    sums = []
-    for start, stop in itertools.pairwise(layout.starts.tolist()):
-        part = slice(start, stop)
-        each = delta(statistics[:, part], *bounds.rows(predicted, part))
-        sums.append((each * layout.weights[part]).sum(1))
+    parts = [slice(*edges) for edges in itertools.pairwise(layout.starts.tolist())]
+    sums = [part_deviation(statistics[:, part], predicted, bounds, layout, part) for part in parts]
     return torch.stack(sums, 1)
+
+
+def part_deviation(
+    statistics: Tensor, predicted: Tensor, bounds: Bounds, layout: Layout, features: slice
+) -> Tensor:
+    """What some features `(N, some)` add to delta_l of their tap, `(N,)`."""
+    delta = outside_range if isinstance(bounds, MinMax) else squared_distance
+    return (delta(statistics, *bounds.rows(predicted, features)) * layout.weights[features]).sum(1)
 
 
 @dataclass

@@ -142,12 +142,24 @@ def triangle(x: Tensor, orders: Iterable[int], channel_axis: int = 1) -> Tensor:
     maps = _maps(x, channel_axis)
     channels = maps.shape[1]
     found = maps.new_empty(maps.shape[0], len(orders), channels * (channels + 1) // 2, dtype=torch.float32)
-    for samples, position, start, gram in _gram_pieces(maps, orders):
-        stop = start + gram.shape[1]
-        i, j = torch.triu_indices(stop - start, channels, offset=start, device=gram.device)
-        first = start * channels - start * (start - 1) // 2
-        found[samples, position, first : first + i.numel()] = gram[:, i, j].float()
+    flat = found.flatten(1)
+    for samples, features, values in triangle_pieces(maps, orders):
+        flat[samples, features] = values
     return found
+
+
+def triangle_pieces(maps: Tensor, orders: tuple[int, ...]) -> Iterator[tuple[slice, slice, Tensor]]:
+    """`triangle` of maps `(N, C, pixels)` without ever holding all of it.
+
+    Yields some samples, some of the `orders * C (C + 1) / 2` features, and their values. Every feature of
+    every sample comes once, in no particular order.
+    """
+    channels = maps.shape[1]
+    size = channels * (channels + 1) // 2
+    for samples, position, start, gram in _gram_pieces(maps, orders):
+        i, j = torch.triu_indices(gram.shape[1], channels, offset=start, device=gram.device)
+        first = position * size + start * channels - start * (start - 1) // 2
+        yield samples, slice(first, first + i.numel()), gram[:, i, j].float()
 
 
 STATISTICS: dict[str, Statistic] = {

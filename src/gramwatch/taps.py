@@ -128,6 +128,9 @@ class Tap:
                 f"tap '{self.name}' has shape {tuple(x.shape)}, expected {tuple(expected)}: "
                 "the network treats this input differently from the one its taps were found with"
             )
+        if fold == 1 and self.batch_axis == 0 and self.channel_axis > 0:  # as in nearly every network
+            x = x if self.channel_axis == 1 else x.movedim(self.channel_axis, 1)
+            return x.flatten(2) if x.ndim > 2 else x.unsqueeze(2)
         parts = (examples, fold) if self.examples_first else (fold, examples)
         x = x.unflatten(self.batch_axis, parts).movedim(self.batch_axis + (not self.examples_first), 0)
         # Now the examples come first, and every other axis is one further on than it was.
@@ -320,9 +323,9 @@ class _Watch(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        operation = _operation(func)
-        if operation != "mark" and _writes(func, args, kwargs, result):
+        result = func(*args, **kwargs) if kwargs else func(*args)
+        operation, writes = _known(func)
+        if operation != "mark" and (writes or (kwargs and "out" in kwargs) or (args and result is args[0])):
             self._handed_over.clear()
         if operation in _KINDS:
             self._check(operation)
@@ -365,12 +368,12 @@ def _operation(func: Any) -> str:
     return name.partition(".")[0].strip("_") if not name.startswith("__") else name
 
 
-def _writes(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any) -> bool:
-    """Whether a call may have written into a tensor that was there before."""
+@functools.lru_cache(4096)
+def _known(func: Any) -> tuple[str, bool]:
+    """A function's operation, and whether by its name it writes into a tensor that was there before."""
     name: str = getattr(func, "__name__", "")
     in_place = name.endswith("_") and not name.endswith("__")
-    in_place |= name.startswith("__i") or name in ("__set__", "__setitem__")
-    return in_place or bool(kwargs and "out" in kwargs) or bool(args and result is args[0])
+    return _operation(func), in_place or name.startswith("__i") or name in ("__set__", "__setitem__")
 
 
 def _made(result: Any) -> Tensor:
