@@ -46,18 +46,14 @@ def microseconds(function: Callable[[], Any], repeats: int = 10) -> float:
 def one_pass(x: torch.Tensor, reduced: int) -> Callable[[], Any]:
     """A launch of the kernel that sums over the channels (0) or the pixels (1)."""
     examples, channels, pixels = x.shape
-    sizes = (channels, pixels, *x.stride())
-    peaks = x.abs().amax(1)[:, None].contiguous()
-    sums = torch.rand(examples, 1, 10, pixels, device="cuda")
+    scratch = torch.rand(examples, 11, pixels, device="cuda")
     out = torch.empty(examples, 10, channels, device="cuda")
-    tile, warps = cuda._tile(x, reduced)
-    if reduced == 0:
-        grid = (examples, -(-pixels // tile[1]))
-        return lambda: cuda._pixel_sums[grid](x, peaks, sums, *sizes, 0, 0, 10, 0, *tile, num_warps=warps)
-    grid = (examples, -(-channels // tile[0]))
-    return lambda: cuda._channel_sums[grid](
-        x, peaks, sums, out, *sizes, out.stride(0), 0, 0, 10, ORDERS, *tile, num_warps=warps
+    cuda._plan.cache_clear()
+    plan = cuda._plan(
+        "row_sums", x.shape, x.stride(), x.dtype, ORDERS, out.stride(0), x.device.index, (True, True)
     )
+    step = plan[reduced]
+    return lambda: step.kernel[step.grid](x, scratch, out, *step.rest, num_warps=step.warps)
 
 
 def main() -> None:

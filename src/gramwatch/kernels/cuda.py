@@ -8,6 +8,8 @@ map is read twice as it lies in memory, channels first or last: for the pixel su
 # mypy: disable-error-code="no-untyped-def, misc, untyped-decorator"
 
 from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
 
 import torch
 import triton
@@ -16,12 +18,11 @@ from torch import Tensor
 
 GROUP = 10
 """How many orders are summed at a time, in registers."""
-CACHED_BYTES = 24 * 2**20
-"""How much of a batch's map is worked on at a time."""
 FEATURES = 1024
 """How many features of an example a program looks at together."""
 
 _ROW_SUMS, _DIAGONAL, _OFF_DIAGONAL = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+_GROUP = tl.constexpr(GROUP)
 _KINDS = {"row_sums": 0, "diagonal": 1, "off_diagonal": 2}
 
 
@@ -91,12 +92,32 @@ def _two_largest(peak, second, holder, other_peak, other_second, other_holder):
 
 
 @triton.jit
+def _rooms(scratch, n, pixels, KIND: tl.constexpr):
+    """Where an example's peaks, its pixel sums, and those over all channels but the largest are kept."""
+    peaks: tl.constexpr = 3 if KIND == _OFF_DIAGONAL else 1
+    rows: tl.constexpr = peaks + (2 if KIND == _OFF_DIAGONAL else 1) * _GROUP
+    scratch += n.to(tl.int64) * rows * pixels
+    return scratch, scratch + peaks * pixels, scratch + (peaks + _GROUP) * pixels
+
+
+@triton.jit
 def _two_pixel_peaks(
-    x, peaks, channels, pixels, stride_n, stride_c, stride_m, ROWS: tl.constexpr, BLOCK: tl.constexpr
+    x,
+    scratch,
+    out,
+    channels,
+    pixels,
+    stride_n,
+    stride_c,
+    stride_m,
+    KIND: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     """Each pixel's largest and second largest magnitude, and the channel whose the largest is."""
     n = tl.program_id(0)
     x += n.to(tl.int64) * stride_n
+    peaks, _, _ = _rooms(scratch, n, pixels, KIND)
     pixel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     row = tl.arange(0, ROWS)
     inside = pixel < pixels
@@ -108,16 +129,16 @@ def _two_pixel_peaks(
         channel = tl.zeros((ROWS, BLOCK), tl.int32) + (first + row)[:, None]
         peak, second, holder = _two_largest(peak, second, holder, size, size * 0.0, channel)
     peak, second, holder = tl.reduce((peak, second, holder), 0, _two_largest)
-    tl.store(peaks + (n * 3 + 0) * pixels + pixel, _positive(peak), mask=inside)
-    tl.store(peaks + (n * 3 + 1) * pixels + pixel, tl.maximum(second, 0.0), mask=inside)
-    tl.store(peaks + (n * 3 + 2) * pixels + pixel, holder.to(tl.float32), mask=inside)
+    tl.store(peaks + 0 * pixels + pixel, _positive(peak), mask=inside)
+    tl.store(peaks + 1 * pixels + pixel, tl.maximum(second, 0.0), mask=inside)
+    tl.store(peaks + 2 * pixels + pixel, holder.to(tl.float32), mask=inside)
 
 
 @triton.jit
 def _pixel_sums(
     x,
-    peaks,
-    sums,
+    scratch,
+    out,
     channels,
     pixels,
     stride_n,
@@ -142,13 +163,10 @@ def _pixel_sums(
     pixel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     row = tl.arange(0, ROWS)
     inside = pixel < pixels
-    if KIND == _OFF_DIAGONAL:
-        peaks += n * 3 * pixels
+    peaks, sums, others = _rooms(scratch, n, pixels, KIND)
+    if OTHERS:
         holder = tl.load(peaks + 2 * pixels + pixel, mask=inside, other=-1.0).to(tl.int32)
-        out = sums + (n * 2 + OTHERS) * ORDERS * pixels
-    else:
-        peaks += n * pixels
-        out = sums + n * ORDERS * pixels
+        sums = others
     if KIND == _ROW_SUMS and FIRST == 0:
         largest = tl.zeros((ROWS, BLOCK), tl.float32)
         for first in range(0, channels, ROWS):
@@ -206,25 +224,25 @@ def _pixel_sums(
             t9 += _fold(power, 0, DENSE, FOLD)
             power *= base
     if ORDERS > 0:
-        tl.store(out + 0 * pixels + pixel, tl.sum(t0, 0), mask=pixel < pixels)
+        tl.store(sums + 0 * pixels + pixel, tl.sum(t0, 0), mask=pixel < pixels)
     if ORDERS > 1:
-        tl.store(out + 1 * pixels + pixel, tl.sum(t1, 0), mask=pixel < pixels)
+        tl.store(sums + 1 * pixels + pixel, tl.sum(t1, 0), mask=pixel < pixels)
     if ORDERS > 2:
-        tl.store(out + 2 * pixels + pixel, tl.sum(t2, 0), mask=pixel < pixels)
+        tl.store(sums + 2 * pixels + pixel, tl.sum(t2, 0), mask=pixel < pixels)
     if ORDERS > 3:
-        tl.store(out + 3 * pixels + pixel, tl.sum(t3, 0), mask=pixel < pixels)
+        tl.store(sums + 3 * pixels + pixel, tl.sum(t3, 0), mask=pixel < pixels)
     if ORDERS > 4:
-        tl.store(out + 4 * pixels + pixel, tl.sum(t4, 0), mask=pixel < pixels)
+        tl.store(sums + 4 * pixels + pixel, tl.sum(t4, 0), mask=pixel < pixels)
     if ORDERS > 5:
-        tl.store(out + 5 * pixels + pixel, tl.sum(t5, 0), mask=pixel < pixels)
+        tl.store(sums + 5 * pixels + pixel, tl.sum(t5, 0), mask=pixel < pixels)
     if ORDERS > 6:
-        tl.store(out + 6 * pixels + pixel, tl.sum(t6, 0), mask=pixel < pixels)
+        tl.store(sums + 6 * pixels + pixel, tl.sum(t6, 0), mask=pixel < pixels)
     if ORDERS > 7:
-        tl.store(out + 7 * pixels + pixel, tl.sum(t7, 0), mask=pixel < pixels)
+        tl.store(sums + 7 * pixels + pixel, tl.sum(t7, 0), mask=pixel < pixels)
     if ORDERS > 8:
-        tl.store(out + 8 * pixels + pixel, tl.sum(t8, 0), mask=pixel < pixels)
+        tl.store(sums + 8 * pixels + pixel, tl.sum(t8, 0), mask=pixel < pixels)
     if ORDERS > 9:
-        tl.store(out + 9 * pixels + pixel, tl.sum(t9, 0), mask=pixel < pixels)
+        tl.store(sums + 9 * pixels + pixel, tl.sum(t9, 0), mask=pixel < pixels)
 
 
 @triton.jit
@@ -272,8 +290,7 @@ def _with_column(table, t, k: tl.constexpr):
 @triton.jit
 def _channel_sums(
     x,
-    peaks,
-    sums,
+    scratch,
     out,
     channels,
     pixels,
@@ -295,14 +312,7 @@ def _channel_sums(
     x += n.to(tl.int64) * stride_n
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     column = tl.arange(0, COLUMNS)
-    others = sums
-    if KIND == _OFF_DIAGONAL:
-        peaks += n * 3 * pixels
-        sums += n * 2 * ORDERS * pixels
-        others = sums + ORDERS * pixels
-    else:
-        peaks += n * pixels
-        sums += n * ORDERS * pixels
+    peaks, sums, others = _rooms(scratch, n, pixels, KIND)
     largest = tl.zeros((BLOCK, COLUMNS), tl.float32)
     for first in range(0, pixels, COLUMNS):
         product, share, is_holder = _products(
@@ -455,66 +465,92 @@ def _channel_sums(
 
 
 def compute(statistic: str, maps: Tensor, orders: tuple[int, ...], out: Tensor) -> None:
-    """A statistic of maps `(N, C, M)` into `out` `(N, orders, C)`, whose last two axes are dense.
+    """A statistic of maps `(N, C, M)` into `out` `(N, orders, C)`, whose last two axes are dense."""
+    aligned = maps.data_ptr() % 16 == 0, out.data_ptr() % 16 == 0
+    device, dtype = maps.device.index, maps.dtype
+    plan = _plan(statistic, maps.shape, maps.stride(), dtype, orders, out.stride(0), device, aligned)
+    with torch.cuda.device_of(maps):
+        scratch = out
+        if plan[0].room:
+            scratch = torch.empty(plan[0].room, dtype=torch.float32, device=maps.device)
+        for launch in plan:
+            launch(maps, scratch, out)
 
-    As many examples at a time as stay in the GPU's cache between the passes over them.
+
+class _Launch:
+    """One kernel with all that stays the same from batch to batch.
+
+    Triton looks at every argument of every call to find the compiled kernel; here that is done once.
     """
-    example_bytes = maps.shape[1] * maps.shape[2] * maps.element_size()
-    at_once = max(1, CACHED_BYTES // example_bytes)
-    for first in range(0, len(maps), at_once):
-        some = slice(first, first + at_once)
-        _compute_some(_KINDS[statistic], maps[some], orders, out[some])
+
+    def __init__(self, kernel: Any, grid: tuple[int, int], rest: tuple[Any, ...], warps: int, room: int):
+        self.kernel, self.grid, self.rest, self.warps, self.room = kernel, (*grid, 1), rest, warps, room
+        self._compiled: Callable[..., None] | None = None
+        self._may_keep = True
+
+    def __call__(self, *tensors: Tensor) -> None:
+        if self._compiled is not None:
+            try:
+                return self._compiled(*tensors, *self.rest)
+            except TypeError:  # other versions of Triton take other arguments here
+                self._compiled, self._may_keep = None, False
+        found = self.kernel[self.grid](*tensors, *self.rest, num_warps=self.warps)
+        if self._may_keep and hasattr(found, "__getitem__"):  # not so in the interpreter
+            self._compiled = found[self.grid]
+        return None
 
 
-def _compute_some(kind: int, maps: Tensor, orders: tuple[int, ...], out: Tensor) -> None:
-    examples, channels, pixels = maps.shape
-    sizes = (channels, pixels, *maps.stride())
-    summing_channels, channel_warps = _tile(maps, reduced=0)
-    summing_pixels, pixel_warps = _tile(maps, reduced=1)
+@lru_cache(4096)
+def _plan(
+    statistic: str,
+    shape: tuple[int, int, int],
+    strides: tuple[int, int, int],
+    dtype: torch.dtype,
+    orders: tuple[int, ...],
+    stride_out: int,
+    device: int,
+    aligned: tuple[bool, bool],
+) -> list[_Launch]:
+    """The kernels to be launched, one after the other, for maps of a shape."""
+    examples, channels, pixels = shape
+    kind = _KINDS[statistic]
+    sizes = (channels, pixels, *strides)
+    dense_channels = strides[1] == 1 and channels > 1
+    summing_channels, channel_warps = _tile(channels, pixels, dense_channels, dtype.itemsize, reduced=0)
+    summing_pixels, pixel_warps = _tile(channels, pixels, dense_channels, dtype.itemsize, reduced=1)
     over_pixels = (examples, triton.cdiv(pixels, summing_channels[1]))
     over_channels = (examples, triton.cdiv(channels, summing_pixels[0]))
-    peaks = sums = out  # not looked at by `diagonal`
-    both = 2 if kind == _OFF_DIAGONAL else 1
-    if kind != _DIAGONAL:
-        peaks = torch.empty(examples, 2 * both - 1, pixels, dtype=torch.float32, device=maps.device)
-    if kind == _OFF_DIAGONAL:
-        rows, columns, *_ = summing_channels
-        _two_pixel_peaks[over_pixels](maps, peaks, *sizes, rows, columns, num_warps=channel_warps)
+    rows = {"row_sums": 1 + GROUP, "diagonal": 0, "off_diagonal": 3 + 2 * GROUP}[statistic]
+    room = examples * rows * pixels
+    plan = []
+    rest: tuple[Any, ...]
+    if statistic == "off_diagonal":
+        rest = (*sizes, kind, *summing_channels[:2])
+        plan.append(_Launch(_two_pixel_peaks, over_pixels, rest, channel_warps, room))
     for first in range(0, max(orders), GROUP):
         group = (kind, first, min(GROUP, max(orders) - first))
-        if kind != _DIAGONAL:
-            sums = torch.empty(examples, both, group[2], pixels, dtype=torch.float32, device=maps.device)
-            for others in range(both):
-                _pixel_sums[over_pixels](
-                    maps, peaks, sums, *sizes, *group, others, *summing_channels, num_warps=channel_warps
-                )
-        _channel_sums[over_channels](
-            maps,
-            peaks,
-            sums,
-            out,
-            *sizes,
-            out.stride(0),
-            *group,
-            orders,
-            *summing_pixels,
-            num_warps=pixel_warps,
-        )
+        for others in range({"row_sums": 1, "diagonal": 0, "off_diagonal": 2}[statistic]):
+            rest = (*sizes, *group, others, *summing_channels)
+            plan.append(_Launch(_pixel_sums, over_pixels, rest, channel_warps, room))
+        rest = (*sizes, stride_out, *group, orders, *summing_pixels)
+        plan.append(_Launch(_channel_sums, over_channels, rest, pixel_warps, room))
+    return plan
 
 
-def _tile(maps: Tensor, reduced: int) -> tuple[tuple[int, int, bool, int], int]:
+def _tile(
+    channels: int, pixels: int, dense_channels: bool, itemsize: int, reduced: int
+) -> tuple[tuple[int, int, bool, int], int]:
     """How a program that sums over the channels (0) or the pixels (1) walks over an example.
 
     Gives the tile's channels and pixels, whether the axis summed over is dense in memory, how many of its
     entries a thread holds and folds, and the number of warps. A thread holds 16 bytes along memory, and
     several such pieces across it. The sizes did best on an H200 (`python -m benchmarks.tune_cuda`).
     """
-    _, channels, pixels = maps.shape
-    dense = 0 if maps.stride(1) == 1 and channels > 1 else 1
+    dense = 0 if dense_channels else 1
     extent = triton.next_power_of_2(channels), triton.next_power_of_2(pixels)
     warps, width, held = _TILES[reduced == dense, reduced](channels, pixels)
     threads = 32 * warps
-    vector = min(16 // maps.element_size(), extent[dense])
+    vector = min(16 // itemsize, extent[dense])
     width = min(width, extent[dense])
     across = min(extent[1 - dense], held * threads // width)
     # What lies across memory is dealt out to the threads first, then each gets its next piece.
@@ -562,9 +598,10 @@ def deviations(
     examples, features = statistics.shape
     taps = len(starts) - 1
     out = torch.empty(examples, taps, dtype=torch.float32, device=statistics.device)
-    _deviations[(examples, taps)](
-        statistics, predicted, minimum, maximum, starts, weights, out, features, taps, FEATURES
-    )
+    with torch.cuda.device_of(statistics):
+        _deviations[(examples, taps)](
+            statistics, predicted, minimum, maximum, starts, weights, out, features, taps, FEATURES
+        )
     return out
 
 
@@ -592,6 +629,7 @@ def widen(statistics: Tensor, predicted: Tensor, minimum: Tensor, maximum: Tenso
     classes, features = minimum.shape
     ascending, order = predicted.sort()
     segments = torch.searchsorted(ascending, torch.arange(classes + 1, device=predicted.device))
-    _widen[(triton.cdiv(features, FEATURES), classes)](
-        statistics, order, segments, minimum, maximum, features, FEATURES
-    )
+    with torch.cuda.device_of(statistics):
+        _widen[(triton.cdiv(features, FEATURES), classes)](
+            statistics, order, segments, minimum, maximum, features, FEATURES
+        )
