@@ -10,6 +10,10 @@ from torch import Tensor, nn
 from gramwatch.networks import densenet_bc_100_12, resnet34, wide_resnet_40_2
 
 ORDERS = range(1, 11)
+CLASSES = 100
+"""Of the networks from timm. Bounds grow with the classes: of all taps of a ViT-B/16 they are about 10 MB for each,
+so that a thousand would not fit beside the rest on a small machine. Scoring takes no longer for more classes
+(`benchmarks.growth`)."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,7 @@ def build(name: str, device: torch.device) -> nn.Module:
         import timm
 
         options = {"zero_init_last": False} if spec.make == "resnet50" else {}
-        model = timm.create_model(spec.make, pretrained=False, **options)
+        model = timm.create_model(spec.make, pretrained=False, num_classes=CLASSES, **options)
     model = model.to(device)
     settle(model, images(8 if spec.size > 100 else 32, spec.size).to(device))
     return model.eval()

@@ -103,7 +103,8 @@ class Subject:
             detector.fit(batches, progress=False)
 
         def eager(batches: list[Tensor]) -> None:
-            without_kernels(lambda: self.new_detector().fit(batches, progress=False))()
+            # The same detector, so that a second set of bounds need not fit in memory.
+            without_kernels(lambda: fit(batches))()
 
         functions: dict[str, Callable[[list[Tensor]], Any]] = {PLAIN: plain, OURS: fit, EAGER: eager}
         if not slow:
