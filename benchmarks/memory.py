@@ -3,7 +3,8 @@
     python -m benchmarks.memory "WRN-40-2" --batch 16
 
 Prints one line of JSON for each variant: bytes at the worst moment of scoring a batch, over what was resident
-before. The fitted detector, its bounds and its compiled kernels are there before, for the plain forward pass too.
+before. The fitted detector, its bounds and its compiled kernels are there before, for the plain forward pass
+too.
 """
 
 import argparse

@@ -11,9 +11,9 @@ from gramwatch.networks import densenet_bc_100_12, resnet34, wide_resnet_40_2
 
 ORDERS = range(1, 11)
 CLASSES = 100
-"""Of the networks from timm. Bounds grow with the classes: of all taps of a ViT-B/16 they are about 10 MB for each,
-so that a thousand would not fit beside the rest on a small machine. Scoring takes no longer for more classes
-(`benchmarks.growth`)."""
+"""Of the networks from timm. Bounds grow with the classes: those of all taps of a ViT-B/16 are about 10 MB
+for each, so that a thousand would not fit beside the rest on a small machine. What more classes do to the
+time is what `benchmarks.growth` measures."""
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,7 @@ def import_torchvision() -> ModuleType:
         _operators.append(torch.library.Library("torchvision", "FRAGMENT"))
         for name in ("nms", "qnms"):
             if not hasattr(torch.ops.torchvision, name):
-                _operators[-1].define(
-                    f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-                )
+                _operators[-1].define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
         for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
             del sys.modules[name]
         import torchvision

@@ -1,11 +1,12 @@
 """pytorch-ood's Gram detector on the tensors that ours watches.
 
 `pytorch_ood.detector.Gram` takes a list of layers, applies one after the other, keeps a copy of what each
-returns, and gives the last one's result to a head. The tensors of a residual block cannot be had that way, nor
-those of functions. So its one method that runs the network, `_create_feature_list`, is replaced: the network
-runs once, under the same observation as for ours, and one copy is kept of each watched tensor. All else (the
-statistics, the collection, bounds, scores) is pytorch-ood's own code, unchanged, with the same orders.
-It takes labels where ours takes predictions, keeps a tenth of the data to set expectations, and has row sums only.
+returns, and gives the last one's result to a head. The tensors of a residual block cannot be had that way,
+nor those of functions. So its one method that runs the network, `_create_feature_list`, is replaced: the
+network runs once, under the same observation as for ours, and one copy is kept of each watched tensor. All
+else (the statistics, the collection, bounds, scores) is pytorch-ood's own code, unchanged, with the same
+orders. It takes labels where ours takes predictions, keeps a tenth of the data to set expectations, and has
+row sums only.
 """
 
 from collections.abc import Iterable, Iterator

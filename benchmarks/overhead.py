@@ -36,7 +36,7 @@ from benchmarks.subject import EAGER, MEASURE, OURS, PLAIN, POOD, RELEASED, SLOW
 from gramwatch import kernels
 
 DEFAULTS: dict[str, dict[str, int]] = {
-    # How often: all variants; the slow ones; parts of the end-to-end fit, each a round; passes over the parts.
+    # How often: all variants; the slow ones; parts of the end-to-end fit, each a round; passes over them.
     "cpu": {"rounds": 7, "slow_rounds": 2, "parts": 4, "passes": 1},
     "cuda": {"rounds": 15, "slow_rounds": 5, "parts": 1, "passes": 3},
 }
@@ -60,7 +60,9 @@ def measure_network(name: str, device: torch.device, args: argparse.Namespace) -
     subject = Subject(name, device, args.batch)
     first = time.perf_counter() - start
     slow = args.slow and subject.spec.slow
-    say(f"{name}: batch {subject.batch}, {len(subject.taps)} taps; built, fitted, calibrated in {first:.1f} s")
+    say(
+        f"{name}: batch {subject.batch}, {len(subject.taps)} taps; built, fitted, calibrated in {first:.1f} s"
+    )
     row: dict[str, Any] = {
         "network": name,
         "batch": subject.batch,
@@ -139,7 +141,7 @@ def measure_fit(subject: Subject, clock: Clock, args: argparse.Namespace, slow: 
 
 
 def fit_summary(rounds: list[dict[str, tuple[float, int]]], passes: int = 1) -> dict[str, Any]:
-    """From seconds and images of each variant in each round: ratios of times per image, to plain and to ours."""
+    """From seconds and images of each variant in each round: ratios of times per image."""
     found: dict[str, Any] = {}
     for name in dict.fromkeys(name for r in rounds for name in r):
         among = [{k: seconds / count for k, (seconds, count) in r.items()} for r in rounds if name in r]
@@ -260,7 +262,10 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
         parser.add_argument(f"--{option}", type=int, default=0, help=f"{what} ({usual})")
     parser.add_argument("--batch", type=int, default=0, help="instead of each network's own")
     parser.add_argument(
-        "--fit-images", type=int, default=0, help="images of the end-to-end fit, instead of each network's own"
+        "--fit-images",
+        type=int,
+        default=0,
+        help="images of the end-to-end fit, instead of each network's own",
     )
     parser.add_argument(
         "--released-images", type=int, default=0, help="images the released algorithm is fitted on (1,000)"

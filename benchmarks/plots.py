@@ -54,7 +54,9 @@ def overhead(results: list[dict[str, Any]], path: Path) -> None:
             axis.bar_label(bars, [f"{value:.2g}" for value in extra], fontsize=7, padding=2)
         axis.set_yscale("log")
         axis.set_ylim(floor, max(positive) * 2.5)
-        axis.set_xticks(range(len(rows)), [f"{row['network']}\nbatch {row['batch']}" for row in rows], fontsize=8)
+        axis.set_xticks(
+            range(len(rows)), [f"{row['network']}\nbatch {row['batch']}" for row in rows], fontsize=8
+        )
         axis.axhline(1, color="#999999", linewidth=0.8, linestyle=":")
         axis.set_ylabel("extra over the plain\nforward pass (1 = as much again)", fontsize=8)
         precision = ", no TF32" if result["strict"] else ""
@@ -74,15 +76,16 @@ def growth(result: dict[str, Any], path: Path) -> None:
         axis.set_yscale("log")
         for curve, colour, mark in zip(curves, _CURVES, _MARKS, strict=False):
             label = f"{curve['name']} (exponent {curve['exponent']:.2f})"
-            ms = [[1000 * v for v in curve[key]] for key in ("seconds", "low", "high")]
-            axis.plot(curve["x"], ms[0], color=colour, marker=mark, markersize=4, linewidth=1.4, label=label)
-            axis.fill_between(curve["x"], ms[1], ms[2], color=colour, alpha=0.15, linewidth=0)
+            ms = [1000 * v for v in curve["seconds"]]
+            axis.plot(curve["x"], ms, color=colour, marker=mark, markersize=4, linewidth=1.4, label=label)
         if curves:
             x, top = curves[0]["x"], max(1000 * c["seconds"][-1] for c in curves) * 1.6
-            lowest = min(1000 * min(c["low"]) for c in curves) / 2
+            lowest = min(1000 * min(c["seconds"]) for c in curves) / 2
             guide = [(v, top * v / x[-1]) for v in (max(x[0], x[-1] * lowest / top), x[-1])]
-            axis.plot(*zip(*guide, strict=True), color="#777777", linestyle="--", linewidth=1, label="slope 1")
-            axis.set_ylim(lowest, None)
+            axis.plot(
+                *zip(*guide, strict=True), color="#777777", linestyle="--", linewidth=1, label="slope 1"
+            )
+            axis.set_ylim(lowest, 8 * max(top, *(1000 * v for c in curves for v in c["seconds"])))
             axis.set_xticks(x, [f"{v:,}" for v in x], fontsize=7, rotation=30 if len(x) > 6 else 0)
             axis.minorticks_off()
         axis.set_xlabel(_AXES[panel], fontsize=9)

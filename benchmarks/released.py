@@ -1,8 +1,8 @@
 """The released algorithm, written anew from its description: what the detector's cost is compared with.
 
 For each batch, tap and order: the activations to the power, an n x n product per image, its row sums, the
-signed root; all statistics kept in lists on the CPU; minima and maxima per predicted class at the end. Scoring
-computes the same lists, then each class's deviations on the CPU.
+signed root; all statistics kept in lists on the CPU; minima and maxima per predicted class at the end.
+Scoring computes the same lists, then each class's deviations on the CPU.
 """
 
 import torch
@@ -27,12 +27,10 @@ def statistics(maps: Tensor, orders: range) -> Tensor:
 def fit(model: nn.Module, taps: Taps, batches: list[Tensor], orders: range) -> Ranges:
     """Minima and maxima per tap and predicted class, from lists of everything."""
     kept, classes = _collect(model, taps, batches, orders)
-    bounds = []
-    for values in kept:
-        bounds.append(
-            {int(c): (values[classes == c].amin(0), values[classes == c].amax(0)) for c in classes.unique()}
-        )
-    return bounds
+    return [
+        {int(c): (values[classes == c].amin(0), values[classes == c].amax(0)) for c in classes.unique()}
+        for values in kept
+    ]
 
 
 def score(model: nn.Module, taps: Taps, batch: Tensor, orders: range, bounds: Ranges) -> Tensor:

@@ -13,9 +13,9 @@ TARGETS: dict[str, Any] = {
     "memory": 0.05,
     "kernels": {"cuda": 0.25},
 }
-"""What was aimed at: the extra of scoring over the plain forward pass; fitting in times the plain forward pass;
-how many times faster than fitting by the released algorithm; extra peak memory beside one batch of statistics;
-the least share of the one-read limit."""
+"""What was aimed at: the extra of scoring over the plain forward pass; fitting in times the plain forward
+pass; how many times faster than fitting by the released algorithm; extra peak memory beside one batch of
+statistics; the least share of the one-read limit."""
 
 VARIANTS = ("plain", "released", "pytorch-ood", "eager", "ours", "ours, no verdict")
 
@@ -76,12 +76,16 @@ def _cells(result: dict[str, Any], row: dict[str, Any], variant: str) -> list[st
     return cells
 
 
-def extra_memory(row: dict[str, Any]) -> float | None:
-    """Peak memory of ours over the plain forward pass's, beside one batch of statistics."""
+def extra_memory(row: dict[str, Any]) -> tuple[float, float] | None:
+    """Peak memory of ours over the plain forward pass's: beside one batch of statistics, and with it.
+
+    Where the worst moment comes before all statistics are written, the first is less than nothing.
+    """
     peaks = row.get("memory", {})
     if "ours" not in peaks or "plain" not in peaks:
         return None
-    return (peaks["ours"] - row["statistics_bytes"]) / peaks["plain"] - 1
+    ours, plain = peaks["ours"], peaks["plain"]
+    return (ours - row["statistics_bytes"]) / plain - 1, ours / plain - 1
 
 
 def kernels(result: dict[str, Any]) -> str:
@@ -128,7 +132,10 @@ def _compared(result: dict[str, Any], kind: str) -> list[tuple[str, float, float
             reached = row["fit"]["ours"]["ratio"]["median"]
             images = row["fit"]["ours"]["images"]
             at_most(
-                f"fit, times plain: {row['network']}, {images:,} images", TARGETS["fit"][kind], reached, "{:.2f}"
+                f"fit, times plain: {row['network']}, {images:,} images",
+                TARGETS["fit"][kind],
+                reached,
+                "{:.2f}",
             )
     for row in measured:
         if "released" in row["fit"] and kind in TARGETS["released"]:
@@ -138,8 +145,8 @@ def _compared(result: dict[str, Any], kind: str) -> list[tuple[str, float, float
     for row in measured:
         extra = extra_memory(row)
         if extra is not None:
-            what = f"peak memory over plain, beside one batch of statistics: {row['network']}"
-            at_most(what, TARGETS["memory"], extra, "{:.1%}")
+            what = f"peak memory over plain, beside one batch of statistics ({extra[1]:+.1%} with it): "
+            at_most(what + row["network"], TARGETS["memory"], extra[0], "{:.1%}")
     if kind in TARGETS["kernels"]:
         for statistic in dict.fromkeys(row["statistic"] for row in result["kernels"]):
             least = min(r["share_of_one_read"] for r in result["kernels"] if r["statistic"] == statistic)
@@ -153,7 +160,8 @@ def growth(result: dict[str, Any]) -> str:
     lines = ["| against | curve | from | to | exponent over the upper half |"]
     lines.append("| --- | --- | ---: | ---: | ---: |")
     lines += [
-        f"| {curve['panel']} | {curve['name']} | {curve['x'][0]:,} | {curve['x'][-1]:,} | {curve['exponent']:.2f} |"
+        f"| {curve['panel']} | {curve['name']} | {curve['x'][0]:,} | {curve['x'][-1]:,} | "
+        f"{curve['exponent']:.2f} |"
         for curve in result["curves"]
     ]
     return "\n".join(lines)
