@@ -37,7 +37,7 @@ from gramwatch import kernels
 
 DEFAULTS: dict[str, dict[str, int]] = {
     # How often: all variants; the slow ones; parts of the end-to-end fit, each a round; passes over them.
-    "cpu": {"rounds": 7, "slow_rounds": 2, "parts": 4, "passes": 1},
+    "cpu": {"rounds": 7, "slow_rounds": 3, "parts": 4, "passes": 1},
     "cuda": {"rounds": 15, "slow_rounds": 5, "parts": 1, "passes": 3},
 }
 FIT_IMAGES: dict[str, dict[str, int]] = {
@@ -45,8 +45,9 @@ FIT_IMAGES: dict[str, dict[str, int]] = {
     "cpu": {RELEASED: 1_000, EAGER: 128, POOD: 128},
     "cuda": {RELEASED: 1_000, EAGER: 5_000, POOD: 1_000},
 }
-SLOW_PARTS = 2
-"""Over how many of the parts the slow variants' images are spread."""
+SLOW_PARTS = 3
+"""Over how many of the parts the slow variants' images are spread: three, so that one slow moment of the
+machine is not the median."""
 
 
 def say(text: str) -> None:
@@ -124,7 +125,7 @@ def measure_fit(subject: Subject, clock: Clock, args: argparse.Namespace, slow: 
                 if each in limits:
                     if number >= SLOW_PARTS:
                         continue
-                    given = first_images(part, limits[each] // min(len(parts), SLOW_PARTS))
+                    given = first_images(part, share(limits[each], number, min(len(parts), SLOW_PARTS)))
                 count = sum(map(len, given))
                 if each == POOD and count < subject.classes:
                     continue  # it asks for an example of each class
@@ -155,6 +156,11 @@ def fit_summary(rounds: list[dict[str, tuple[float, int]]], passes: int = 1) -> 
             "over_ours": summary([r[name] / r[OURS] for r in among]),
         }
     return found
+
+
+def share(total: int, number: int, parts: int) -> int:
+    """How many of a total the part of this number gets."""
+    return total * (number + 1) // parts - total * number // parts
 
 
 def in_parts(batches: list[Tensor], parts: int) -> list[list[Tensor]]:

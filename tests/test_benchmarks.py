@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import oracle
-from benchmarks import document, measure, overhead, released, tables
+from benchmarks import document, measure, others, overhead, released, tables
 from benchmarks.networks import settle
 from gramwatch import find_taps
 from gramwatch.deviation import outside_range
@@ -37,6 +37,24 @@ def test_the_released_algorithm_scores_by_the_bounds_it_fitted():
     for n, c in enumerate(classes):
         values.append([outside_range(kept[t][n], *narrow[t][c]).sum() for t in range(3)])
     torch.testing.assert_close(found, torch.tensor(values), rtol=1e-4, atol=1e-4)
+
+
+def test_pytorch_ood_is_given_the_tensors_that_ours_watches():
+    model, x = wide_resnet_40_2().eval(), torch.randn(20, 3, 32, 32)
+    settle(model, x)
+    taps, orders = find_taps(model, x, "paper")[:3], range(1, 4)
+    try:
+        other = others.gram(model, taps, 10, orders)
+    except others.NotInstalledError as error:
+        pytest.skip(f"pytorch-ood is not installed: {error}")
+    kept, _ = released._collect(model, taps, [x], orders)
+    logits, features = other._create_feature_list(x)
+    torch.testing.assert_close(logits, model(x))
+    for tap, maps in enumerate(features):
+        for k, order in enumerate(orders):
+            torch.testing.assert_close(other._gram_vector(maps, order), kept[tap][:, k])
+    other.fit(others.Labelled(list(x.split(6)), 10))
+    assert other.predict(x).shape == (20,)
 
 
 def test_ratios_are_taken_within_a_round():
@@ -82,6 +100,7 @@ def test_the_images_are_split_into_parts_and_cut_short():
     batches = list(torch.arange(20).split(6))
     assert [sum(map(len, part)) for part in overhead.in_parts(batches, 2)] == [12, 8]
     assert len(overhead.in_parts(batches, 9)) == 4
+    assert [overhead.share(1000, n, 3) for n in range(3)] == [333, 333, 334]
     assert torch.cat(overhead.first_images(batches, 9)).tolist() == list(range(9))
     assert torch.cat(overhead.first_images(batches, 12)).tolist() == list(range(12))
     assert torch.cat(overhead.first_images(batches, 1)).tolist() == list(range(6))
