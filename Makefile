@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test test-real test-triton lint format clean
+.PHONY: demo test test-real test-triton bench lint format clean
 .DEFAULT_GOAL := test
 
 $(INSTALLED): pyproject.toml constraints.txt
@@ -29,6 +29,13 @@ test-real: $(INSTALLED)  ## the long checks on real networks and data
 
 test-triton: .venv-triton/.installed  ## the CUDA kernels on CPU tensors, by Triton's interpreter
 	TRITON_INTERPRET=1 .venv-triton/bin/python -m pytest -n 2 tests/test_kernels.py
+
+.venv/.bench: $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
+	touch $@
+
+bench: .venv/.bench  ## what the detector costs on the CPU, in about ten minutes (docs/performance.md)
+	$(BIN)/python -m benchmarks.overhead
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -1,267 +1,334 @@
 """What the detector costs, as ratios to the network's plain forward pass, all measured in one run.
 
-    python -m benchmarks.overhead                       # CPU
-    python -m benchmarks.overhead --device cuda
+    python -m benchmarks.overhead                       # CPU; what `make bench` runs
+    python -m benchmarks.overhead --device cuda         # add --strict for float32 without TF32
+    python -m benchmarks.overhead --rounds 1 --batch 4 --fit-images 16 --networks WRN-40-2   # does it run?
 
-Prints one table and writes it, with every number, to `--output`. Variants take turns, several rounds of each;
-a ratio is that of the medians.
+Prints a line as each thing is measured, then one table, and writes every number to a JSON file after each
+network. Variants take turns: a ratio is the median, over rounds, of a variant's time over the plain forward
+pass of the same round; beside it stand the quartiles. `python -m benchmarks.document FILE` puts the
+tables into docs/performance.md.
 """
 
 import argparse
-import json
-import platform
+import itertools
+import math
 import statistics as stats
 import time
-import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-import gramwatch
-from benchmarks import released
+from benchmarks import memory, others, tables
+from benchmarks.measure import (
+    Clock,
+    machine,
+    peak_on_cuda,
+    read_bandwidth,
+    save,
+    summary,
+    variant,
+)
+from benchmarks.networks import NETWORKS, ORDERS, images
+from benchmarks.subject import EAGER, MEASURE, OURS, PLAIN, POOD, RELEASED, SLOW, VARIANTS, Subject
 from gramwatch import kernels
-from gramwatch.detector import GramDetector
-from gramwatch.networks import densenet_bc_100_12, resnet34, wide_resnet_40_2
 
-ORDERS = range(1, 11)
-
-
-def timm_network(name: str) -> nn.Module:
-    import timm
-
-    return timm.create_model(name, pretrained=False)
-
-
-NETWORKS: dict[str, dict[str, Any]] = {
-    "ResNet-34 (CIFAR)": {"make": resnet34, "taps": "paper", "size": 32, "cpu": 64, "cuda": 256},
-    "DenseNet-BC-100-12": {"make": densenet_bc_100_12, "taps": "paper", "size": 32, "cpu": 64, "cuda": 256},
-    "WRN-40-2": {"make": wide_resnet_40_2, "taps": "paper", "size": 32, "cpu": 64, "cuda": 256},
-    "ResNet-50 at 224": {"make": "resnet50", "taps": "all", "size": 224, "cpu": 8, "cuda": 128},
-    "ViT-B/16 at 224": {"make": "vit_base_patch16_224", "taps": "all", "size": 224, "cpu": 8, "cuda": 128},
+DEFAULTS: dict[str, dict[str, int]] = {
+    # How often: all variants; the slow ones; parts of the end-to-end fit, each a round; passes over them.
+    "cpu": {"rounds": 7, "slow_rounds": 3, "parts": 4, "passes": 1},
+    "cuda": {"rounds": 15, "slow_rounds": 5, "parts": 1, "passes": 3},
 }
+FIT_IMAGES: dict[str, dict[str, int]] = {
+    # How many images, over all parts of a pass, the slow variants are fitted on; times are taken per image.
+    "cpu": {RELEASED: 1_000, EAGER: 128, POOD: 128},
+    "cuda": {RELEASED: 1_000, EAGER: 5_000, POOD: 1_000},
+}
+SLOW_PARTS = 3
+"""Over how many of the parts the slow variants' images are spread: three, so that one slow moment of the
+machine is not the median."""
 
 
-class Clock:
-    """Times functions in turns, waiting for the device."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.cuda = device.type == "cuda"
-
-    def once(self, function: Callable[[], Any]) -> float:
-        if self.cuda:
-            torch.cuda.synchronize()
-        start = time.perf_counter()
-        function()
-        if self.cuda:
-            torch.cuda.synchronize()
-        return time.perf_counter() - start
-
-    def in_turns(self, functions: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
-        for function in functions.values():
-            self.once(function)
-        times: dict[str, list[float]] = {name: [] for name in functions}
-        for _ in range(rounds):
-            for name, function in functions.items():
-                times[name].append(self.once(function))
-        return times
+def say(text: str) -> None:
+    print(text, flush=True)
 
 
-def without_kernels(function: Callable[[], Any]) -> Callable[[], Any]:
-    """The same with PyTorch's form of everything."""
-
-    def run() -> None:
-        before = set(kernels._given_up)
-        kernels._given_up.update(kernels._MODULES)
-        try:
-            function()
-        finally:
-            kernels._given_up.clear()
-            kernels._given_up.update(before)
-
-    return run
-
-
-def peak_memory(function: Callable[[], Any]) -> int:
-    torch.cuda.synchronize()
-    torch.cuda.empty_cache()
-    base = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    function()
-    torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated() - base
-
-
-def read_bandwidth(device: torch.device, clock: Clock) -> float:
-    """Bytes a second that reading a large tensor reaches here."""
-    x = torch.ones(2**30 if clock.cuda else 2**27, device=device)
-    times = clock.in_turns({"sum": lambda: x.sum()}, 10)["sum"]
-    return x.numel() * 4 / min(times)
-
-
-def measure_network(name: str, spec: dict[str, Any], device: torch.device, args: Any) -> dict[str, Any]:
-    torch.manual_seed(0)
-    make = spec["make"]
-    model = (timm_network(make) if isinstance(make, str) else make()).eval().to(device)
-    batch = args.batch or spec[device.type]
-    x = torch.randn(batch, 3, spec["size"], spec["size"], device=device)
+def measure_network(name: str, device: torch.device, args: argparse.Namespace) -> dict[str, Any]:
+    """Scoring, fitting and memory of one network."""
     clock = Clock(device)
-    detector = GramDetector(model, taps=spec["taps"], orders=ORDERS)
-    first = clock.once(lambda: detector.fit([x], progress=False))
-
-    def plain() -> Tensor:
-        with torch.inference_mode():
-            return model(x)
-
-    def score() -> Any:
-        return detector.measure(x)
-
-    def fit() -> Any:
-        with torch.inference_mode():
-            return detector._fit_batch(x)
-
-    def released_score() -> None:
-        def receive(number: int, maps: Tensor) -> None:
-            released.statistics(maps, ORDERS).cpu()
-
-        gramwatch.taps.observe(model, detector.taps, x, receive)
-
-    functions: dict[str, Callable[[], Any]] = {"plain": plain, "score": score, "fit": fit}
-    if args.slow:
-        functions["score, PyTorch form"] = without_kernels(score)
-        functions["released algorithm"] = released_score
-    times = clock.in_turns(functions, args.rounds)
-    medians = {key: stats.median(values) for key, values in times.items()}
-    activations = sum(tap.channels * (torch.Size(tap.shape).numel() // tap.channels) for tap in detector.taps)
+    start = time.perf_counter()
+    subject = Subject(name, device, args.batch)
+    first = time.perf_counter() - start
+    slow = args.slow and subject.spec.slow
+    say(
+        f"{name}: batch {subject.batch}, {len(subject.taps)} taps; built, fitted, calibrated in {first:.1f} s"
+    )
     row: dict[str, Any] = {
         "network": name,
-        "batch": batch,
-        "taps": len(detector.taps),
-        "activations_per_image": activations,
-        "first_fit_seconds": first,
-        "seconds": medians,
-        "images_per_second": {key: batch / value for key, value in medians.items()},
-        "extra_over_plain": {key: value / medians["plain"] - 1 for key, value in medians.items()},
-        "spread": {key: [min(v), max(v)] for key, v in times.items()},
-        "read_once_over_plain": activations * 4 * batch / args.bandwidth / medians["plain"],
+        "batch": subject.batch,
+        "taps": len(subject.taps),
+        "activations_per_image": subject.activations,
+        "statistics_bytes": subject.statistics_bytes,
+        "first_use_seconds": first,
     }
-    if device.type == "cuda":
-        features = sum(m.size for m in detector._measures)
-        own = features * 4 * batch
-        row["peak_bytes"] = {"plain": peak_memory(plain), "score": peak_memory(score), "statistics": own}
-        row["extra_memory"] = (row["peak_bytes"]["score"] - own) / row["peak_bytes"]["plain"] - 1
+    row["score"] = measure_score(subject, clock, args, slow)
+    read = 4 * subject.activations * subject.batch / args.bandwidth
+    plain = row["score"][PLAIN]["seconds"]
+    row["read_once_seconds"] = read
+    row["read_once_over_plain"] = read / stats.median(plain)
+    for each in (OURS, MEASURE, EAGER, POOD, RELEASED):
+        if each in row["score"]:
+            extra = [mine - alone for mine, alone in zip(row["score"][each]["seconds"], plain, strict=False)]
+            row["score"][each]["share_of_read_limit"] = read / max(stats.median(extra), 1e-12)
+    row["fit"] = measure_fit(subject, clock, args, slow)
+    if args.memory and device.type == "cuda":
+        row["memory"] = memory_on_cuda(subject, args, slow)
+    elif args.memory:
+        batch = subject.batch
+        del subject  # its bounds, so that they need not fit in memory twice
+        row["memory"] = memory_on_cpu(name, batch, args, slow)
     return row
 
 
+def measure_score(subject: Subject, clock: Clock, args: argparse.Namespace, slow: bool) -> dict[str, Any]:
+    functions = subject.scoring(slow)
+    if not args.slow:
+        functions.pop(EAGER)
+    fewer = {each: min(args.slow_rounds, args.rounds) for each in SLOW if each in functions}
+    times = clock.in_turns(functions, args.rounds, fewer)
+    found = {each: variant(values, times[PLAIN], subject.batch) for each, values in times.items()}
+    for each, value in found.items():
+        say(f"  score, {each}: {tables.ratio(value['ratio'])} x, {value['images_per_second']:,.1f} images/s")
+    return found
+
+
+def measure_fit(subject: Subject, clock: Clock, args: argparse.Namespace, slow: bool) -> dict[str, Any]:
+    """Fitting end to end over batches that lie on the CPU, part by part in turns with the plain forward pass.
+
+    What is compiled or allocated on first use has been before.
+    """
+    kind = subject.device.type
+    data = images(args.fit_images or subject.spec.fit_images[kind], subject.spec.size, seed=3)
+    batches = list((data.pin_memory() if kind == "cuda" else data).split(subject.batch))
+    limits = FIT_IMAGES[kind] | ({RELEASED: args.released_images} if args.released_images else {})
+    parts = in_parts(batches, args.parts)
+    rounds: list[dict[str, tuple[float, int]]] = []
+    for _ in range(args.passes):
+        functions = subject.fitting(slow)
+        if not args.slow:
+            functions.pop(EAGER)
+        for number, part in enumerate(parts):
+            taken = {}
+            for each, function in functions.items():
+                given = part
+                if each in limits:
+                    if number >= SLOW_PARTS:
+                        continue
+                    given = first_images(part, share(limits[each], number, min(len(parts), SLOW_PARTS)))
+                count = sum(map(len, given))
+                if each == POOD and count < subject.classes:
+                    continue  # it asks for an example of each class
+                taken[each] = (clock.once(lambda f=function, g=given: f(g)), count)
+            rounds.append(taken)
+            say(f"  fit, round {len(rounds)} of {args.passes * len(parts)}: {taken[PLAIN][1]:,} images")
+    found = fit_summary(rounds, args.passes)
+    for each, value in found.items():
+        say(
+            f"  fit, {each}: {tables.ratio(value['ratio'])} x, {value['images_per_second']:,.1f} images/s "
+            f"({value['images']:,} images)"
+        )
+    return found
+
+
+def fit_summary(rounds: list[dict[str, tuple[float, int]]], passes: int = 1) -> dict[str, Any]:
+    """From seconds and images of each variant in each round: ratios of times per image."""
+    found: dict[str, Any] = {}
+    for name in dict.fromkeys(name for r in rounds for name in r):
+        among = [{k: seconds / count for k, (seconds, count) in r.items()} for r in rounds if name in r]
+        taken = [r[name] for r in rounds if name in r]
+        seconds, count = (sum(values) for values in zip(*taken, strict=True))
+        found[name] = {
+            "images": count // passes,
+            "seconds": [s for s, _ in taken],
+            "images_per_second": count / seconds,
+            "ratio": summary([r[name] / r[PLAIN] for r in among]),
+            "over_ours": summary([r[name] / r[OURS] for r in among]),
+        }
+    return found
+
+
+def share(total: int, number: int, parts: int) -> int:
+    """How many of a total the part of this number gets."""
+    return total * (number + 1) // parts - total * number // parts
+
+
+def in_parts(batches: list[Tensor], parts: int) -> list[list[Tensor]]:
+    """The batches in as many lists of about equal length, fewer where there are fewer batches."""
+    size = math.ceil(len(batches) / parts)
+    return [batches[start : start + size] for start in range(0, len(batches), size)]
+
+
+def first_images(batches: list[Tensor], count: int) -> list[Tensor]:
+    """The first so many images, but at least one whole batch."""
+    kept, left = [batches[0]], count - len(batches[0])
+    for batch in batches[1:]:
+        if left <= 0:
+            break
+        kept.append(batch[:left])
+        left -= len(batch)
+    return kept
+
+
+def memory_on_cuda(subject: Subject, args: argparse.Namespace, slow: bool) -> dict[str, int]:
+    """Bytes at the worst moment of scoring one batch, over what was there before, by variant."""
+    peaks: dict[str, int] = {}
+    for each, function in subject.scoring(slow).items():
+        if each != MEASURE and (args.slow or each != EAGER):
+            function()
+            peaks[each] = peak_on_cuda(function)
+            say(f"  peak memory, {each}: {peaks[each] / 1e6:,.1f} MB")
+    return peaks
+
+
+def memory_on_cpu(name: str, batch: int, args: argparse.Namespace, slow: bool) -> dict[str, int]:
+    """The same, by a process of its own."""
+    peaks: dict[str, int] = {}
+    for each, peak in memory.in_own_process(name, batch, args.threads, slow):
+        peaks[each] = peak
+        say(f"  peak memory, {each}: {peak / 1e6:,.1f} MB")
+    return peaks
+
+
 def measure_kernels(device: torch.device, bandwidth: float, rounds: int) -> list[dict[str, Any]]:
-    """The statistics alone on maps of 64 MB and more, against reading the map once."""
+    """The statistics alone on maps of 64 MB, against reading the map once."""
     clock, rows = Clock(device), []
-    repeats = 20 if clock.cuda else 1  # so that launching is not what is timed
-    shapes = [(256, 64, 1024), (512, 128, 256), (1024, 256, 64), (64, 256, 3136), (256, 768, 197)]
-    if device.type == "cpu":
-        shapes = [(64, 64, 1024), (64, 128, 256), (64, 256, 64), (8, 256, 3136), (8, 768, 197)]
-    for shape in shapes:
-        for dtype in (torch.float32, torch.bfloat16) if device.type == "cuda" else (torch.float32,):
-            for layout in ("channels first", "channels last"):
-                x = torch.randn(shape, device=device).relu_().to(dtype)
-                if layout == "channels last":
-                    x = x.transpose(1, 2).contiguous().transpose(1, 2)
-                for statistic in kernels.FAST:
-                    out = torch.empty(shape[0], 10, shape[1], device=device)
+    cuda = device.type == "cuda"
+    maps = [(64, 1024), (128, 256), (256, 64), (256, 3136), (768, 197)]
+    for (channels, pixels), dtype, layout in itertools.product(
+        maps,
+        (torch.float32, torch.bfloat16) if cuda else (torch.float32,),
+        ("channels first", "channels last"),
+    ):
+        examples = math.ceil(64e6 / (channels * pixels * dtype.itemsize))
+        # On a GPU several maps in turn, so that no map is in its cache from before, and that launching is not
+        # what is timed. On the CPU one is enough: it is larger than the caches of one machine's share.
+        many = [torch.randn(examples, channels, pixels, device=device).relu_().to(dtype)]
+        if layout == "channels last":
+            many[0] = many[0].transpose(1, 2).contiguous().transpose(1, 2)
+        many += [many[0].clone() for _ in range(3 if cuda else 0)]  # which keeps the strides
+        out = torch.empty(examples, len(ORDERS), channels, device=device)
 
-                    def run(s: str = statistic, x: Tensor = x, out: Tensor = out) -> None:
-                        for _ in range(repeats):
-                            kernels.compute(s, x, tuple(ORDERS), out)
+        def run(statistic: str, many: list[Tensor] = many, out: Tensor = out) -> None:
+            for x in many * (5 if cuda else 1):
+                kernels.compute(statistic, x, tuple(ORDERS), out)
 
-                    times = [t / repeats for t in clock.in_turns({"kernel": run}, rounds)["kernel"]]
-                    limit = x.numel() * x.element_size() / bandwidth
-                    rows.append(
-                        {
-                            "shape": list(shape),
-                            "dtype": str(dtype).removeprefix("torch."),
-                            "layout": layout,
-                            "statistic": statistic,
-                            "seconds": stats.median(times),
-                            "share_of_one_read": limit / stats.median(times),
-                        }
-                    )
+        repeats = len(many) * (5 if cuda else 1)
+        functions = {statistic: (lambda s=statistic: run(s)) for statistic in kernels.FAST}
+        for statistic, times in clock.in_turns(functions, rounds).items():
+            seconds = stats.median(times) / repeats
+            limit = many[0].numel() * dtype.itemsize / bandwidth
+            rows.append(
+                {
+                    "shape": [examples, channels, pixels],
+                    "dtype": str(dtype).removeprefix("torch."),
+                    "layout": layout,
+                    "statistic": statistic,
+                    "seconds": seconds,
+                    "share_of_one_read": limit / seconds,
+                }
+            )
+            say(
+                f"  {examples} x {channels} x {pixels} {rows[-1]['dtype']}, {layout}, {statistic}: "
+                f"{rows[-1]['share_of_one_read']:.0%} of the limit"
+            )
     return rows
 
 
-def table(result: dict[str, Any]) -> str:
-    lines = [
-        "| network | batch | taps | plain, images/s | score, extra | fit, extra | PyTorch form, extra "
-        "| released algorithm, extra | reading once, extra | memory, extra |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
-    ]
-    for row in result["networks"]:
-        extra = row["extra_over_plain"]
-
-        def cell(key: str, extra: dict[str, float] = extra) -> str:
-            return f"{extra[key]:.3f}" if key in extra else "not run"
-
-        memory = f"{row['extra_memory']:+.1%}" if "extra_memory" in row else "not measured"
-        cells = [row["network"], row["batch"], row["taps"], f"{row['images_per_second']['plain']:,.0f}"]
-        cells += [cell(key) for key in ("score", "fit", "score, PyTorch form", "released algorithm")]
-        cells += [f"{row['read_once_over_plain']:.3f}", memory]
-        lines.append("| " + " | ".join(map(str, cells)) + " |")
-    return "\n".join(lines)
-
-
-def kernel_table(result: dict[str, Any]) -> str:
-    lines = ["| map (N, C, pixels) | dtype | layout | statistic | ms | share of one read |"]
-    lines.append("| --- | --- | --- | --- | ---: | ---: |")
-    lines += [
-        f"| {' x '.join(map(str, row['shape']))} | {row['dtype']} | {row['layout']} | {row['statistic']} | "
-        f"{1000 * row['seconds']:.3f} | {row['share_of_one_read']:.0%} |"
-        for row in result["kernels"]
-    ]
-    return "\n".join(lines)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--networks", nargs="*", default=list(NETWORKS), choices=list(NETWORKS))
-    parser.add_argument("--rounds", type=int, default=7)
+def arguments(given: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.overhead",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="variants:\n" + "\n".join(f"  {name:18}{what}" for name, what in VARIANTS.items()),
+    )
+    parser.add_argument("--device", default="cpu", help="cpu (default) or cuda")
+    parser.add_argument(
+        "--networks", nargs="+", default=list(NETWORKS), choices=list(NETWORKS), metavar="NAME",
+        help="only these: " + ", ".join(f"'{name}'" for name in NETWORKS),
+    )  # fmt: skip
+    for option, what in {
+        "rounds": "rounds of scoring",
+        "slow-rounds": "rounds in which the slow variants (eager, pytorch-ood, released) take part",
+        "parts": "parts of the end-to-end fit; each is a round",
+        "passes": "passes over these parts",
+    }.items():
+        key = option.replace("-", "_")
+        usual = ", ".join(f"{values[key]} on {kind}" for kind, values in DEFAULTS.items())
+        parser.add_argument(f"--{option}", type=int, default=0, help=f"{what} ({usual})")
     parser.add_argument("--batch", type=int, default=0, help="instead of each network's own")
+    parser.add_argument(
+        "--fit-images",
+        type=int,
+        default=0,
+        help="images of the end-to-end fit, instead of each network's own",
+    )
+    parser.add_argument(
+        "--released-images", type=int, default=0, help="images the released algorithm is fitted on (1,000)"
+    )
     parser.add_argument("--fast-only", dest="slow", action="store_false", help="leave the slow variants out")
+    parser.add_argument("--no-memory", dest="memory", action="store_false", help="leave peak memory out")
+    parser.add_argument("--no-kernels", dest="kernels", action="store_false", help="networks only")
     parser.add_argument(
         "--strict", action="store_true", help="float32 convolutions in full precision, no TF32 (CUDA)"
     )
-    parser.add_argument("--no-kernels", dest="kernels", action="store_false", help="networks only")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--output", type=Path, default=Path("overhead.json"))
-    args = parser.parse_args()
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of PyTorch on the CPU")
+    parser.add_argument("--output", type=Path, help="the JSON file (default: overhead-DEVICE.json)")
+    args = parser.parse_args(given)
+    kind = torch.device(args.device).type
+    for key, value in DEFAULTS.get(kind, DEFAULTS["cuda"]).items():
+        setattr(args, key, getattr(args, key) or value)
+    args.output = args.output or Path(f"overhead-{kind}{'-strict' if args.strict else ''}.json")
+    return args
+
+
+def main() -> None:
+    args = arguments()
     torch.set_num_threads(args.threads)
-    warnings.filterwarnings("ignore", ".*fewer than 20", gramwatch.GramwatchWarning)
     device = torch.device(args.device)
     if args.strict:
         torch.backends.cudnn.allow_tf32 = False
-    args.bandwidth = read_bandwidth(device, Clock(device))
+        torch.backends.cuda.matmul.allow_tf32 = False
+    args.bandwidth = read_bandwidth(device)
     result: dict[str, Any] = {
-        "device": torch.cuda.get_device_name() if device.type == "cuda" else platform.processor() or "CPU",
-        "threads": args.threads,
-        "tf32": device.type == "cuda" and not args.strict,
-        "torch": torch.__version__,
-        "date": time.strftime("%Y-%m-%d"),
+        "kind": "overhead",
+        **machine(device),
+        "strict": args.strict,
+        "pytorch_ood": others.version(),
         "read_bytes_per_second": args.bandwidth,
         "networks": [],
+        "kernels": [],
+        "kernels_given_up": [],
     }
-    print(f"{result['device']}, torch {result['torch']}, reads {args.bandwidth / 1e9:,.0f} GB/s", flush=True)
+    say(tables.where(result) + f"; reads {args.bandwidth / 1e9:,.1f} GB/s")
     for name in args.networks:
         try:
-            result["networks"].append(measure_network(name, NETWORKS[name], device, args))
+            row = measure_network(name, device, args)
         except ImportError as error:
-            print(f"{name}: left out ({error})")
-            continue
-        print(table({**result, "networks": result["networks"][-1:]}).splitlines()[-1], flush=True)
-    result["kernels"] = measure_kernels(device, args.bandwidth, args.rounds) if args.kernels else []
-    print("\n" + table(result) + "\n\n" + kernel_table(result))
-    args.output.parent.mkdir(parents=True, exist_ok=True)
-    args.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+            row = {"network": name, "left_out": str(error)}
+            say(f"{name}: left out ({error})")
+        result["networks"].append(row)
+        result["kernels_given_up"] = sorted(kernels._given_up)
+        save(args.output, result)
+    if args.kernels:
+        say("kernels on maps of 64 MB:")
+        result["kernels"] = measure_kernels(device, args.bandwidth, args.rounds)
+        result["kernels_given_up"] = sorted(kernels._given_up)
+    save(args.output, result)
+    say("\n" + tables.overhead(result) + "\n\n" + tables.kernels(result))
+    if result["kernels_given_up"]:
+        say("\nNOTE: the kernels could not be used here: 'ours' is PyTorch's form too")
+    say(f"\nwritten to {args.output}")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,103 @@
+"""Write measured figures into docs/performance.md.
+
+    python -m benchmarks.document overhead-cpu.json growth-cpu.json overhead-cuda.json
+    python -m benchmarks.document                       # again, from what docs/data holds
+
+Results given are first copied to docs/data under the name of what they are (`overhead-cpu.json`), in place of
+older ones. Then everything between the markers of docs/performance.md is written anew from docs/data, and the
+pictures in docs/images are drawn. No figure of that page is written by hand.
+"""
+
+import argparse
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from benchmarks import plots, tables
+from benchmarks.measure import save
+
+DOCS = Path(__file__).parents[1] / "docs"
+NOT_YET = "*Not measured yet: see [Repeat it](#repeat-it).*"
+_ORDER = ["cpu", "cuda", "cuda-strict"]
+
+
+def place_of(result: dict[str, Any]) -> str:
+    """Which kind of run this is: `cpu`, `cuda` or `cuda-strict`."""
+    return result["device"] + ("-strict" if result["strict"] else "")
+
+
+def adopt(path: Path, docs: Path) -> Path:
+    """Copy a result to docs/data."""
+    result = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(result, dict) or result.get("kind") not in ("overhead", "growth"):
+        raise SystemExit(f"{path} is no result of benchmarks.overhead or benchmarks.growth")
+    kept = docs / "data" / f"{result['kind']}-{place_of(result)}.json"
+    save(kept, result)
+    return kept
+
+
+def held(kind: str, docs: Path) -> list[dict[str, Any]]:
+    """The results of one kind in docs/data, CPU first."""
+    found = [
+        json.loads(p.read_text(encoding="utf-8")) for p in sorted((docs / "data").glob(f"{kind}-*.json"))
+    ]
+    return sorted(found, key=lambda r: _ORDER.index(place_of(r)) if place_of(r) in _ORDER else len(_ORDER))
+
+
+def blocks(docs: Path) -> dict[str, str]:
+    """The generated parts of the page by name; pictures are drawn on the way."""
+    runs, growths = held("overhead", docs), held("growth", docs)
+    parts: dict[str, list[str]] = {"targets": [], "overhead": [], "kernels": [], "growth": []}
+    if runs:
+        parts["targets"].append(tables.targets(runs))
+        picture = docs / "images" / "performance_overhead.png"
+        plots.overhead(runs, picture)
+        parts["overhead"].append(f"![Extra cost of scoring](images/{picture.name})")
+    for result in runs:
+        read = f"reads {result['read_bytes_per_second'] / 1e9:,.0f} GB/s"
+        caption = f"**{tables.where(result)}**; {read}"
+        if result["kernels_given_up"]:
+            caption += "; the kernels could not be used: *ours* is PyTorch's form"
+        parts["overhead"].append(f"{caption}:\n\n{tables.overhead(result)}")
+        if result["kernels"]:
+            parts["kernels"].append(f"{caption}:\n\n{tables.kernels(result)}")
+    for result in growths:
+        picture = docs / "images" / f"performance_growth_{result['device']}.png"
+        plots.growth(result, picture)
+        parts["growth"].append(
+            f"**{tables.where(result)}**:\n\n![Growth of the cost](images/{picture.name})\n\n"
+            + tables.growth(result)
+        )
+    return {name: "\n\n".join(part) or NOT_YET for name, part in parts.items()}
+
+
+def filled(page: str, generated: dict[str, str]) -> str:
+    """The page with each block between its markers replaced."""
+    for name, text in generated.items():
+        begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
+        pattern = re.compile(re.escape(begin) + r".*?" + re.escape(end), re.DOTALL)
+        if len(pattern.findall(page)) != 1:
+            raise SystemExit(f"the page must hold '{begin}' ... '{end}' once")
+        page = pattern.sub(lambda _, t=text, b=begin, e=end: f"{b}\n{t}\n{e}", page)
+    return page
+
+
+def main(given: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.document",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("results", nargs="*", type=Path, help="JSON files of benchmarks.overhead and .growth")
+    parser.add_argument("--docs", type=Path, default=DOCS, help="the folder of performance.md")
+    args = parser.parse_args(given)
+    for path in args.results:
+        print(f"kept as {adopt(path, args.docs)}", flush=True)
+    page = args.docs / "performance.md"
+    page.write_text(filled(page.read_text(encoding="utf-8"), blocks(args.docs)), encoding="utf-8")
+    print(f"wrote {page}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,167 @@
+"""Results as Markdown: the tables that the benchmarks print and the documents hold."""
+
+from typing import Any
+
+TARGETS: dict[str, Any] = {
+    "score": {
+        "ResNet-34 (CIFAR)": {"cpu": 0.15, "cuda": 0.08},
+        "DenseNet-BC-100-12": {"cpu": 0.25, "cuda": 0.10},
+        "ViT-B/16 at 224": {"cpu": 0.10, "cuda": 0.05},
+    },
+    "fit": {"cpu": 1.3, "cuda": 1.15},
+    "released": {"cpu": 20.0, "cuda": 15.0},
+    "memory": 0.05,
+    "kernels": {"cuda": 0.25},
+}
+"""What was aimed at: the extra of scoring over the plain forward pass; fitting in times the plain forward
+pass; how many times faster than fitting by the released algorithm; extra peak memory beside one batch of
+statistics; the least share of the one-read limit."""
+
+VARIANTS = ("plain", "released", "pytorch-ood", "eager", "ours", "ours, no verdict")
+
+
+def where(result: dict[str, Any]) -> str:
+    """One line on where a result comes from."""
+    parts = [result["device_name"]]
+    if result["device"] == "cpu":
+        parts.append(f"{result['threads']} threads")
+    else:
+        parts.append("TF32 convolutions" if result["tf32"] else "float32 without TF32")
+    return ", ".join([*parts, f"torch {result['torch']}", f"gramwatch {result['gramwatch']}", result["date"]])
+
+
+def ratio(value: dict[str, float]) -> str:
+    """A median with its quartiles."""
+    digits = 2 if value["median"] < 10 else 1
+    text = f"{value['median']:.{digits}f}"
+    if value["rounds"] > 1:
+        text += f" ({value['low']:.{digits}f} to {value['high']:.{digits}f})"
+    return text
+
+
+def overhead(result: dict[str, Any]) -> str:
+    """Every variant of every network: the table of the run."""
+    lines = [
+        "| network | variant | score, times plain | score, images/s | share of the read limit "
+        "| fit, times plain | fit, images/s | images fitted | peak memory, MB |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for row in result["networks"]:
+        if "left_out" in row:
+            lines.append(f"| {row['network']} | left out: {row['left_out']} | | | | | | | |")
+            continue
+        name = f"{row['network']}, batch {row['batch']}, {row['taps']} taps"
+        for variant in VARIANTS:
+            lines.append(f"| {name} | {variant} | " + " | ".join(_cells(result, row, variant)) + " |")
+            name = ""
+    return "\n".join(lines)
+
+
+def _cells(result: dict[str, Any], row: dict[str, Any], variant: str) -> list[str]:
+    score, fit = row["score"].get(variant), row["fit"].get(variant)
+    absent = variant == "pytorch-ood" and not result["pytorch_ood"]
+    none = "not installed" if absent else "not run"
+    cells = [none, "", "", "" if variant == "ours, no verdict" else none, "", "", ""]
+    if score:
+        cells[0] = "1" if variant == "plain" else ratio(score["ratio"])
+        cells[1] = f"{score['images_per_second']:,.1f}"
+        if "share_of_read_limit" in score:
+            cells[2] = f"{score['share_of_read_limit']:.1%}"
+    if fit:
+        cells[3] = "1" if variant == "plain" else ratio(fit["ratio"])
+        cells[4] = f"{fit['images_per_second']:,.1f}"
+        cells[5] = f"{fit['images']:,}"
+    if variant in row.get("memory", {}):
+        cells[6] = f"{row['memory'][variant] / 1e6:,.1f}"
+    return cells
+
+
+def extra_memory(row: dict[str, Any]) -> tuple[float, float] | None:
+    """Peak memory of ours over the plain forward pass's: beside one batch of statistics, and with it.
+
+    Where the worst moment comes before all statistics are written, the first is less than nothing.
+    """
+    peaks = row.get("memory", {})
+    if "ours" not in peaks or "plain" not in peaks:
+        return None
+    ours, plain = peaks["ours"], peaks["plain"]
+    return (ours - row["statistics_bytes"]) / plain - 1, ours / plain - 1
+
+
+def kernels(result: dict[str, Any]) -> str:
+    """The statistics alone, against reading their map once."""
+    lines = ["| map (N x C x pixels) | dtype | layout | statistic | ms | share of one read |"]
+    lines.append("| --- | --- | --- | --- | ---: | ---: |")
+    lines += [
+        f"| {' x '.join(map(str, row['shape']))} | {row['dtype']} | {row['layout']} | {row['statistic']} | "
+        f"{1000 * row['seconds']:.3f} | {row['share_of_one_read']:.0%} |"
+        for row in result["kernels"]
+    ]
+    return "\n".join(lines)
+
+
+def targets(results: list[dict[str, Any]]) -> str:
+    """What was aimed at and what was reached."""
+    lines = ["| | device | aim | reached | |", "| --- | --- | ---: | ---: | --- |"]
+    for result in results:
+        kind = result["device"]
+        device = kind.upper() + (", no TF32" if result["strict"] else "")
+        for what, aim, reached, form, met in _compared(result, kind):
+            verdict = "met" if met else "missed"
+            lines.append(f"| {what} | {device} | {form.format(aim)} | {form.format(reached)} | {verdict} |")
+    return "\n".join(lines)
+
+
+def _compared(result: dict[str, Any], kind: str) -> list[tuple[str, float, float, str, bool]]:
+    rows: list[tuple[str, float, float, str, bool]] = []
+
+    def at_most(what: str, aim: float, reached: float, form: str) -> None:
+        rows.append((what, aim, reached, form, reached <= aim))
+
+    def at_least(what: str, aim: float, reached: float, form: str) -> None:
+        rows.append((what, aim, reached, form, reached >= aim))
+
+    measured = [row for row in result["networks"] if "left_out" not in row]
+    for row in measured:
+        aim = TARGETS["score"].get(row["network"], {}).get(kind)
+        if aim is not None:
+            reached = row["score"]["ours"]["ratio"]["median"] - 1
+            at_most(f"score, extra over plain: {row['network']}", aim, reached, "{:.2f}")
+    for row in measured:
+        if kind in TARGETS["fit"]:
+            reached = row["fit"]["ours"]["ratio"]["median"]
+            images = row["fit"]["ours"]["images"]
+            at_most(
+                f"fit, times plain: {row['network']}, {images:,} images",
+                TARGETS["fit"][kind],
+                reached,
+                "{:.2f}",
+            )
+    for row in measured:
+        if "released" in row["fit"] and kind in TARGETS["released"]:
+            reached = row["fit"]["released"]["over_ours"]["median"]
+            what = f"fit, times faster than the released algorithm: {row['network']}"
+            at_least(what, TARGETS["released"][kind], reached, "{:.1f}")
+    for row in measured:
+        extra = extra_memory(row)
+        if extra is not None:
+            what = f"peak memory over plain, beside one batch of statistics ({extra[1]:+.1%} with it): "
+            at_most(what + row["network"], TARGETS["memory"], extra[0], "{:.1%}")
+    if kind in TARGETS["kernels"]:
+        for statistic in dict.fromkeys(row["statistic"] for row in result["kernels"]):
+            least = min(r["share_of_one_read"] for r in result["kernels"] if r["statistic"] == statistic)
+            what = f"kernel, share of one read, least of all maps: {statistic}"
+            at_least(what, TARGETS["kernels"][kind], least, "{:.0%}")
+    return rows
+
+
+def growth(result: dict[str, Any]) -> str:
+    """The exponent of each curve."""
+    lines = ["| against | curve | from | to | exponent over the upper half |"]
+    lines.append("| --- | --- | ---: | ---: | ---: |")
+    lines += [
+        f"| {curve['panel']} | {curve['name']} | {curve['x'][0]:,} | {curve['x'][-1]:,} | "
+        f"{curve['exponent']:.2f} |"
+        for curve in result["curves"]
+    ]
+    return "\n".join(lines)

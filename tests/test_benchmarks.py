@@ -1,0 +1,243 @@
+"""The benchmarks' arithmetic and documents. Nothing here is timed."""
+
+import json
+
+import pytest
+import torch
+
+import oracle
+from benchmarks import document, measure, others, overhead, released, tables
+from benchmarks.networks import settle
+from gramwatch import find_taps
+from gramwatch.deviation import outside_range
+from gramwatch.networks import wide_resnet_40_2
+
+
+def test_the_released_statistics_are_the_papers():
+    maps = torch.rand(3, 5, 7) + 0.1
+    found = released.statistics(maps, range(1, 5))
+    for n in range(3):
+        for k, order in enumerate(range(1, 5)):
+            expected = torch.from_numpy(oracle.stat(maps[n].numpy(), order, "row_sums"))
+            torch.testing.assert_close(found[n, k].double(), expected, rtol=1e-5, atol=0)
+
+
+def test_the_released_algorithm_scores_by_the_bounds_it_fitted():
+    model = wide_resnet_40_2().eval()
+    x = torch.randn(6, 3, 32, 32)
+    settle(model, x)
+    taps, orders = find_taps(model, x, "paper")[:3], range(1, 3)
+    bounds = released.fit(model, taps, [x[:4], x[4:]], orders)
+    assert torch.allclose(released.score(model, taps, x, orders, bounds), torch.zeros(6, 3), atol=1e-3)
+
+    classes, values = model(x).argmax(1).tolist(), []
+    narrow = [{c: (lo * 1.5, lo * 1.5) for c, (lo, _) in tap.items()} for tap in bounds]
+    found = released.score(model, taps, x, orders, narrow)
+    kept, _ = released._collect(model, taps, [x], orders)
+    for n, c in enumerate(classes):
+        values.append([outside_range(kept[t][n], *narrow[t][c]).sum() for t in range(3)])
+    torch.testing.assert_close(found, torch.tensor(values), rtol=1e-4, atol=1e-4)
+
+
+def test_pytorch_ood_is_given_the_tensors_that_ours_watches():
+    model, x = wide_resnet_40_2().eval(), torch.randn(20, 3, 32, 32)
+    settle(model, x)
+    taps, orders = find_taps(model, x, "paper")[:3], range(1, 4)
+    try:
+        other = others.gram(model, taps, 10, orders)
+    except others.NotInstalledError as error:
+        pytest.skip(f"pytorch-ood is not installed: {error}")
+    kept, _ = released._collect(model, taps, [x], orders)
+    logits, features = other._create_feature_list(x)
+    torch.testing.assert_close(logits, model(x))
+    for tap, maps in enumerate(features):
+        for k, order in enumerate(orders):
+            torch.testing.assert_close(other._gram_vector(maps, order), kept[tap][:, k])
+    other.fit(others.Labelled(list(x.split(6)), 10))
+    assert other.predict(x).shape == (20,)
+
+
+def test_ratios_are_taken_within_a_round():
+    # The machine is three times slower in the second round: the ratio is 2 all the same.
+    assert measure.ratios([2.0, 6.0, 2.2], [1.0, 3.0, 1.1]) == pytest.approx([2.0, 2.0, 2.0])
+    found = measure.variant([2.0, 6.0], [1.0, 3.0, 1.0], count=10)
+    assert found["ratio"] == {"median": 2.0, "low": 2.0, "high": 2.0, "rounds": 2}
+    assert found["images_per_second"] == 2.5
+
+
+def test_a_summary_is_the_median_and_the_quartiles():
+    assert measure.summary([5.0, 1.0, 2.0, 4.0, 3.0]) == {"median": 3, "low": 2, "high": 4, "rounds": 5}
+    assert measure.summary([7.0]) == {"median": 7, "low": 7, "high": 7, "rounds": 1}
+
+
+def test_the_exponent_is_of_the_upper_half():
+    assert measure.exponent([1, 2, 4, 8], [9.0, 9.0, 16.0, 64.0]) == pytest.approx(2)
+
+
+def test_slow_variants_take_part_in_the_first_rounds_only():
+    calls = []
+    clock = measure.Clock(torch.device("cpu"))
+    functions = {"plain": lambda: calls.append("p"), "slow": lambda: calls.append("s")}
+    times = clock.in_turns(functions, 3, {"slow": 1})
+    assert "".join(calls) == "p" + "ps" + "p" + "p"  # warmed up first
+    assert [len(values) for values in times.values()] == [3, 1]
+
+
+def test_fits_are_compared_per_image_and_in_the_same_round():
+    rounds = [
+        {"plain": (1.0, 10), "ours": (1.5, 10), "released": (6.0, 2)},
+        {"plain": (2.0, 10), "ours": (3.0, 10)},
+    ]
+    found = overhead.fit_summary(rounds)
+    assert found["ours"]["ratio"]["median"] == pytest.approx(1.5)
+    assert found["released"]["ratio"] == pytest.approx({"median": 30, "low": 30, "high": 30, "rounds": 1})
+    assert found["released"]["over_ours"]["median"] == pytest.approx(20)
+    assert found["released"]["images"] == 2
+    assert found["plain"]["images_per_second"] == pytest.approx(20 / 3)
+
+
+def test_the_images_are_split_into_parts_and_cut_short():
+    batches = list(torch.arange(20).split(6))
+    assert [sum(map(len, part)) for part in overhead.in_parts(batches, 2)] == [12, 8]
+    assert len(overhead.in_parts(batches, 9)) == 4
+    assert [overhead.share(1000, n, 3) for n in range(3)] == [333, 333, 334]
+    assert torch.cat(overhead.first_images(batches, 9)).tolist() == list(range(9))
+    assert torch.cat(overhead.first_images(batches, 12)).tolist() == list(range(12))
+    assert torch.cat(overhead.first_images(batches, 1)).tolist() == list(range(6))
+
+
+def test_kernels_are_left_out_only_for_the_call():
+    from gramwatch import kernels
+
+    seen = measure.without_kernels(lambda: set(kernels._given_up))()
+    assert seen >= {"cpu", "cuda"}
+    assert not kernels._given_up & {"cpu"}
+
+
+def same(ratio):
+    return {"median": ratio, "low": ratio - 0.01, "high": ratio + 0.01, "rounds": 3}
+
+
+@pytest.fixture
+def run():
+    """A small fabricated result of `benchmarks.overhead`."""
+    score = {
+        name: {"seconds": [ratio], "images_per_second": 64 / ratio, "ratio": same(ratio)}
+        for name, ratio in [("plain", 1.0), ("ours", 1.25), ("eager", 4.0), ("released", 12.0)]
+    }
+    score["ours"]["share_of_read_limit"] = 0.125
+    fit = {
+        name: {
+            "images": 100,
+            "seconds": [1.0],
+            "images_per_second": 5.0,
+            "ratio": same(r),
+            "over_ours": same(o),
+        }
+        for name, r, o in [("plain", 1.0, 0.8), ("ours", 1.28, 1.0), ("released", 32.0, 25.0)]
+    }
+    network = {
+        "network": "ResNet-34 (CIFAR)",
+        "batch": 64,
+        "taps": 96,
+        "statistics_bytes": 3_000_000,
+        "score": score,
+        "fit": fit,
+        "memory": {"plain": 100_000_000, "ours": 107_000_000},
+    }
+    kernel = {"shape": [4, 5, 6], "dtype": "float32", "layout": "channels first", "statistic": "row_sums"}
+    return {
+        "kind": "overhead",
+        "device": "cpu",
+        "device_name": "a machine",
+        "threads": 2,
+        "tf32": False,
+        "strict": False,
+        "torch": "2",
+        "gramwatch": "0",
+        "date": "2000-01-01",
+        "pytorch_ood": None,
+        "read_bytes_per_second": 1e10,
+        "networks": [network, {"network": "ViT-B/16 at 224", "left_out": "No module named 'timm'"}],
+        "kernels": [{**kernel, "seconds": 0.001, "share_of_one_read": 0.31}],
+        "kernels_given_up": [],
+    }
+
+
+@pytest.fixture
+def grown(run):
+    curves = [
+        {"panel": panel, "name": "row_sums", "x": [10, 100], "seconds": [0.01, 0.1], "exponent": 1.0}
+        for panel in ("channels", "pixels", "orders", "classes")
+    ]
+    return {**run, "kind": "growth", "fixed": {"channels": "few pixels"}, "curves": curves}
+
+
+def test_the_table_says_what_was_left_out(run):
+    text = tables.overhead(run)
+    assert "| eager | 4.00 (3.99 to 4.01) |" in text
+    assert "| pytorch-ood | not installed |" in text
+    assert "left out: No module named 'timm'" in text
+    columns = {line.count("|") for line in text.splitlines()}
+    assert len(columns) == 1
+
+
+def test_aims_are_compared_with_what_was_reached(run):
+    text = tables.targets([run])
+    assert "| score, extra over plain: ResNet-34 (CIFAR) | CPU | 0.15 | 0.25 | missed |" in text
+    assert "| fit, times plain: ResNet-34 (CIFAR), 100 images | CPU | 1.30 | 1.28 | met |" in text
+    assert "the released algorithm: ResNet-34 (CIFAR) | CPU | 20.0 | 25.0 | met |" in text
+    assert "(+7.0% with it): ResNet-34 (CIFAR) | CPU | 5.0% | 4.0% | met |" in text
+    assert "kernel" not in text  # the aim is for GPUs
+    cuda = tables.targets([{**run, "device": "cuda", "strict": True}])
+    assert "row_sums | CUDA, no TF32 | 25% | 31% | met |" in cuda
+
+
+def test_the_page_is_written_from_the_results(tmp_path, run, grown):
+    docs = tmp_path / "docs"
+    docs.mkdir()
+    page = docs / "performance.md"
+    page.write_text((document.DOCS / "performance.md").read_text(encoding="utf-8"), encoding="utf-8")
+    for name, result in {"a.json": run, "b.json": grown}.items():
+        (tmp_path / name).write_text(json.dumps(result), encoding="utf-8")
+    document.main(["--docs", str(docs), str(tmp_path / "a.json"), str(tmp_path / "b.json")])
+    text = page.read_text(encoding="utf-8")
+    assert document.NOT_YET not in text
+    assert "a machine, 2 threads, torch 2, gramwatch 0, 2000-01-01" in text
+    assert sorted(p.name for p in (docs / "data").iterdir()) == ["growth-cpu.json", "overhead-cpu.json"]
+    for picture in ("performance_overhead.png", "performance_growth_cpu.png"):
+        assert f"(images/{picture})" in text
+        assert (docs / "images" / picture).stat().st_size > 5_000
+    document.main(["--docs", str(docs)])
+    assert page.read_text(encoding="utf-8") == text
+
+
+def test_the_page_holds_what_its_results_say(tmp_path):
+    """Whoever edits a figure by hand, or changes a result without `benchmarks.document`, hears of it."""
+    page = (document.DOCS / "performance.md").read_text(encoding="utf-8")
+    copy = tmp_path / "data"
+    copy.mkdir()
+    for source in (document.DOCS / "data").glob("*.json"):
+        (copy / source.name).write_bytes(source.read_bytes())
+    assert document.filled(page, document.blocks(tmp_path)) == page
+
+
+def test_other_files_are_refused(tmp_path):
+    (tmp_path / "other.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(SystemExit, match="no result"):
+        document.adopt(tmp_path / "other.json", tmp_path)
+    with pytest.raises(SystemExit, match="begin targets"):
+        document.filled("no markers", {"targets": "x"})
+
+
+def test_results_replace_a_file_at_once(tmp_path):
+    path = tmp_path / "deep" / "result.json"
+    measure.save(path, {"value": 1 / 3, "list": [(0.5, 2)]})
+    assert json.loads(path.read_text()) == {"value": 0.333333, "list": [[0.5, 2]]}
+    assert [p.name for p in path.parent.iterdir()] == ["result.json"]
+
+
+def test_quick_options_and_names_of_files():
+    args = overhead.arguments(["--device", "cuda", "--strict", "--rounds", "2"])
+    assert (args.rounds, args.passes, args.output.name) == (2, 3, "overhead-cuda-strict.json")
+    assert overhead.arguments([]).output.name == "overhead-cpu.json"
