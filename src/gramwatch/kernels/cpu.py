@@ -11,18 +11,23 @@ no assumption about them is given to the compiler.
 
 # mypy: disable-error-code="no-untyped-def, misc, untyped-decorator"
 
+import ctypes
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from itertools import pairwise
+from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
 from numba import njit
+from threadpoolctl import threadpool_info
 from torch import Tensor
 
 GROUP = 10
-"""How many orders are taken at a time. Beyond the first group, `power` arrays hold the powers reached."""
+"""How many orders are taken at a time."""
 
 # Sums may be reordered and multiplications fused.
 _compiled = njit(fastmath={"reassoc", "contract", "nsz", "arcp"}, error_model="numpy", nogil=True, cache=True)
@@ -98,8 +103,26 @@ def _two_column_peaks(x, peak, second, holder):
 
 
 @_compiled
-def _column_sums(x, scale, power, s):
-    """`s[p, k] = sum_i (x[i, k] scale[k])^p` for the next ten powers."""
+def _lift(v, tens):
+    """The value to the power of ten for each entry of `tens`, a tuple, or None for none."""
+    power = _ONE
+    if tens is not None:
+        square = v * v
+        ten = (square * square) * (square * square) * square
+        for _ in tens:
+            power *= ten
+    return power
+
+
+@_compiled
+def _begin(v, tens):
+    """The first power of ten in a row: 1, or 11, or 21, ..."""
+    return v * _lift(v, tens)
+
+
+@_compiled
+def _column_sums(x, scale, tens, s):
+    """`s[p, k] = sum_i (x[i, k] scale[k])^p` for ten powers."""
     s[:] = 0
     s0, s1, s2, s3, s4 = s[0], s[1], s[2], s[3], s[4]
     s5, s6, s7, s8, s9 = s[5], s[6], s[7], s[8], s[9]
@@ -110,9 +133,7 @@ def _column_sums(x, scale, power, s):
         for k in range(columns):
             r = scale[k]
             va, vb, vc, vd = xa[k] * r, xb[k] * r, xc[k] * r, xd[k] * r
-            a, b, c, d = va, vb, vc, vd
-            if power is not None:
-                a, b, c, d = a * power[i, k], b * power[i + 1, k], c * power[i + 2, k], d * power[i + 3, k]
+            a, b, c, d = _begin(va, tens), _begin(vb, tens), _begin(vc, tens), _begin(vd, tens)
             s0[k] += (a + b) + (c + d)
             a, b, c, d = a * va, b * vb, c * vc, d * vd
             s1[k] += (a + b) + (c + d)
@@ -132,15 +153,11 @@ def _column_sums(x, scale, power, s):
             s8[k] += (a + b) + (c + d)
             a, b, c, d = a * va, b * vb, c * vc, d * vd
             s9[k] += (a + b) + (c + d)
-            if power is not None:
-                power[i, k], power[i + 1, k], power[i + 2, k], power[i + 3, k] = a, b, c, d
     for i in range(rows - rows % 4, rows):
         xa = x[i]
         for k in range(columns):
             v = xa[k] * scale[k]
-            a = v
-            if power is not None:
-                a *= power[i, k]
+            a = _begin(v, tens)
             s0[k] += a
             a *= v
             s1[k] += a
@@ -160,22 +177,18 @@ def _column_sums(x, scale, power, s):
             s8[k] += a
             a *= v
             s9[k] += a
-            if power is not None:
-                power[i, k] = a
 
 
 @_compiled
-def _weighted_sums(c, r, power, s, t, i):
-    """`t[p, i] = sum_k (c[k] r)^p s[p, k]` for the next ten powers; `s` counts as 1 where it is None."""
+def _weighted_sums(c, r, tens, s, t, i):
+    """`t[p, i] = sum_k (c[k] r)^p s[p, k]` for ten powers; `s` counts as 1 where it is None."""
     t0 = t1 = t2 = t3 = t4 = t5 = t6 = t7 = t8 = t9 = _ZERO
     if s is not None:
         s0, s1, s2, s3, s4 = s[0], s[1], s[2], s[3], s[4]
         s5, s6, s7, s8, s9 = s[5], s[6], s[7], s[8], s[9]
         for k in range(c.size):
             v = c[k] * r
-            a = v
-            if power is not None:
-                a *= power[k]
+            a = _begin(v, tens)
             t0 += a * s0[k]
             a *= v
             t1 += a * s1[k]
@@ -195,14 +208,10 @@ def _weighted_sums(c, r, power, s, t, i):
             t8 += a * s8[k]
             a *= v
             t9 += a * s9[k]
-            if power is not None:
-                power[k] = a
     else:
         for k in range(c.size):
             v = c[k] * r
-            a = v
-            if power is not None:
-                a *= power[k]
+            a = _begin(v, tens)
             t0 += a
             a *= v
             t1 += a
@@ -222,15 +231,13 @@ def _weighted_sums(c, r, power, s, t, i):
             t8 += a
             a *= v
             t9 += a
-            if power is not None:
-                power[k] = a
     t[0, i], t[1, i], t[2, i], t[3, i], t[4, i] = t0, t1, t2, t3, t4
     t[5, i], t[6, i], t[7, i], t[8, i], t[9, i] = t5, t6, t7, t8, t9
 
 
 @_compiled
-def _weighted_column_sums(x, row_scale, scale, power, w, t, start, stop):
-    """`t[p, k] = sum_i (x[i, k] row_scale[i] scale[k])^p w[p, i]`: the next ten powers, some columns."""
+def _weighted_column_sums(x, row_scale, scale, tens, w, t, start, stop):
+    """`t[p, k] = sum_i (x[i, k] row_scale[i] scale[k])^p w[p, i]` for ten powers and some columns."""
     t[:, start:stop] = 0
     t0, t1, t2, t3 = t[0, start:stop], t[1, start:stop], t[2, start:stop], t[3, start:stop]
     t4, t5, t6, t7 = t[4, start:stop], t[5, start:stop], t[6, start:stop], t[7, start:stop]
@@ -246,9 +253,7 @@ def _weighted_column_sums(x, row_scale, scale, power, w, t, start, stop):
         wb5, wb6, wb7, wb8, wb9 = w[5, i + 1], w[6, i + 1], w[7, i + 1], w[8, i + 1], w[9, i + 1]
         for k in range(stop - start):
             va, vb = xa[k] * ra * r[k], xb[k] * rb * r[k]
-            a, b = va, vb
-            if power is not None:
-                a, b = a * power[i, start + k], b * power[i + 1, start + k]
+            a, b = _begin(va, tens), _begin(vb, tens)
             t0[k] += a * wa0 + b * wb0
             a, b = a * va, b * vb
             t1[k] += a * wa1 + b * wb1
@@ -268,17 +273,13 @@ def _weighted_column_sums(x, row_scale, scale, power, w, t, start, stop):
             t8[k] += a * wa8 + b * wb8
             a, b = a * va, b * vb
             t9[k] += a * wa9 + b * wb9
-            if power is not None:
-                power[i, start + k], power[i + 1, start + k] = a, b
     for i in range(rows - rows % 2, rows):
         xa, ra = x[i, start:stop], row_scale[i]
         w0, w1, w2, w3, w4 = w[0, i], w[1, i], w[2, i], w[3, i], w[4, i]
         w5, w6, w7, w8, w9 = w[5, i], w[6, i], w[7, i], w[8, i], w[9, i]
         for k in range(stop - start):
             v = xa[k] * ra * r[k]
-            a = v
-            if power is not None:
-                a *= power[i, start + k]
+            a = _begin(v, tens)
             t0[k] += a * w0
             a *= v
             t1[k] += a * w1
@@ -298,13 +299,11 @@ def _weighted_column_sums(x, row_scale, scale, power, w, t, start, stop):
             t8[k] += a * w8
             a *= v
             t9[k] += a * w9
-            if power is not None:
-                power[i, start + k] = a
 
 
 @_compiled
-def _row_sums(x, t, q, powers):
-    """`row_sums` of one example, channels x pixels, before the root: `t` `(orders, C)` and `q` `(C,)`."""
+def _row_sums(x, tens, t, q):
+    """`row_sums` of one example, channels x pixels, before the root: `t` `(10, C)` and `q` `(C,)`."""
     channels, pixels = x.shape
     pixel_peak = np.empty(pixels, np.float32)
     scale = np.empty(pixels, np.float32)
@@ -313,20 +312,17 @@ def _row_sums(x, t, q, powers):
     _column_peaks(x, pixel_peak)
     for k in range(pixels):
         scale[k] = _inverse(pixel_peak[k])
-    for first in range(0, t.shape[0], GROUP):
-        _column_sums(x, scale, None if powers is None else powers[0], s)
-        for i in range(channels):
-            row = x[i]
-            for k in range(pixels):
-                product[k] = row[k] * pixel_peak[k]
-            if first == 0:
-                q[i] = _peak(product)
-            power = None if powers is None else powers[1, i]
-            _weighted_sums(product, _inverse(q[i]), power, s, t[first : first + GROUP], i)
+    _column_sums(x, scale, tens, s)
+    for i in range(channels):
+        row = x[i]
+        for k in range(pixels):
+            product[k] = row[k] * pixel_peak[k]
+        q[i] = _peak(product)
+        _weighted_sums(product, _inverse(q[i]), tens, s, t, i)
 
 
 @_compiled
-def _row_sums_of_pixels(x, t, q, powers):
+def _row_sums_of_pixels(x, tens, t, q):
     """The same of an example that lies as pixels x channels."""
     pixels, channels = x.shape
     pixel_peak = np.empty(pixels, np.float32)
@@ -342,20 +338,16 @@ def _row_sums_of_pixels(x, t, q, powers):
             product[i] = row[i] * pixel_peak[k]
         for i in range(channels):
             q_bits[i] = max(q_bits[i], product_bits[i] & _MAGNITUDE)
+        _weighted_sums(row, _inverse(pixel_peak[k]), tens, None, s, k)
     for i in range(channels):
         scale[i] = _inverse(q[i])
-    for first in range(0, t.shape[0], GROUP):
-        for k in range(pixels):
-            power = None if powers is None else powers[0, k]
-            _weighted_sums(x[k], _inverse(pixel_peak[k]), power, None, s, k)
-        for start in range(0, channels, COLUMNS):
-            stop = min(start + COLUMNS, channels)
-            power = None if powers is None else powers[1]
-            _weighted_column_sums(x, pixel_peak, scale, power, s, t[first : first + GROUP], start, stop)
+    for start in range(0, channels, COLUMNS):
+        stop = min(start + COLUMNS, channels)
+        _weighted_column_sums(x, pixel_peak, scale, tens, s, t, start, stop)
 
 
 @_compiled
-def _diagonal(x, t, q, powers):
+def _diagonal(x, tens, t, q):
     """`diagonal` of one example before the root."""
     channels, pixels = x.shape
     square = np.empty(pixels, np.float32)
@@ -366,13 +358,11 @@ def _diagonal(x, t, q, powers):
         for k in range(pixels):
             square[k] = (row[k] * scale) * (row[k] * scale)
         q[i] = peak * peak
-        for first in range(0, t.shape[0], GROUP):
-            power = None if powers is None else powers[0, i]
-            _weighted_sums(square, _ONE, power, None, t[first : first + GROUP], i)
+        _weighted_sums(square, _ONE, tens, None, t, i)
 
 
 @_compiled
-def _diagonal_of_pixels(x, t, q, powers):
+def _diagonal_of_pixels(x, tens, t, q):
     """The same of an example that lies as pixels x channels."""
     channels = x.shape[1]
     scale = np.empty(channels, np.float32)
@@ -385,12 +375,11 @@ def _diagonal_of_pixels(x, t, q, powers):
         for i in range(channels):
             square[k, i] = (x[k, i] * scale[i]) * (x[k, i] * scale[i])
     scale[:] = 1
-    for first in range(0, t.shape[0], GROUP):
-        _column_sums(square, scale, None if powers is None else powers[0], t[first : first + GROUP])
+    _column_sums(square, scale, tens, t)
 
 
 @_compiled
-def _off_diagonal(x, t, q, powers):
+def _off_diagonal(x, tens, t, q):
     """`off_diagonal` of one example before the root."""
     channels, pixels = x.shape
     peak = np.empty(pixels, np.float32)
@@ -408,36 +397,28 @@ def _off_diagonal(x, t, q, powers):
     for k in range(pixels):
         scale[k], second_scale[k] = _inverse(peak[k]), _inverse(second[k])
         others[holder[k], k] = 0
-    for first in range(0, t.shape[0], GROUP):
-        _column_sums(x, scale, None if powers is None else powers[0], s)
-        _column_sums(others, second_scale, None if powers is None else powers[1], s_others)
-        for i in range(channels):
-            row = x[i]
+    _column_sums(x, scale, tens, s)
+    _column_sums(others, second_scale, tens, s_others)
+    for i in range(channels):
+        row = x[i]
+        for k in range(pixels):
+            product[k] = row[k] * (second[k] if holder[k] == i else peak[k])
+            share[k] = _lift(row[k] * scale[k], tens)
+        # What the channel is multiplied with at each pixel: the sum over all others.
+        for p in range(GROUP):
             for k in range(pixels):
-                product[k] = row[k] * (second[k] if holder[k] == i else peak[k])
-                share[k] = _ONE
-            if powers is not None:
-                share[:] = powers[3, i]
-            # What the channel is multiplied with at each pixel: the sum over all others.
-            for p in range(GROUP):
-                for k in range(pixels):
-                    share[k] *= row[k] * scale[k]
-                    partners[p, k] = s_others[p, k] if holder[k] == i else s[p, k] - share[k]
-            if powers is not None:
-                powers[3, i] = share
-            if first == 0:
-                q[i] = _peak(product)
-            power = None if powers is None else powers[2, i]
-            _weighted_sums(product, _inverse(q[i]), power, partners, t[first : first + GROUP], i)
+                share[k] *= row[k] * scale[k]
+                partners[p, k] = s_others[p, k] if holder[k] == i else s[p, k] - share[k]
+        q[i] = _peak(product)
+        _weighted_sums(product, _inverse(q[i]), tens, partners, t, i)
 
 
 @_compiled
-def _scratch(x, orders, out):
+def _scratch(x, out):
     """Room for the sums of one example, its magnitudes, two rows more, and the example itself, turned."""
-    groups = (orders.max() + GROUP - 1) // GROUP
     channels = out.shape[2]
     return (
-        np.empty((groups * GROUP, channels + PAD), np.float32),
+        np.empty((GROUP, channels + PAD), np.float32),
         np.empty(channels, np.float32),
         np.empty((2, channels), np.float32),
         np.empty((x.shape[2], x.shape[1]), np.float32),
@@ -469,15 +450,15 @@ _E0, _E1, _E2, _E3, _E4, _E5, _E6 = _EXP
 
 
 @_compiled
-def _roots(t, q, orders, work, out):
-    """`out[j] = q sign(t) |t|^(1/p)` for the `j`-th order `p`: by logarithms, in vectors."""
+def _roots(t, q, orders, work, places, out):
+    """`q sign(t) |t|^(1/p)` for some orders `p`, each to its place: by logarithms, in vectors."""
     number, log = work[0], work[1]
     number_bits = number.view(np.int32)
     for j in range(orders.size):
-        sums = t[orders[j] - 1, : q.size]
+        sums = t[(orders[j] - 1) % GROUP, : q.size]
         bits = sums.view(np.int32)
         if orders[j] == 1:
-            out[j] = sums * q
+            out[places[j]] = sums * q
             continue
         for i in range(sums.size):
             number_bits[i] = (bits[i] & _FRACTION) | _ONE_BITS  # the mantissa, from 1 to 2
@@ -497,74 +478,124 @@ def _roots(t, q, orders, work, out):
             y *= number[i]
             plain = sums[i] == _ZERO or (bits[i] & _INFINITY) == _INFINITY
             log[i] = q[i] * (sums[i] if plain else y if sums[i] > _ZERO else -y)
-        out[j] = log
+        out[places[j]] = log
 
 
 @_compiled
-def _row_sums_of_some(x, turn, orders, like, out, start, stop):
-    t, q, row, turned = _scratch(x, orders, out)
+def _row_sums_of_some(x, turn, tens, orders, places, out, start, stop):
+    t, q, rows, turned = _scratch(x, out)
     for n in range(start, stop):
-        example = _transposed(x[n], turned) if turn else x[n]
-        _row_sums(example, t, q, None if like is None else np.ones_like(like))
-        _roots(t, q, orders, row, out[n])
+        _row_sums(_transposed(x[n], turned) if turn else x[n], tens, t, q)
+        _roots(t, q, orders, rows, places, out[n])
 
 
 @_compiled
-def _row_sums_of_pixels_of_some(x, turn, orders, like, out, start, stop):
-    t, q, row, turned = _scratch(x, orders, out)
+def _row_sums_of_pixels_of_some(x, turn, tens, orders, places, out, start, stop):
+    t, q, rows, turned = _scratch(x, out)
     for n in range(start, stop):
-        example = _transposed(x[n], turned) if turn else x[n]
-        _row_sums_of_pixels(example, t, q, None if like is None else np.ones_like(like))
-        _roots(t, q, orders, row, out[n])
+        _row_sums_of_pixels(_transposed(x[n], turned) if turn else x[n], tens, t, q)
+        _roots(t, q, orders, rows, places, out[n])
 
 
 @_compiled
-def _diagonal_of_some(x, turn, orders, like, out, start, stop):
-    t, q, row, turned = _scratch(x, orders, out)
+def _diagonal_of_some(x, turn, tens, orders, places, out, start, stop):
+    t, q, rows, turned = _scratch(x, out)
     for n in range(start, stop):
-        example = _transposed(x[n], turned) if turn else x[n]
-        _diagonal(example, t, q, None if like is None else np.ones_like(like))
-        _roots(t, q, orders, row, out[n])
+        _diagonal(_transposed(x[n], turned) if turn else x[n], tens, t, q)
+        _roots(t, q, orders, rows, places, out[n])
 
 
 @_compiled
-def _diagonal_of_pixels_of_some(x, turn, orders, like, out, start, stop):
-    t, q, row, turned = _scratch(x, orders, out)
+def _diagonal_of_pixels_of_some(x, turn, tens, orders, places, out, start, stop):
+    t, q, rows, turned = _scratch(x, out)
     for n in range(start, stop):
-        example = _transposed(x[n], turned) if turn else x[n]
-        _diagonal_of_pixels(example, t, q, None if like is None else np.ones_like(like))
-        _roots(t, q, orders, row, out[n])
+        _diagonal_of_pixels(_transposed(x[n], turned) if turn else x[n], tens, t, q)
+        _roots(t, q, orders, rows, places, out[n])
 
 
 @_compiled
-def _off_diagonal_of_some(x, turn, orders, like, out, start, stop):
-    t, q, row, turned = _scratch(x, orders, out)
+def _off_diagonal_of_some(x, turn, tens, orders, places, out, start, stop):
+    t, q, rows, turned = _scratch(x, out)
     for n in range(start, stop):
-        example = _transposed(x[n], turned) if turn else x[n]
-        _off_diagonal(example, t, q, None if like is None else np.ones_like(like))
-        _roots(t, q, orders, row, out[n])
+        _off_diagonal(_transposed(x[n], turned) if turn else x[n], tens, t, q)
+        _roots(t, q, orders, rows, places, out[n])
 
 
-# By statistic and whether the rows are pixels; and how many powers each remembers beyond ten orders.
+# By statistic and whether the rows are pixels.
 _OF_SOME = {
-    ("row_sums", False): (_row_sums_of_some, 2),
-    ("row_sums", True): (_row_sums_of_pixels_of_some, 2),
-    ("diagonal", False): (_diagonal_of_some, 1),
-    ("diagonal", True): (_diagonal_of_pixels_of_some, 1),
-    ("off_diagonal", False): (_off_diagonal_of_some, 4),
+    ("row_sums", False): _row_sums_of_some,
+    ("row_sums", True): _row_sums_of_pixels_of_some,
+    ("diagonal", False): _diagonal_of_some,
+    ("diagonal", True): _diagonal_of_pixels_of_some,
+    ("off_diagonal", False): _off_diagonal_of_some,
 }
-# Threads that sleep when there is nothing to do: those that numba starts itself were seen busy between calls.
-_threads = ThreadPoolExecutor(os.cpu_count(), "gramwatch")
 
 
 def _in_parts(function: Callable[..., None], count: int, *arguments: object) -> None:
     """Call `function(*arguments, start, stop)` over `range(count)`, on as many threads as PyTorch uses."""
-    parts = min(torch.get_num_threads(), count)
-    edges = [count * i // parts for i in range(parts + 1)]
-    others = [_threads.submit(function, *arguments, *edge) for edge in pairwise(edges[1:])]
-    function(*arguments, 0, edges[1])
-    for other in others:
-        other.result()
+    threads = min(torch.get_num_threads(), count)
+    pieces = 4 * threads if threads > 1 else 1  # a thread that is held up leaves more to the others
+    edges = [count * i // pieces for i in range(pieces + 1)]
+    parts = [(start, stop) for start, stop in pairwise(edges) if stop > start]
+    errors: list[BaseException] = []
+
+    def work(_: object = None) -> None:
+        try:
+            while parts and not errors:
+                try:
+                    part = parts.pop()
+                except IndexError:  # another thread was faster
+                    break
+                function(*arguments, *part)
+        except BaseException as error:
+            errors.append(error)
+
+    if threads == 1:
+        work()
+    else:
+        _at_once(work, threads)
+    if errors:
+        raise errors[0]
+
+
+_Work = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+def _at_once(work: Callable[..., None], threads: int) -> None:
+    """Call a function on several threads at once: PyTorch's own where they can be had.
+
+    After each operation PyTorch's threads spin for a while, waiting for the next, and keep other threads
+    from their cores.
+    """
+    parallel = _openmp()
+    if parallel is not None:
+        parallel(_Work(work), None, threads, 0)
+    else:
+        others = [_pool().submit(work) for _ in range(threads - 1)]
+        work()
+        for other in others:
+            other.result()
+
+
+@lru_cache(1)
+def _openmp() -> Callable[..., None] | None:
+    """The function with which PyTorch's OpenMP library starts work on its threads, if there is one."""
+    beside = str(Path(torch.__file__).parent)
+    for library in threadpool_info():
+        if library["user_api"] == "openmp" and library["filepath"].startswith(beside):
+            try:
+                parallel = ctypes.CDLL(library["filepath"]).GOMP_parallel
+            except (OSError, AttributeError):
+                continue
+            parallel.argtypes = [_Work, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
+            parallel.restype = None
+            return cast("Callable[..., None]", parallel)
+    return None
+
+
+@lru_cache(1)
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(os.cpu_count(), "gramwatch")
 
 
 def compute(statistic: str, maps: Tensor, orders: tuple[int, ...], out: Tensor) -> None:
@@ -575,10 +606,12 @@ def compute(statistic: str, maps: Tensor, orders: tuple[int, ...], out: Tensor) 
     of_pixels = dense_channels if min(channels, pixels) >= FEW else channels > pixels
     of_pixels = of_pixels and statistic != "off_diagonal"
     x = (maps.transpose(1, 2) if dense_channels else maps).detach().float().contiguous().numpy()
-    function, powers = _OF_SOME[statistic, of_pixels]
-    rows = (pixels, channels) if of_pixels else (channels, pixels)
-    like = None if max(orders) <= GROUP else np.empty((powers, *rows), np.float32)
-    _in_parts(function, examples, x, of_pixels != dense_channels, np.array(orders), like, out.numpy())
+    function, turn = _OF_SOME[statistic, of_pixels], of_pixels != dense_channels
+    for ten in range(-(-max(orders) // GROUP)):
+        places = np.array([i for i, order in enumerate(orders) if (order - 1) // GROUP == ten], np.int64)
+        if places.size:
+            tens = (0,) * ten or None
+            _in_parts(function, examples, x, turn, tens, np.array(orders)[places], places, out.numpy())
 
 
 @_compiled
