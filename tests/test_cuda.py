@@ -94,3 +94,28 @@ def test_float16_bounds_and_pieces_equal_those_of_the_cpu(net, storage, statisti
     twice = gramwatch.GramDetector(net, statistic=statistic, storage=storage).fit(train)
     assert once.measure_all(train).deviations.le(1e-3).all()
     torch.testing.assert_close(twice.measure(test).deviations, expected, rtol=1e-3, atol=1e-3)
+
+
+def test_batches_are_copied_ahead_and_none_is_lost():
+    from gramwatch.taps import on_device_ahead
+
+    model = nn.Linear(3, 3).cuda()
+    batches = [torch.full((2, 3), float(i)) for i in range(5)]
+    pinned = [(b.pin_memory(), {"mask": b + 1}) for b in batches]
+    assert [b.mean().item() for b in on_device_ahead(batches, model)] == [0, 1, 2, 3, 4]
+    found = list(on_device_ahead(pinned, model))
+    assert all(x.is_cuda and mask["mask"].is_cuda for x, mask in found)
+    assert [mask["mask"].mean().item() for _, mask in found] == [1, 2, 3, 4, 5]
+    assert list(on_device_ahead([], model)) == []
+
+
+def test_what_a_loader_gave_before_it_failed_is_fitted(net):
+    def failing():
+        yield torch.randn(30, 3, 16, 16)
+        yield torch.randn(30, 3, 16, 16)
+        raise OSError("disk")
+
+    detector = gramwatch.GramDetector(net.cuda())
+    with pytest.raises(OSError, match="disk"):
+        detector.fit(failing())
+    assert detector.class_counts_.sum() == 60

@@ -269,3 +269,53 @@ def test_shapes_do_not_compile_anew(backend):
     for shape in ((1, 3, 5), (4, 7, 9), (2, 64, 16)):
         computed(backend, "row_sums", torch.rand(shape), (1, 2))
     assert len(module._row_sums_of_some.signatures) == compiled
+
+
+@pytest.fixture
+def three_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("own_threads", [True, False])
+@pytest.mark.parametrize("name", FAST)
+def test_several_threads_give_what_one_gives(name, own_threads, three_threads, monkeypatch):
+    from gramwatch.kernels import cpu
+
+    if own_threads:
+        monkeypatch.setattr(cpu, "_openmp", lambda: None)
+    maps, orders = torch.randn(13, 40, 35), (1, 2, 10)
+    several, one = torch.empty(13, 3, 40), torch.empty(13, 3, 40)
+    cpu.compute(name, maps, orders, several)
+    torch.set_num_threads(1)
+    cpu.compute(name, maps, orders, one)
+    assert torch.equal(several, one)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere PyTorch may bring another kind of threads")
+def test_the_threads_are_those_of_pytorch():
+    from gramwatch.kernels import cpu
+
+    assert cpu._openmp() is not None
+
+
+@pytest.mark.parametrize("own_threads", [True, False])
+def test_an_error_on_another_thread_is_raised(own_threads, three_threads, monkeypatch):
+    from gramwatch.kernels import cpu
+
+    if own_threads:
+        monkeypatch.setattr(cpu, "_openmp", lambda: None)
+    seen = []
+
+    def fail(start, stop):
+        seen.append((start, stop))
+        if start == 0:
+            raise ValueError("the first part")
+
+    with pytest.raises(ValueError, match="the first part"):
+        cpu._in_parts(fail, 30)
+    seen.clear()
+    cpu._in_parts(lambda start, stop: seen.extend(range(start, stop)), 30)
+    assert sorted(seen) == list(range(30))

@@ -7,7 +7,7 @@ from torch import nn
 
 import oracle
 import real_data
-from gramwatch import CalibrationError, GramDetector, evaluate
+from gramwatch import CalibrationError, GramDetector, evaluate, kernels
 from gramwatch.datasets import synthetic
 from gramwatch.networks import densenet_bc_100_12
 from gramwatch.taps import observe
@@ -64,6 +64,23 @@ def test_densenet_deviations_equal_the_transcription(densenet, shared_data):
 @pytest.mark.real
 def test_densenet_deviations_equal_the_transcription_at_length(densenet, shared_data):
     check_against_transcription(densenet, shared_data, train_count=2000, test_count=200)
+
+
+@pytest.mark.filterwarnings("ignore:.*fewer than 20:gramwatch.GramwatchWarning")
+def test_densenet_scores_with_kernels_and_without_agree(densenet, shared_data, monkeypatch):
+    train = real_data.cifar10(shared_data, "train_0", 120)[0].split(40)
+    held_out, test = real_data.cifar10(shared_data, "test_0", 80)[0].split(40)
+
+    def scores():
+        detector = GramDetector(densenet, taps="paper", level=0.9).fit(train, progress=False)
+        return detector.calibrate([held_out], progress=False)(test).score
+
+    fast = scores()
+    monkeypatch.setattr(kernels, "_given_up", {"cpu"})
+    plain = scores()
+    difference = ((fast - plain) / plain).abs().max().item()
+    print(f"largest relative difference {difference:.1e}")
+    assert 0 < difference < 1e-3  # none at all would mean that the same code ran twice
 
 
 @pytest.mark.real

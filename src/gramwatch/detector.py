@@ -38,6 +38,7 @@ from gramwatch.taps import (
     find_taps,
     observe,
     on_device,
+    on_device_ahead,
     signature,
     unwrap,
 )
@@ -288,11 +289,12 @@ class GramDetector:
         left_out: Tensor | int = 0
         seen, saved_at = 0, time.monotonic()
         try:
-            for number, inputs in enumerate(_inputs(loader, "fitting", progress)):
+            batches = _inputs(loader, "fitting", progress)
+            for number, inputs in enumerate(on_device_ahead(batches, self.model)):
                 seen += 1
                 if number < done:
                     continue
-                left_out = left_out + self._fit_batch(on_device(inputs, self.model))
+                left_out = left_out + self._fit_batch(inputs)
                 done = number + 1
                 if checkpoint is not None and time.monotonic() - saved_at > CHECKPOINT_SECONDS:
                     self._write(checkpoint, batches=done)
@@ -608,9 +610,8 @@ class GramDetector:
         self, loader: Iterable[Any], doing: str = "measuring", progress: bool = True
     ) -> Measurement:
         """`measure` over a whole loader, on the CPU."""
-        parts = [
-            self.measure(inputs) for inputs in _inputs(loader, doing, progress) if count_examples(inputs) > 0
-        ]
+        batches = on_device_ahead(_inputs(loader, doing, progress), self.model)
+        parts = [self.measure(inputs) for inputs in batches if count_examples(inputs) > 0]
         if not parts:
             raise InputError(f"the loader yielded no example: {doing} needs some")
         return Measurement(

@@ -721,10 +721,47 @@ def count_examples(inputs: Inputs) -> int:
 
 def on_device(inputs: Inputs, model: nn.Module) -> Inputs:
     """The inputs on the device of the network's parameters."""
-    place = next(itertools.chain(model.parameters(), model.buffers()), None)
-    if place is None:
+    device = _device(model)
+    return inputs if device is None else _mapped(inputs, lambda t: t.to(device, non_blocking=True))
+
+
+def on_device_ahead(batches: Iterable[Inputs], model: nn.Module) -> Iterator[Inputs]:
+    """Each batch on the device of the network; a GPU gets the next one while it works on this one."""
+    device = _device(model)
+    if device is None or device.type != "cuda":
+        for inputs in batches:
+            yield on_device(inputs, model)
+        return
+    copying = torch.cuda.Stream(device)
+    ahead: list[tuple[Inputs, torch.cuda.Event]] = []
+
+    def arrived() -> Inputs:
+        inputs, copied = ahead.pop()
+        working = torch.cuda.current_stream(device)
+        working.wait_event(copied)
+        for tensor in _tensors(inputs):
+            tensor.record_stream(working)
         return inputs
-    return _mapped(inputs, lambda t: t.to(place.device, non_blocking=True))
+
+    try:
+        for inputs in batches:
+            with torch.cuda.stream(copying):
+                moved = on_device(inputs, model)
+                copied = copying.record_event()
+            if ahead:
+                yield arrived()
+            ahead.append((moved, copied))
+    except Exception:
+        if ahead:  # the loader failed: what it gave before still counts
+            yield arrived()
+        raise
+    if ahead:
+        yield arrived()
+
+
+def _device(model: nn.Module) -> torch.device | None:
+    place = next(itertools.chain(model.parameters(), model.buffers()), None)
+    return None if place is None else place.device
 
 
 def _repeated(inputs: Inputs, times: int) -> Inputs:
