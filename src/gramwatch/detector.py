@@ -68,9 +68,9 @@ class Detection:
     """How often an in-distribution input scores at least as high, `(N,)`."""
     is_ood: Tensor
     """Whether `p_value <= 1 - level`, `(N,)`."""
-    deviations: Tensor
-    """delta_l of Eq. 4, `(N, taps)`, in the order of `detector.taps`."""
-    class_support: Tensor
+    deviations: Tensor | None = None
+    """delta_l of Eq. 4, `(N, taps)`, in the order of `detector.taps`; None from other methods."""
+    class_support: Tensor | None = None
     """How many training examples stand behind each verdict, `(N,)`. Where it is small, the bounds are
     narrow; where it is zero, bounds pooled over all classes were used, and an outlier may look normal."""
 
@@ -354,7 +354,7 @@ class GramDetector:
             self._measures = [self._measure(tap) for tap in taps]
             wide = [tap.name for tap in taps if tap.is_vector and tap.channels > WIDEST_TRIANGLE]
             if self.statistic == "auto" and wide:
-                _warn(
+                warn(
                     f"{len(wide)} vector(s) over {WIDEST_TRIANGLE} channels are judged by row sums, "
                     f"not by pairs: {_listed(wide)}; statistic='triangle' takes the pairs all the same"
                 )
@@ -449,7 +449,7 @@ class GramDetector:
 
     def _report_fit(self, left_out: int) -> None:
         if left_out:
-            _warn(f"{left_out} training example(s) with NaN or infinity were left out")
+            warn(f"{left_out} training example(s) with NaN or infinity were left out")
         if self._class_counts is None or not int(self._class_counts.sum()):
             what = "every training example held NaN or infinity" if left_out else "every batch was empty"
             raise InputError(f"{what}: there is nothing to fit")
@@ -457,7 +457,7 @@ class GramDetector:
         few = (counts < FEW_EXAMPLES).nonzero().flatten().tolist()
         if few:
             never = int((counts == 0).sum())
-            _warn(
+            warn(
                 f"{len(few)} of {len(counts)} classes were predicted for fewer than {FEW_EXAMPLES} training "
                 f"examples, {never} of them for none: class {_listed([str(c) for c in few])}. Their bounds "
                 "say little (found.class_support tells for each verdict)"
@@ -505,7 +505,7 @@ class GramDetector:
         measured = self.measure_all(loader, "calibrating", progress)
         left_out = int((~measured.finite).sum())
         if left_out:
-            _warn(f"{left_out} calibration example(s) with NaN or infinity were left out")
+            warn(f"{left_out} calibration example(s) with NaN or infinity were left out")
         deviations = measured.deviations[measured.finite]
         probability = measured.probability[measured.finite]
         self._check_calibration(deviations, split)
@@ -517,7 +517,7 @@ class GramDetector:
             raise CalibrationError(str(error)) from None
         silent = (total.expectation_ == 0).nonzero().flatten().tolist()  # type: ignore[union-attr]
         if silent and self.normalise:
-            _warn(
+            warn(
                 f"{len(silent)} of {len(self.taps)} taps never deviate on the calibration data and are left "
                 f"out of the score: {_listed([self.taps[i].name for i in silent])}"
             )
@@ -553,7 +553,7 @@ class GramDetector:
         with torch.inference_mode():
             broken = ~measured.finite
             if broken.any():
-                _warn(f"{int(broken.sum())} input(s) with NaN or infinity: their score is infinite")
+                warn(f"{int(broken.sum())} input(s) with NaN or infinity: their score is infinite")
             score = total(measured.deviations, measured.probability)
             score = torch.where(broken, torch.inf, score)
             found = {
@@ -757,17 +757,31 @@ def _check_choice(name: str, value: str, choices: Iterable[str]) -> None:
 
 def _inputs(loader: Iterable[Any], doing: str, progress: bool) -> Iterator[Inputs]:
     """The inputs of each batch, with a progress bar on a terminal."""
+    for inputs, _ in _with_labels(loader, doing, progress):
+        yield inputs
+
+
+def batches_of(loader: Iterable[Any], doing: str, progress: bool) -> Iterator[tuple[Inputs, Tensor | None]]:
+    """The inputs and, if there are any, the labels of each batch that is not empty."""
+    for inputs, labels in _with_labels(loader, doing, progress):
+        if count_examples(inputs):
+            whole = isinstance(labels, Tensor) and labels.ndim == 1 and not labels.is_floating_point()
+            yield inputs, labels if whole and len(labels) == count_examples(inputs) else None
+
+
+def _with_labels(loader: Iterable[Any], doing: str, progress: bool) -> Iterator[tuple[Inputs, Any]]:
     from tqdm.auto import tqdm
 
     for batch in tqdm(loader, desc=doing, unit="batch", disable=None if progress else True, leave=False):
         if isinstance(batch, Mapping):
-            yield {k: v for k, v in batch.items() if k not in ("label", "labels")}
+            inputs = {k: v for k, v in batch.items() if k not in ("label", "labels")}
+            yield inputs, batch.get("labels", batch.get("label"))
         elif isinstance(batch, tuple | list):
             if not batch:
                 raise InputError("the loader yielded an empty tuple: its first item must be the input")
-            yield batch[0]
+            yield batch[0], batch[1] if len(batch) > 1 else None
         else:
-            yield batch
+            yield batch, None
 
 
 def _halves(examples: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -790,7 +804,7 @@ def _listed(names: list[str], most: int = 8) -> str:
     return ", ".join(names[:most]) + more
 
 
-def _warn(message: str) -> None:
+def warn(message: str) -> None:
     """Warn at the user's own line, whatever was called in between."""
     warnings.warn(message, GramwatchWarning, stacklevel=_stacklevel())
 

@@ -261,6 +261,37 @@ def find_taps(model: nn.Module, inputs: Inputs, select: str | Iterable[str] = "a
     return _chosen(model, found, select)
 
 
+@_outside_compilation
+def find_head(model: nn.Module, inputs: Inputs) -> int | None:
+    """The watched call, by its position, of the linear layer that makes the logits; None if there is no such.
+
+    A convolution over the whole of its input counts: it is the same thing.
+    """
+    model = unwrap(model)
+    with _judging(model):
+        probe = _Probe(model)
+        logits = probe.run(_repeated(inputs, 2))
+        layers = [n for n in probe.logits_calls(logits) if probe.events[n].kind in ("linear", "convolution")]
+        if len(layers) != 1:
+            return None
+        seen: list[tuple[Tensor, Tensor, Tensor | None]] = []
+        inputs = _repeated(inputs, 2)
+        nothing = Taps((), [event.operation for event in probe.events])
+        with _Watch(nothing, 2, _ignore, None, (layers[0], lambda *given: seen.append(given))):
+            logits = logits_of(call(model, inputs)).float()
+    x, weight, bias = seen[0]
+    features, weight = x.flatten(1).float(), weight.flatten(1).float()
+    if features.shape[0] != 2 or weight.shape != (logits.shape[1], features.shape[1]):
+        return None
+    made = features @ weight.T + (0.0 if bias is None else bias.float())
+    near = torch.allclose(made, logits, rtol=1e-2, atol=1e-3 * float(logits.abs().max()))
+    return layers[0] if near else None
+
+
+def _ignore(number: int, maps: Tensor) -> None:
+    """Take no notice of a tensor."""
+
+
 def _chosen(model: nn.Module, found: Taps, select: str | Iterable[str]) -> Taps:
     if select == "all":
         plain = Taps((tap for tap in found if tap.kind != "mark"), found.operations)
@@ -287,18 +318,20 @@ def observe(
     inputs: Inputs,
     receive: Callable[[int, Tensor], None],
     repeat: Callable[[int, int], None] | None = None,
+    head: "tuple[int | None, Callable[[Tensor, Tensor, Tensor | None], None]] | None" = None,
 ) -> Tensor:
     """Run the network once and return its logits, `(N, classes)`.
 
     `receive(number, maps)` is called with each tap's number in `taps` and its tensor as
     `(N, channels, pixels)` at the moment the tensor is made; the tensor is not kept. Where a marked tensor
     is the very one of an earlier tap, as at a residual shortcut, `repeat(number, earlier)` is called
-    instead, if given.
+    instead, if given. With `head = (call, take)`, `take(input, weight, bias)` gets what the layer at that
+    call, as given by `find_head`, was called with.
     """
     model = unwrap(model)
     with _judging(model):
         inputs = _mapped(inputs, lambda t: t.clone() if t.is_inference() else t)  # may be written into
-        with _Watch(taps, count_examples(inputs), receive, repeat) as watch:
+        with _Watch(taps, count_examples(inputs), receive, repeat, head or (None, None)) as watch:
             output = call(model, inputs)
     watch.finish()
     return logits_of(output)
@@ -313,8 +346,10 @@ class _Watch(TorchFunctionMode):
         examples: int,
         receive: Callable[[int, Tensor], None],
         repeat: Callable[[int, int], None] | None,
+        head: "tuple[int | None, Callable[[Tensor, Tensor, Tensor | None], None] | None]",
     ) -> None:
         super().__init__()
+        self._head_call, self._take_head = head
         self._numbers = {tap.call: number for number, tap in enumerate(taps)}
         self._taps, self._examples, self._receive, self._repeat = taps, examples, receive, repeat
         self._handed_over: dict[int, tuple[weakref.ref[Tensor], int]] = {}
@@ -330,6 +365,8 @@ class _Watch(TorchFunctionMode):
         if operation in _KINDS:
             self._check(operation)
             number = self._numbers.get(self._calls)
+            if self._calls == self._head_call and self._take_head is not None:
+                self._take_head(*_arguments(args, kwargs or {}))
             self._calls += 1
             if number is not None:
                 self._hand_over(number, _made(result), operation)
@@ -366,6 +403,12 @@ def _operation(func: Any) -> str:
     """A function's name without underscores and overload: `relu_`, `_threshold`, `relu.default`."""
     name: str = getattr(func, "__name__", "")
     return name.partition(".")[0].strip("_") if not name.startswith("__") else name
+
+
+def _arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Input, weight and bias of a call of a linear layer or a convolution."""
+    given = dict(zip(("input", "weight", "bias"), args, strict=False)) | dict(kwargs)
+    return given["input"], given["weight"], given.get("bias")
 
 
 @functools.lru_cache(4096)

@@ -1,0 +1,193 @@
+"""Observation: what one forward pass shows of a batch, for any number of detectors at once.
+
+Detectors ask for what they need, an `Observer` runs the network once and collects just that: the logits
+always; the penultimate features and the linear layer that makes the logits of them; the mean of every
+channel at every tap.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gramwatch.errors import InputError, TapError
+from gramwatch.taps import (
+    Inputs,
+    Taps,
+    all_finite,
+    count_examples,
+    find_head,
+    find_taps,
+    observe,
+    on_device,
+    unwrap,
+)
+
+NEEDS = ("features", "head", "channel_means")
+"""What a detector may ask for beside the logits."""
+
+
+@dataclass(frozen=True)
+class Head:
+    """The linear layer that makes the logits: `logits = features @ weight.T + bias`."""
+
+    weight: Tensor
+    """`(classes, features)`"""
+    bias: Tensor
+    """`(classes,)`"""
+
+    def __call__(self, features: Tensor) -> Tensor:
+        """The logits of some features."""
+        return features @ self.weight.T.to(features) + self.bias.to(features)
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What one forward pass shows of a batch of N inputs."""
+
+    logits: Tensor
+    """`(N, classes)`"""
+    features: Tensor | None = None
+    """The penultimate features, `(N, D)`: the input of the layer that makes the logits."""
+    head: Head | None = None
+    """The linear layer that makes the logits of the features."""
+    channel_means: tuple[Tensor, ...] = ()
+    """For each tap the mean of each channel over the pixels, `(N, channels)`."""
+    labels: Tensor | None = None
+    """The labels that came with the inputs, `(N,)`, if any did."""
+    finite: Tensor | None = None
+    """Which examples, and all that was seen of them, are free of NaN and infinity, `(N,)`."""
+
+    def __len__(self) -> int:
+        return len(self.logits)
+
+    @property
+    def predicted(self) -> Tensor:
+        """The predicted class, D_c."""
+        return self.logits.argmax(1)
+
+    @property
+    def classes(self) -> Tensor:
+        """The label of each example; where there are none, the predicted class."""
+        return self.predicted if self.labels is None else self.labels
+
+    def __getitem__(self, index: Any) -> "Observation":
+        """The observation of some examples."""
+        return self.changed(lambda t: t[index])
+
+    def changed(self, change: Callable[[Tensor], Tensor]) -> "Observation":
+        """The same with every tensor changed."""
+
+        def each(t: Tensor | None) -> Tensor | None:
+            return None if t is None else change(t)
+
+        return Observation(
+            change(self.logits),
+            each(self.features),
+            self.head,
+            tuple(change(t) for t in self.channel_means),
+            each(self.labels),
+            each(self.finite),
+        )
+
+    @staticmethod
+    def joined(parts: Sequence["Observation"]) -> "Observation":
+        """The observation of several batches together."""
+
+        def each(name: str) -> Tensor | None:
+            tensors = [getattr(part, name) for part in parts]
+            return None if any(t is None for t in tensors) else torch.cat(tensors)
+
+        logits = torch.cat([part.logits for part in parts])
+        means = tuple(torch.cat(t) for t in zip(*(part.channel_means for part in parts), strict=True))
+        return Observation(logits, each("features"), parts[0].head, means, each("labels"), each("finite"))
+
+
+class Observer:
+    """Runs a network and collects from one forward pass what detectors ask for.
+
+    Args:
+        model: any classifier that returns logits.
+        needs: some of `NEEDS`.
+        taps: whose channel means to collect, as for `find_taps`.
+        features: the name of a tap whose channel means are to count as the features, instead of the input of
+            the layer that makes the logits.
+
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        needs: Iterable[str] = (),
+        *,
+        taps: str | Iterable[str] = "all",
+        features: str | None = None,
+    ) -> None:
+        self.model = model
+        self.needs = frozenset(needs)
+        unknown = self.needs - set(NEEDS)
+        if unknown:
+            raise ValueError(f"an observation has no {sorted(unknown)}, only {', '.join(NEEDS)}")
+        self.head: Head | None = None
+        """The linear layer that makes the logits, after the first batch; None where there is none."""
+        self.taps: Taps | None = None
+        self._selection, self._features_name = taps, features
+        self._head_call: int | None = None
+        self._features_call: int | None = None
+
+    def _prepare(self, inputs: Inputs) -> Taps:
+        if self.taps is None:
+            found = find_taps(self.model, inputs, self._selection)
+            taps = {tap.call: tap for tap in found} if "channel_means" in self.needs else {}
+            if self._features_name is not None:
+                named = find_taps(self.model, inputs, [self._features_name])
+                if len(named) != 1:
+                    raise TapError(f"features='{self._features_name}' names {len(named)} taps: name one")
+                self._features_call = named[0].call
+                taps[named[0].call] = named[0]
+            elif self.needs & {"features", "head"}:
+                self._head_call = find_head(self.model, inputs)
+                if self._head_call is None:
+                    raise TapError(
+                        f"the logits of {type(unwrap(self.model)).__name__} are not made by one linear layer: its "
+                        "penultimate features cannot be found. Name a tap instead, features='...'"
+                    )
+            self.taps = Taps((taps[call] for call in sorted(taps)), found.operations)
+        return self.taps
+
+    @torch.inference_mode()
+    def __call__(self, inputs: Inputs, labels: Tensor | None = None) -> Observation:
+        """One forward pass."""
+        if count_examples(inputs) == 0:
+            raise InputError("the batch is empty")
+        inputs = on_device(inputs, self.model)
+        taps = self._prepare(inputs)
+        means: list[Tensor] = []
+        features: list[Tensor] = []
+
+        def receive(number: int, maps: Tensor) -> None:
+            means.append(maps.mean(2, dtype=torch.float32))
+            if taps[number].call == self._features_call:
+                features.append(means[-1])
+
+        def at_head(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+            features.append(x.flatten(1).float())
+            if self.head is None:
+                weight = weight.detach().flatten(1).float()
+                zero = weight.new_zeros(len(weight))
+                self.head = Head(weight, zero if bias is None else bias.detach().float())
+
+        logits = observe(self.model, taps, inputs, receive, head=(self._head_call, at_head)).float()
+        finite = all_finite(inputs) & logits.isfinite().all(1)
+        for seen in (*features, *means):
+            finite = finite & seen.isfinite().all(1)
+        return Observation(
+            logits,
+            features[0] if features else None,
+            self.head,
+            tuple(means) if "channel_means" in self.needs else (),
+            None if labels is None else labels.to(logits.device),
+            finite,
+        )

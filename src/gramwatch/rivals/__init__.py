@@ -1,0 +1,27 @@
+"""Other methods, on equal terms: one file each, one line in the registry below."""
+
+from gramwatch.rivals.base import Record, Rival, fit_together, shared_observer
+from gramwatch.rivals.energy import Energy
+from gramwatch.rivals.gen import GEN
+from gramwatch.rivals.max_logit import MaxLogit
+from gramwatch.rivals.msp import MSP
+
+RIVALS: dict[str, type[Rival]] = {
+    method.name: method
+    for method in (
+        MSP,
+        MaxLogit,
+        Energy,
+        GEN,
+    )
+}
+"""Every method, by the name users ask for it."""
+
+__all__ = [
+    "RIVALS",
+    "Record",
+    "Rival",
+    "fit_together",
+    "shared_observer",
+    *sorted(m.__name__ for m in RIVALS.values()),
+]

@@ -1,0 +1,319 @@
+"""What all rivals share: fit, calibrate, judge, save and load, each from one forward pass."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from os import PathLike
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from gramwatch import artifact
+from gramwatch.detector import Detection, batches_of, warn
+from gramwatch.errors import ArtifactError, CalibrationError, InputError, NotFittedError
+from gramwatch.observation import Observation, Observer
+from gramwatch.taps import Inputs
+from gramwatch.threshold import examples_needed, p_value, threshold
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a reader wants to know of a method before choosing it."""
+
+    title: str
+    """How tables call it."""
+    paper: str
+    """Authors, title, where and when."""
+    equation: str
+    """The score in one line, as it is computed here: higher is more out-of-distribution."""
+    fitted: bool
+    """Whether it needs training data."""
+    outliers: bool = False
+    """Whether it can be tuned on outliers."""
+    gradients: bool = False
+    """Whether it needs gradients, and so passes of its own."""
+    retraining: bool = False
+    """Whether the network must be trained for it."""
+    cost: str = "none"
+    """What judging one input costs beside the forward pass."""
+    limits: str = ""
+    """Where it fails."""
+
+
+class Rival(ABC):
+    """A detector that judges by what one forward pass shows.
+
+    A method says what it `needs`, how it fits from a sample of training examples, and how it scores. Its
+    fitted tensors are attributes that end in an underscore: these are what is saved.
+
+    Args:
+        model: any classifier that returns logits. It is not changed.
+        level: the share of in-distribution inputs to keep; `1 - level` is the false-alarm rate.
+        features: the name of a tap whose channel means are to count as the penultimate features.
+        taps: whose channel means are looked at, by methods that do.
+        most_examples: how many training examples are kept at most; more are sampled.
+        seed: of that sample.
+
+    """
+
+    name: ClassVar[str]
+    """How users ask for it."""
+    record: ClassVar[Record]
+    needs: ClassVar[frozenset[str]] = frozenset()
+    """What it looks at beside the logits: see `gramwatch.observation.NEEDS`."""
+    settings: ClassVar[tuple[str, ...]] = ()
+    """The method's own settings: attributes, and arguments of the same name."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        level: float = 0.95,
+        features: str | None = None,
+        taps: str | Iterable[str] = "all",
+        most_examples: int = 50_000,
+        seed: int = 0,
+    ) -> None:
+        if not 0 < level < 1:
+            raise ValueError(f"level must lie between 0 and 1, got {level}")
+        if most_examples < 1:
+            raise ValueError(f"most_examples must be at least 1, got {most_examples}")
+        self.model, self.level, self.most_examples, self.seed = model, float(level), most_examples, seed
+        self.features = features
+        self.taps = taps if isinstance(taps, str) else list(taps)
+        self.metadata: dict[str, Any] = {}
+        self._sample: _Sample | None = None
+        self._fitted = not self.record.fitted
+        self._scores: Tensor | None = None
+        self.width_: Tensor | None = None  # of the features, after `fit`
+        self._observer = Observer(model, self.needs, taps=taps, features=features)
+
+    # --- what a method defines -----------------------------------------------------------------------
+
+    def _fit(self, training: Observation) -> None:
+        """Learn from a sample of the training examples, all finite."""
+        raise NotImplementedError(f"{self.name} says that it is fitted, but not how")
+
+    @abstractmethod
+    def score(self, observation: Observation) -> Tensor:
+        """The score of each example, `(N,)`: higher is more out-of-distribution."""
+
+    # --- fit -----------------------------------------------------------------------------------------
+
+    def fit(self, loader: Iterable[Any], *, progress: bool = True) -> "Rival":
+        """Take in what training data looks like; nothing, if the method needs none."""
+        if self.record.fitted:
+            for inputs, labels in batches_of(loader, self.name, progress):
+                self.take(self._observer(inputs, labels))
+        self.finish()
+        return self
+
+    def take(self, observation: Observation) -> None:
+        """Take in one batch of training examples; those that are not finite are left out."""
+        if self._sample is None:
+            self._sample = _Sample(self.most_examples, self.seed)
+        self._sample.add(observation)
+
+    def finish(self) -> None:
+        """Learn from what was taken in."""
+        self._scores = None
+        if not self.record.fitted:
+            return
+        if self._sample is None or not len(self._sample):
+            raise InputError(f"{self.name} has seen no finite training example: there is nothing to fit")
+        training = self._sample.observation()
+        if training.features is not None:
+            self.width_ = torch.tensor(training.features.shape[1])
+        with torch.inference_mode():
+            self._fit(training)
+        self._sample, self._fitted = None, True
+
+    # --- calibrate and judge -------------------------------------------------------------------------
+
+    def calibrate(self, loader: Iterable[Any], *, progress: bool = True) -> "Rival":
+        """Set the threshold from in-distribution data that was not used for training."""
+        scores = self.score_all(loader, progress=progress)
+        finite = scores[scores.isfinite()]
+        if len(finite) < len(scores):
+            warn(f"{len(scores) - len(finite)} calibration example(s) with NaN or infinity were left out")
+        if len(finite) < examples_needed(self.level):
+            raise CalibrationError(
+                f"{len(finite)} calibration examples cannot support level {self.level}: "
+                f"at least {examples_needed(self.level)} are needed"
+            )
+        self._scores = finite.sort().values
+        return self
+
+    def score_all(self, loader: Iterable[Any], *, progress: bool = True) -> Tensor:
+        """The scores of a whole loader, on the CPU."""
+        parts = [self.score_inputs(inputs)[1].cpu() for inputs, _ in batches_of(loader, self.name, progress)]
+        if not parts:
+            raise InputError(f"the loader yielded no example: {self.name} needs some")
+        return torch.cat(parts)
+
+    def score_inputs(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
+        """The logits and the scores of a batch."""
+        self._check_fitted()
+        observation = self._observer(inputs)
+        return observation.logits, self.judged(observation)
+
+    @torch.inference_mode()
+    def judged(self, observation: Observation) -> Tensor:
+        """The scores in float64, infinite where the example or what was seen of it is not finite."""
+        self._check_fitted()
+        if self.width_ is not None and observation.features is not None:
+            now, then = observation.features.shape[1], int(self.width_)
+            if now != then:
+                raise InputError(f"{self.name} was fitted on {then} features, {now} were given")
+        score = self.score(observation).double()
+        broken = ~score.isfinite() if observation.finite is None else ~(observation.finite & score.isfinite())
+        return torch.where(broken, torch.inf, score)
+
+    def __call__(self, inputs: Inputs) -> Detection:
+        """Judge a batch."""
+        calibration = self._calibrated()
+        logits, score = self.score_inputs(inputs)
+        score, logits = score.clone(), logits.clone()
+        return Detection(
+            logits=logits,
+            predicted=logits.argmax(1),
+            score=score,
+            p_value=p_value(score, calibration),
+            is_ood=score > threshold(calibration, self.level),
+        )
+
+    @property
+    def calibration_scores_(self) -> Tensor:
+        """The in-distribution scores that rank, ascending."""
+        return self._calibrated().clone()
+
+    @property
+    def threshold_(self) -> float:
+        """The score above which an input is out-of-distribution."""
+        return threshold(self._calibrated(), self.level)
+
+    def _check_fitted(self) -> None:
+        if not self._fitted:
+            raise NotFittedError(f"{self.name} is not fitted: call detector.fit(train_loader) first")
+
+    def _calibrated(self) -> Tensor:
+        self._check_fitted()
+        if self._scores is None:
+            raise NotFittedError(
+                f"{self.name} is not calibrated: call detector.calibrate(validation_loader) after fitting"
+            )
+        return self._scores
+
+    def __repr__(self) -> str:
+        state = "not fitted" if not self._fitted else "not calibrated"
+        if self._scores is not None:
+            state = f"threshold {self.threshold_:.4g}"
+        return f"{type(self).__name__}({type(self.model).__name__}: {state})"
+
+    # --- save and load -------------------------------------------------------------------------------
+
+    def _all_settings(self) -> dict[str, Any]:
+        names = ("level", "features", "taps", "most_examples", "seed", *self.settings)
+        return {name: getattr(self, name) for name in names}
+
+    def state(self) -> dict[str, Tensor]:
+        """The fitted tensors, by name."""
+        return {
+            name: value
+            for name, value in vars(self).items()
+            if name.endswith("_") and isinstance(value, Tensor)
+        }
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the detector to one safetensors file. The network itself is not saved."""
+        self._check_fitted()
+        tensors = {f"state.{name}": tensor for name, tensor in self.state().items()}
+        if self._scores is not None:
+            tensors["calibration.scores"] = self._scores
+        header = {
+            "detector": self.name,
+            "settings": self._all_settings(),
+            "network": artifact.fingerprint(self.model),
+            "shapes": {name: list(tensor.shape) for name, tensor in tensors.items()},
+            "metadata": self.metadata,
+        }
+        artifact.write(path, header, tensors)
+
+    @classmethod
+    def from_artifact(
+        cls, saved: artifact.Saved, model: nn.Module, accept_other_weights: bool = False
+    ) -> "Rival":
+        """The detector in an opened file."""
+        saved.check_network(model, accept_other_weights)
+        with artifact.reading(saved.path):
+            detector = cls(model, **saved.header["settings"])
+            shapes = {name: tuple(shape) for name, shape in saved.header["shapes"].items()}
+            detector.metadata = dict(saved.header["metadata"])
+        for name, tensor in saved.tensors(shapes).items():
+            if name == "calibration.scores":
+                detector._scores = tensor
+            elif name.startswith("state.") and name.endswith("_"):
+                setattr(detector, name.removeprefix("state."), tensor)
+            else:
+                raise ArtifactError(f"{saved.path}: the tensor '{name}' does not belong there")
+        detector._fitted = True
+        return detector
+
+
+class _Sample:
+    """A uniform sample of the examples seen so far, of bounded size (reservoir sampling), on the CPU."""
+
+    def __init__(self, most: int, seed: int) -> None:
+        self._most, self._generator = most, torch.Generator().manual_seed(seed)
+        self._parts: list[Observation] = []
+        self._keys: list[Tensor] = []
+
+    def __len__(self) -> int:
+        return sum(len(keys) for keys in self._keys)
+
+    def add(self, observation: Observation) -> None:
+        """Every example draws a key; those with the smallest keys stay."""
+        observation = observation.changed(Tensor.cpu)
+        if observation.finite is not None:
+            observation = observation[observation.finite]
+        self._parts.append(observation)
+        self._keys.append(torch.rand(len(observation), generator=self._generator, dtype=torch.float64))
+        if len(self) > 2 * self._most:
+            self._shrink()
+
+    def _shrink(self) -> None:
+        keys, all_parts = torch.cat(self._keys), Observation.joined(self._parts)
+        if len(keys) > self._most:
+            kept = keys.topk(self._most, largest=False).indices.sort().values
+            keys, all_parts = keys[kept], all_parts[kept]
+        self._keys, self._parts = [keys], [all_parts]
+
+    def observation(self) -> Observation:
+        """The sample, in the order in which it was seen."""
+        self._shrink()
+        return self._parts[0]
+
+
+def fit_together(rivals: Mapping[str, Rival], loader: Iterable[Any], *, progress: bool = True) -> None:
+    """Fit several detectors of one network from one pass over the training data."""
+    waiting = [rival for rival in rivals.values() if rival.record.fitted]
+    if waiting:
+        observer = shared_observer(waiting)
+        for inputs, labels in batches_of(loader, "fitting", progress):
+            observation = observer(inputs, labels)
+            for rival in waiting:
+                rival.take(observation)
+    for rival in rivals.values():
+        rival.finish()
+
+
+def shared_observer(rivals: Iterable[Rival]) -> Observer:
+    """An observer that collects what all of them need."""
+    rivals = list(rivals)
+    first = rivals[0]
+    for rival in rivals:
+        if rival.model is not first.model or (rival.features, rival.taps) != (first.features, first.taps):
+            raise ValueError("detectors that share a pass must have the same model, features and taps")
+    needs = frozenset().union(*(rival.needs for rival in rivals))
+    return Observer(first.model, needs, taps=first.taps, features=first.features)
