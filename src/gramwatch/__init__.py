@@ -1,7 +1,7 @@
 """gramwatch: know when a classifier is looking at something it was never trained on."""
 
 from gramwatch import statistics
-from gramwatch.detector import Detection, GramDetector, load
+from gramwatch.detector import Detection, GramDetector
 from gramwatch.errors import (
     ArtifactError,
     CalibrationError,
@@ -13,6 +13,7 @@ from gramwatch.errors import (
     TapError,
 )
 from gramwatch.evaluate import Evaluation, evaluate
+from gramwatch.loading import load
 from gramwatch.taps import Tap, Taps, find_taps, mark
 from gramwatch.version import __version__
 

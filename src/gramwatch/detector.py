@@ -2,7 +2,7 @@
 
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -96,6 +96,16 @@ class Measurement:
     deviations: Tensor
     finite: Tensor
 
+    @staticmethod
+    def joined(parts: "Sequence[Measurement]") -> "Measurement":
+        """Several batches together, on the CPU."""
+        return Measurement(
+            *(
+                torch.cat([getattr(part, name).cpu() for part in parts])
+                for name in ("logits", "deviations", "finite")
+            )
+        )
+
     @property
     def predicted(self) -> Tensor:
         """The predicted class, D_c."""
@@ -133,6 +143,33 @@ class _Measure:
             values = torch.empty((len(maps), *self.shape), dtype=torch.float32, device=maps.device)
             kernels.compute(self.statistic, maps, self.orders, values)
             yield slice(0, len(maps)), slice(0, self.size), values.flatten(1)
+
+
+class Collector:
+    """Gathers the statistics of one batch, tap by tap, side by side."""
+
+    def __init__(self, taps: Taps, measures: list[_Measure], starts: list[int]) -> None:
+        self.taps = taps
+        self.statistics = torch.empty(0)
+        """`(N, features)`, when the network has run."""
+        self._measures, self._starts = measures, starts
+
+    def receive(self, number: int, maps: Tensor) -> None:
+        """Take the statistics of one tap."""
+        if not self.statistics.numel():
+            shape = (len(maps), self._starts[-1])
+            self.statistics = torch.empty(shape, dtype=torch.float32, device=maps.device)
+        measure = self._measures[number]
+        kernels.compute(measure.statistic, maps, measure.orders, self._place(number))
+
+    def repeat(self, number: int, earlier: int) -> None:
+        """Copy the statistics of an earlier tap."""
+        self._place(number).copy_(self._place(earlier))
+
+    def _place(self, number: int) -> Tensor:
+        orders, features = self._measures[number].shape
+        shape = (len(self.statistics), orders, features)
+        return self.statistics.as_strided(shape, (self._starts[-1], features, 1), self._starts[number])
 
 
 class GramDetector:
@@ -321,7 +358,7 @@ class GramDetector:
             return 0
         self._prepare(inputs)
         statistics = None
-        if self._is_large(inputs):
+        if self.is_large(inputs):
             logits, finite = self._observe_magnitudes(inputs)
         else:
             logits, statistics = self._observe(inputs)
@@ -377,30 +414,18 @@ class GramDetector:
             return _Measure(statistic, tuple(orders), tuple(orders.values()), features)
         return _Measure(statistic, self.orders, (1,) * len(self.orders), features)
 
+    def collector(self, inputs: Inputs) -> "Collector":
+        """What gathers the statistics of a batch while a network that others watch too runs over it."""
+        self._prepare(inputs)
+        return Collector(self.taps, self._measures, self._layout("cpu").starts.tolist())
+
     def _observe(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
         """One forward pass: the logits, and the statistics of all taps side by side, `(N, features)`."""
-        starts = self._layout("cpu").starts.tolist()
-        statistics = torch.empty(0)
+        collector = self.collector(inputs)
+        logits = self._run(inputs, collector.receive, collector.repeat)
+        return logits, collector.statistics
 
-        def place(number: int) -> Tensor:
-            orders, features = self._measures[number].shape
-            shape = (len(statistics), orders, features)
-            return statistics.as_strided(shape, (starts[-1], features, 1), starts[number])
-
-        def receive(number: int, maps: Tensor) -> None:
-            nonlocal statistics
-            if not statistics.numel():
-                shape = (len(maps), starts[-1])
-                statistics = torch.empty(shape, dtype=torch.float32, device=maps.device)
-            measure = self._measures[number]
-            kernels.compute(measure.statistic, maps, measure.orders, place(number))
-
-        def repeat(number: int, earlier: int) -> None:
-            place(number).copy_(place(earlier))
-
-        return self._run(inputs, receive, repeat), statistics
-
-    def _is_large(self, inputs: Inputs) -> bool:
+    def is_large(self, inputs: Inputs) -> bool:
         """Whether the statistics of a batch are too many to be held together."""
         return 4 * count_examples(inputs) * sum(m.size for m in self._measures) > MOST_STATISTICS
 
@@ -574,12 +599,18 @@ class GramDetector:
         _, bounds = self._fitted()
         inputs = on_device(inputs, self.model)
         self._prepare(inputs)
-        if self._is_large(inputs):
-            logits, deviations = self._measure_pieces(inputs, bounds)
-        else:
-            logits, statistics = self._observe(inputs)
-            layout = self._layout(statistics.device)
-            deviations = tap_deviations(statistics, logits.argmax(1), bounds, layout)
+        if not self.is_large(inputs):
+            return self.measured(inputs, *self._observe(inputs))
+        logits, deviations = self._measure_pieces(inputs, bounds)
+        finite = all_finite(inputs) & logits.isfinite().all(1) & deviations.isfinite().all(1)
+        return Measurement(logits, deviations, finite)
+
+    @torch.inference_mode()
+    def measured(self, inputs: Inputs, logits: Tensor, statistics: Tensor) -> Measurement:
+        """The deviations of a batch whose statistics were collected already."""
+        _, bounds = self._fitted()
+        layout = self._layout(statistics.device)
+        deviations = tap_deviations(statistics, logits.argmax(1), bounds, layout)
         finite = all_finite(inputs) & logits.isfinite().all(1) & deviations.isfinite().all(1)
         return Measurement(logits, deviations, finite)
 
@@ -614,12 +645,7 @@ class GramDetector:
         parts = [self.measure(inputs) for inputs in batches if count_examples(inputs) > 0]
         if not parts:
             raise InputError(f"the loader yielded no example: {doing} needs some")
-        return Measurement(
-            *(
-                torch.cat([getattr(part, name).cpu() for part in parts])
-                for name in ("logits", "deviations", "finite")
-            )
-        )
+        return Measurement.joined(parts)
 
     # --- save and load -------------------------------------------------------------------------------
 
@@ -731,22 +757,6 @@ class GramDetector:
         for name in ("_taps", "_measures", "_bounds", "_signature", "_class_counts"):
             setattr(self, name, getattr(before, name))
         return batches
-
-
-def load(path: str | PathLike[str], model: nn.Module, *, accept_other_weights: bool = False) -> GramDetector:
-    """Read a saved detector for the network it was fitted on. Nothing in the file is executed.
-
-    Args:
-        path: a file written by `detector.save`.
-        model: the network, with the weights it had then.
-        accept_other_weights: use the detector although the network's weights differ (after converting
-            them to another precision, say). The calibration then no longer holds as stated.
-
-    """
-    saved = artifact.read(path)
-    if saved.header["detector"] != GramDetector.__name__:
-        raise ArtifactError(f"{path} holds a {saved.header['detector']!r}, which this version does not know")
-    return GramDetector.from_artifact(saved, model, accept_other_weights)
 
 
 def _check_choice(name: str, value: str, choices: Iterable[str]) -> None:

@@ -3,7 +3,7 @@
 import csv
 import io
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -12,10 +12,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from gramwatch.detector import GramDetector, Measurement
+from gramwatch.detector import GramDetector, Measurement, batches_of
 from gramwatch.deviation import TotalDeviation
 from gramwatch.errors import CalibrationError, InputError
 from gramwatch.metrics import METRICS, all_metrics
+from gramwatch.rivals.base import Rival, shared_observer
+from gramwatch.rivals.msp import MSP
+from gramwatch.taps import on_device
 
 
 @dataclass(frozen=True)
@@ -39,17 +42,7 @@ class Evaluation:
     """In words: what was drawn from what, how often."""
 
     def __repr__(self) -> str:
-        table = self._table()
-        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        lines = [
-            "  ".join(
-                cell.ljust(width) if i < 2 else cell.rjust(width)
-                for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-            ).rstrip()
-            for row in table
-        ]
-        lines.insert(1, "  ".join("-" * width for width in widths))
-        return "\n".join([*lines, self.protocol])
+        return "\n".join([*_aligned(self._table(), left=2), self.protocol])
 
     def _table(self) -> list[list[str]]:
         short = {"tnr": "TNR@95", "auroc": "AUROC", "dtacc": "DTACC", "auin": "AUIN", "auout": "AUOUT"}
@@ -58,6 +51,33 @@ class Evaluation:
             figures = [f"{100 * row.mean[key]:.2f} ± {100 * row.spread[key]:.2f}" for key in METRICS]
             table.append([f"{row.ood} ({row.examples})", row.method, *figures])
         return table
+
+    @property
+    def methods(self) -> list[str]:
+        """The methods, in the order given."""
+        return list(dict.fromkeys(row.method for row in self.rows))
+
+    @property
+    def sets(self) -> list[str]:
+        """The out-of-distribution sets, in the order given."""
+        return list(dict.fromkeys(row.ood for row in self.rows))
+
+    def figures(self, metric: str = "auroc") -> np.ndarray:
+        """One metric, methods x sets."""
+        if metric not in METRICS:
+            raise ValueError(f"there is no metric '{metric}', only {', '.join(METRICS)}")
+        found = {(row.method, row.ood): row.mean[metric] for row in self.rows}
+        return np.array([[found[method, name] for name in self.sets] for method in self.methods])
+
+    def overview(self, metric: str = "auroc") -> str:
+        """One metric as a table of methods x sets with the mean and the worst set, best mean first."""
+        figures = 100 * self.figures(metric)
+        table = [["method", *self.sets, "mean", "worst"]]
+        for i in sorted(range(len(self.methods)), key=lambda i: -figures[i].mean()):
+            cells = [f"{value:.2f}" for value in (*figures[i], figures[i].mean())]
+            worst = int(figures[i].argmin())
+            table.append([self.methods[i], *cells, f"{figures[i][worst]:.2f} ({self.sets[worst]})"])
+        return "\n".join(_aligned(table, left=1))
 
     def to_markdown(self, path: str | PathLike[str] | None = None) -> str:
         """The table in Markdown, in percent; written to `path` if given."""
@@ -85,8 +105,11 @@ class Evaluation:
         return _written(json.dumps(value, indent=2) + "\n", path)
 
 
+Detector = GramDetector | Rival
+
+
 def evaluate(
-    detector: GramDetector,
+    detectors: Detector | Mapping[str, Detector],
     in_distribution: Iterable[Any],
     out_of_distribution: Mapping[str, Iterable[Any]],
     *,
@@ -95,14 +118,15 @@ def evaluate(
     seed: int = 0,
     progress: bool = True,
 ) -> Evaluation:
-    """Judge a fitted detector by the paper's protocol, with the maximum softmax probability beside it.
+    """Judge fitted detectors of one network by the paper's protocol, in one pass over each set.
 
-    In each draw a random tenth of the in-distribution test data sets E[delta_l]; the other nine tenths are
-    compared with each out-of-distribution set. The detector itself, its calibration included, is unchanged:
-    it need not be calibrated. "MSP" is the baseline of Hendrycks & Gimpel, from the same forward pass.
+    In each draw a random tenth of the in-distribution test data sets E[delta_l] of Gram; the other nine
+    tenths are compared with each out-of-distribution set, by every method alike. The detectors themselves,
+    their calibration included, are unchanged: they need not be calibrated.
 
     Args:
-        detector: fitted on training data.
+        detectors: fitted on training data: several, by name, or a single one. Beside a single `GramDetector`
+            stands "MSP", the baseline of Hendrycks & Gimpel, from the same forward pass.
         in_distribution: a loader of in-distribution test data, not used for training.
         out_of_distribution: loaders by name.
         draws: how many times to draw the validation data.
@@ -115,11 +139,10 @@ def evaluate(
         raise InputError("there is no out-of-distribution set: give at least one, by name")
     if draws < 1:
         raise ValueError(f"draws must be at least 1, got {draws}")
-    inside = detector.measure_all(in_distribution, "in-distribution", progress)
-    sets = {
-        name: detector.measure_all(loader, name, progress) for name, loader in out_of_distribution.items()
-    }
-    total = len(inside.finite)
+    by_name = _by_name(detectors)
+    inside = _measured(by_name, in_distribution, "in-distribution", progress)
+    sets = {name: _measured(by_name, loader, name, progress) for name, loader in out_of_distribution.items()}
+    total = _count(inside)
     size = round(validation_share * total)
     if not 1 <= size < total:
         raise InputError(f"{total} in-distribution examples cannot be split into validation and test")
@@ -128,17 +151,99 @@ def evaluate(
     for _ in range(draws):
         order = torch.randperm(total, generator=generator)
         validation, test = order[:size], order[size:]
-        deviation = _gram_total(detector, inside, validation)
-        gram, msp = _gram(deviation, inside)[test], _msp(inside)[test]
-        for name, outside in sets.items():
-            figures.setdefault((name, "Gram"), []).append(all_metrics(gram, _gram(deviation, outside)))
-            figures.setdefault((name, "MSP"), []).append(all_metrics(msp, _msp(outside)))
-    rows = tuple(_row(method, name, len(sets[name].finite), each) for (name, method), each in figures.items())
+        for method, detector in by_name.items():
+            score = _scoring(detector, inside[method], validation)
+            scores = score(inside[method])[test]
+            for name, outside in sets.items():
+                found = all_metrics(scores, score(outside[method]))
+                figures.setdefault((name, method), []).append(found)
+    rows = tuple(
+        _row(method, name, _count(sets[name]), figures[name, method]) for name in sets for method in by_name
+    )
     return Evaluation(
         rows,
         f"In-distribution: {total} examples; {draws} draws of {size} for validation and {total - size} for "
-        f"test, seed {seed}; mean ± standard deviation over the draws, percent. No method saw an outlier.",
+        f"test, seed {seed}; mean ± standard deviation over the draws, percent. {_outliers_seen(by_name)}",
     )
+
+
+def _by_name(detectors: Detector | Mapping[str, Detector]) -> dict[str, Detector]:
+    if isinstance(detectors, GramDetector):
+        return {"Gram": detectors, "MSP": MSP(detectors.model)}
+    if isinstance(detectors, Rival):
+        return {detectors.record.title: detectors}
+    if not detectors:
+        raise InputError("there is no detector: give at least one, by name")
+    first = next(iter(detectors.values()))
+    for name, detector in detectors.items():
+        if detector.model is not first.model:
+            raise InputError(f"'{name}' judges another network than the first: evaluate them apart")
+    return dict(detectors)
+
+
+def _outliers_seen(detectors: Mapping[str, Detector]) -> str:
+    tuned = [name for name, detector in detectors.items() if getattr(detector, "tuned_on_outliers", False)]
+    if not tuned:
+        return "No method saw an outlier."
+    return f"Tuned on outliers: {', '.join(tuned)}. No other method saw one."
+
+
+Measured = dict[str, Measurement | torch.Tensor]
+"""What each method needs of a set: Gram its deviations, the others their scores."""
+
+
+def _measured(
+    detectors: Mapping[str, Detector], loader: Iterable[Any], doing: str, progress: bool
+) -> Measured:
+    """Every detector over one set, all that need no gradients from the same forward passes."""
+    alone = {name for name, d in detectors.items() if isinstance(d, Rival) and d.needs_gradients}
+    rivals = {name: d for name, d in detectors.items() if isinstance(d, Rival) and name not in alone}
+    observer = shared_observer(rivals.values()) if rivals else None
+    parts: dict[str, list[Any]] = {name: [] for name in detectors}
+    for inputs, _ in batches_of(loader, doing, progress):
+        model = next(iter(detectors.values())).model
+        inputs = on_device(inputs, model)
+        together = {
+            name: d.collector(inputs)
+            for name, d in detectors.items()
+            if isinstance(d, GramDetector) and observer is not None and not d.is_large(inputs)
+        }
+        if observer is not None:
+            observation = observer(inputs, beside=list(together.values()))
+        for name, detector in detectors.items():
+            if isinstance(detector, GramDetector):
+                seen = together.get(name)
+                parts[name].append(
+                    detector.measure(inputs)
+                    if seen is None
+                    else detector.measured(inputs, observation.logits, seen.statistics)
+                )
+            elif name in alone:
+                parts[name].append(detector.score_inputs(inputs)[1].cpu())
+            else:
+                parts[name].append(detector.judged(observation).cpu())
+    if not next(iter(parts.values())):
+        raise InputError(f"the loader yielded no example: {doing} needs some")
+    return {
+        name: torch.cat(each) if isinstance(each[0], torch.Tensor) else Measurement.joined(each)
+        for name, each in parts.items()
+    }
+
+
+def _count(measured: Measured) -> int:
+    first = next(iter(measured.values()))
+    return len(first) if isinstance(first, torch.Tensor) else len(first.finite)
+
+
+def _scoring(
+    detector: Detector, inside: Measurement | torch.Tensor, validation: torch.Tensor
+) -> Callable[[Measurement | torch.Tensor], torch.Tensor]:
+    """How a method's scores follow from what was measured of a set."""
+    if isinstance(detector, Rival):
+        return lambda measured: measured  # type: ignore[return-value]
+    assert isinstance(inside, Measurement)
+    total = _gram_total(detector, inside, validation)
+    return lambda measured: _gram(total, measured)  # type: ignore[arg-type]
 
 
 def _gram_total(detector: GramDetector, inside: Measurement, validation: torch.Tensor) -> TotalDeviation:
@@ -158,11 +263,6 @@ def _gram(total: TotalDeviation, measured: Measurement) -> torch.Tensor:
     return torch.where(measured.finite, score, torch.inf)
 
 
-def _msp(measured: Measurement) -> torch.Tensor:
-    """Minus the maximum softmax probability; infinite where the network's output is not finite."""
-    return torch.where(measured.finite, -measured.probability, torch.inf)
-
-
 def _row(method: str, name: str, examples: int, figures: list[dict[str, float]]) -> Row:
     values = {key: np.array([each[key] for each in figures]) for key in METRICS}
     return Row(
@@ -172,6 +272,20 @@ def _row(method: str, name: str, examples: int, figures: list[dict[str, float]])
         {key: float(v.mean()) for key, v in values.items()},
         {key: float(v.std()) for key, v in values.items()},
     )
+
+
+def _aligned(table: list[list[str]], left: int) -> list[str]:
+    """The lines of a table with a rule under its head; the first columns to the left, the rest right."""
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    lines = [
+        "  ".join(
+            cell.ljust(width) if i < left else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in table
+    ]
+    lines.insert(1, "  ".join("-" * width for width in widths))
+    return lines
 
 
 def _written(text: str, path: str | PathLike[str] | None) -> str:

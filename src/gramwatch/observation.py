@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gramwatch.detector import Collector
 from gramwatch.errors import InputError, TapError
 from gramwatch.taps import (
     Inputs,
@@ -150,16 +151,19 @@ class Observer:
             elif self.needs & {"features", "head"}:
                 self._head_call = find_head(self.model, inputs)
                 if self._head_call is None:
+                    name = type(unwrap(self.model)).__name__
                     raise TapError(
-                        f"the logits of {type(unwrap(self.model)).__name__} are not made by one linear layer: its "
-                        "penultimate features cannot be found. Name a tap instead, features='...'"
+                        f"the logits of {name} are not made by one linear layer, so its penultimate features "
+                        "cannot be found: name a tap, features='...'"
                     )
             self.taps = Taps((taps[call] for call in sorted(taps)), found.operations)
         return self.taps
 
     @torch.inference_mode()
-    def __call__(self, inputs: Inputs, labels: Tensor | None = None) -> Observation:
-        """One forward pass."""
+    def __call__(
+        self, inputs: Inputs, labels: Tensor | None = None, beside: Sequence[Collector] = ()
+    ) -> Observation:
+        """One forward pass, which collectors of Gram detectors may watch as well."""
         if count_examples(inputs) == 0:
             raise InputError("the batch is empty")
         inputs = on_device(inputs, self.model)
@@ -179,7 +183,9 @@ class Observer:
                 zero = weight.new_zeros(len(weight))
                 self.head = Head(weight, zero if bias is None else bias.detach().float())
 
-        logits = observe(self.model, taps, inputs, receive, head=(self._head_call, at_head)).float()
+        watchers = [(taps, receive), *((each.taps, each.receive) for each in beside)]
+        together, receive_all = _watching_together(watchers)
+        logits = observe(self.model, together, inputs, receive_all, head=(self._head_call, at_head)).float()
         finite = all_finite(inputs) & logits.isfinite().all(1)
         for seen in (*features, *means):
             finite = finite & seen.isfinite().all(1)
@@ -191,3 +197,25 @@ class Observer:
             None if labels is None else labels.to(logits.device),
             finite,
         )
+
+
+Receive = Callable[[int, Tensor], None]
+
+
+def _watching_together(watchers: Sequence[tuple[Taps, Receive]]) -> tuple[Taps, Receive]:
+    """The taps of several watchers of one network together, and what hands each tensor to those it is for."""
+    if len(watchers) == 1:
+        return watchers[0]
+    taps = {tap.call: tap for watched, _ in watchers for tap in watched}
+    together = Taps((taps[call] for call in sorted(taps)), watchers[0][0].operations)
+    wanted: list[list[tuple[Receive, int]]] = [[] for _ in together]
+    place = {tap.call: i for i, tap in enumerate(together)}
+    for watched, receive in watchers:
+        for number, tap in enumerate(watched):
+            wanted[place[tap.call]].append((receive, number))
+
+    def receive_all(number: int, maps: Tensor) -> None:
+        for receive, own_number in wanted[number]:
+            receive(own_number, maps)
+
+    return together, receive_all

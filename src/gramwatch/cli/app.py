@@ -5,10 +5,12 @@ from typing import Annotated
 import typer
 
 from gramwatch.cli.demo import demo
+from gramwatch.cli.evaluate import evaluate
 from gramwatch.version import __version__
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 app.command()(demo)
+app.command()(evaluate)
 
 
 def _show_version(wanted: bool) -> None:

@@ -17,11 +17,33 @@ RIVALS: dict[str, type[Rival]] = {
 }
 """Every method, by the name users ask for it."""
 
+
+def methods_table() -> str:
+    """The paper's Table 1, extended: what each method needs, in Markdown."""
+    rows = [
+        "| method | name | training data | outliers | gradients | retraining | cost beside the forward pass |",
+        "| --- | --- | :---: | :---: | :---: | :---: | --- |",
+        "| **Gram** | `gram` | yes | no | no | no | a few passes over each watched tensor |",
+    ]
+    for name, method in RIVALS.items():
+        record = method.record
+        outliers = "to be tuned" if record.outliers else "no"
+        fitted, gradients, retraining = (
+            "yes" if needed else "no" for needed in (record.fitted, record.gradients, record.retraining)
+        )
+        rows.append(
+            f"| [{record.title}]({name}.md) | `{name}` | {fitted} | {outliers} | {gradients} | {retraining} | "
+            f"{record.cost} |"
+        )
+    return "\n".join(rows)
+
+
 __all__ = [
     "RIVALS",
     "Record",
     "Rival",
     "fit_together",
+    "methods_table",
     "shared_observer",
     *sorted(m.__name__ for m in RIVALS.values()),
 ]

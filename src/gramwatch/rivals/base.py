@@ -89,6 +89,11 @@ class Rival(ABC):
         self.width_: Tensor | None = None  # of the features, after `fit`
         self._observer = Observer(model, self.needs, taps=taps, features=features)
 
+    @property
+    def needs_gradients(self) -> bool:
+        """Whether it must run the network itself, and cannot share a forward pass with others."""
+        return self.record.gradients
+
     # --- what a method defines -----------------------------------------------------------------------
 
     def _fit(self, training: Observation) -> None:
