@@ -21,7 +21,7 @@ RIVALS: dict[str, type[Rival]] = {
 def methods_table() -> str:
     """The paper's Table 1, extended: what each method needs, in Markdown."""
     rows = [
-        "| method | name | training data | outliers | gradients | retraining | cost beside the forward pass |",
+        "| method | name | training data | outliers | gradients | retraining | cost beside the pass |",
         "| --- | --- | :---: | :---: | :---: | :---: | --- |",
         "| **Gram** | `gram` | yes | no | no | no | a few passes over each watched tensor |",
     ]
@@ -31,10 +31,16 @@ def methods_table() -> str:
         fitted, gradients, retraining = (
             "yes" if needed else "no" for needed in (record.fitted, record.gradients, record.retraining)
         )
-        rows.append(
-            f"| [{record.title}]({name}.md) | `{name}` | {fitted} | {outliers} | {gradients} | {retraining} | "
-            f"{record.cost} |"
+        cells = (
+            f"[{record.title}]({name}.md)",
+            f"`{name}`",
+            fitted,
+            outliers,
+            gradients,
+            retraining,
+            record.cost,
         )
+        rows.append("| " + " | ".join(cells) + " |")
     return "\n".join(rows)
 
 
