@@ -262,7 +262,6 @@ def test_the_header_holds_everything_but_the_tensors(detector: GramDetector, goo
         "normalise": True,
         "confidence": "divide",
         "level": 0.95,
-        "storage": "float32",
     }
     assert header["classes"] == 3
     assert header["metadata"] == METADATA

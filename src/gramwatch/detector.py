@@ -690,7 +690,8 @@ class GramDetector:
             }
         header = {
             "detector": type(self).__name__,
-            "settings": self._settings(),
+            # Left out where it says nothing new, so that version 0.1.0 can read the file too.
+            "settings": {k: v for k, v in self._settings().items() if (k, v) != ("storage", "float32")},
             "network": artifact.fingerprint(self.model),
             "inputs": self._signature,
             "taps": artifact.taps_to_json(self.taps),
