@@ -151,8 +151,8 @@ class Observer:
                 self._head_call = find_head(self.model, inputs)
                 if self._head_call is None:
                     raise TapError(
-                        f"the logits of {type(unwrap(self.model)).__name__} are not made by one linear layer: its "
-                        "penultimate features cannot be found. Name a tap instead, features='...'"
+                        f"the logits of {type(unwrap(self.model)).__name__} are not made by one linear "
+                        "layer: its penultimate features cannot be found. Name a tap instead, features='...'"
                     )
             self.taps = Taps((taps[call] for call in sorted(taps)), found.operations)
         return self.taps
