@@ -3,8 +3,10 @@
 from gramwatch.rivals.base import Record, Rival, fit_together, shared_observer
 from gramwatch.rivals.energy import Energy
 from gramwatch.rivals.gen import GEN
+from gramwatch.rivals.knn import KNN
 from gramwatch.rivals.max_logit import MaxLogit
 from gramwatch.rivals.msp import MSP
+from gramwatch.rivals.nnguide import NNGuide
 
 RIVALS: dict[str, type[Rival]] = {
     method.name: method
@@ -13,6 +15,8 @@ RIVALS: dict[str, type[Rival]] = {
         MaxLogit,
         Energy,
         GEN,
+        KNN,
+        NNGuide,
     )
 }
 """Every method, by the name users ask for it."""
