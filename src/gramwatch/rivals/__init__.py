@@ -9,6 +9,7 @@ from gramwatch.rivals.max_logit import MaxLogit
 from gramwatch.rivals.msp import MSP
 from gramwatch.rivals.nci import NCI
 from gramwatch.rivals.nnguide import NNGuide
+from gramwatch.rivals.relative_mahalanobis import RelativeMahalanobis
 from gramwatch.rivals.vim import ViM
 
 RIVALS: dict[str, type[Rival]] = {
@@ -23,6 +24,7 @@ RIVALS: dict[str, type[Rival]] = {
         ViM,
         FDBD,
         NCI,
+        RelativeMahalanobis,
     )
 }
 """Every method, by the name users ask for it."""
