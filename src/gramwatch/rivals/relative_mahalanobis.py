@@ -99,4 +99,4 @@ def _whitening(eigenvalues: Tensor, eigenvectors: Tensor, shrinkage: float) -> T
     """A matrix A with `A A^T` the inverse of the covariance, mixed with the identity at its mean variance."""
     eigenvalues = eigenvalues.clamp_min(0)
     mixed = (1 - shrinkage) * eigenvalues + shrinkage * eigenvalues.mean()
-    return eigenvectors / mixed.sqrt()
+    return (eigenvectors / mixed.sqrt()).contiguous()  # as it is saved: the same scores to the last bit
