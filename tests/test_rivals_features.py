@@ -211,6 +211,52 @@ def test_one_by_one_is_the_same(
     torch.testing.assert_close(rival.judged(new), alone, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_no_tensor_stays_behind(method: type[Rival], net: Net, training: Observation, head: Head) -> None:
+    """On another device, if one without values, everything happens there and not on the CPU."""
+    rival = fitted(method, net, training)
+    assert rival.judged(observed(head, 25, 1, device="meta")).device.type == "meta"
+    assert all(tensor.device.type == "cpu" for tensor in rival.state().values())
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_autocast_changes_nothing(
+    method: type[Rival], net: Net, training: Observation, new: Observation
+) -> None:
+    rival = fitted(method, net, training)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside = fitted(method, net, training).judged(new)
+    assert torch.equal(inside, rival.judged(new))
+
+
+def test_autocast_finds_the_same_neighbours() -> None:
+    """Neighbours too close for bfloat16 to tell apart."""
+    bank = unit(1 + 0.01 * torch.randn(500, WIDTH, generator=torch.Generator().manual_seed(0)))
+    found = largest_products(bank[:20], bank, 5)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(largest_products(bank[:20], bank, 5), found)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("precision", ["high", "medium", None])
+def test_fast_products_find_the_same_neighbours(
+    precision: str | None, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bank = unit(1 + 0.01 * torch.randn(500, WIDTH, generator=torch.Generator().manual_seed(0))).to(device)
+    found = (bank[:20].double() @ bank.double().T).topk(5).indices
+
+    def setting() -> str:
+        if precision is None:
+            raise RuntimeError("mix of the legacy and new APIs")
+        return precision
+
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", setting)
+    seen: list[torch.dtype] = []
+    monkeypatch.setattr(Tensor, "__matmul__", lambda a, b: (seen.append(a.dtype), torch.matmul(a, b))[1])
+    assert torch.equal(largest_products(bank[:20], bank, 5), found)
+    assert set(seen) == {torch.float64}
+
+
 @pytest.mark.parametrize("method", [KNN, ViM, RelativeMahalanobis])
 def test_far_away_scores_higher(method: type[Rival], net: Net, training: Observation, head: Head) -> None:
     rival = fitted(method, net, training)

@@ -1,11 +1,13 @@
 """What methods on penultimate features share: unit length, second moments, nearest neighbours, the head."""
 
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.amp.autocast_mode import is_autocast_available
 
 from gramwatch.errors import InputError, TapError
 from gramwatch.observation import Head, Observation
@@ -130,6 +132,9 @@ def _faiss() -> ModuleType | None:
 def largest_products(queries: Tensor, bank: Tensor, k: int, piece: int = PIECE) -> Tensor:
     """The indices of the k largest inner products of each query with the entries of a bank, `(N, k)`.
 
+    Products are in float32 at least, whatever autocast or the setting for matrix products says: unit vectors
+    of one cluster differ in the last digits.
+
     Args:
         queries: `(N, D)`
         bank: `(M, D)`, M at least k.
@@ -139,11 +144,14 @@ def largest_products(queries: Tensor, bank: Tensor, k: int, piece: int = PIECE) 
     """
     width = min(len(bank), max(k, 2**16))
     parts = []
+    kind = torch.float32 if _full_precision() else torch.float64
+    queries = queries.to(kind)
     for rows in queries.split(max(1, piece // width)):
         best = torch.empty(len(rows), 0, device=rows.device, dtype=rows.dtype)
         where = torch.empty(len(rows), 0, device=rows.device, dtype=torch.long)
         for start in range(0, len(bank), width):
-            products = rows @ bank[start : start + width].T
+            with _no_autocast(rows.device.type):
+                products = rows @ bank[start : start + width].to(kind).T
             top = products.topk(min(k, products.shape[1]), dim=1)
             best = torch.cat((best, top.values), 1)
             where = torch.cat((where, top.indices + start), 1)
@@ -151,6 +159,18 @@ def largest_products(queries: Tensor, bank: Tensor, k: int, piece: int = PIECE) 
             best, where = kept.values, where.gather(1, kept.indices)
         parts.append(where)
     return torch.cat(parts)
+
+
+def _no_autocast(device: str) -> AbstractContextManager[Any]:
+    return torch.autocast(device, enabled=False) if is_autocast_available(device) else nullcontext()
+
+
+def _full_precision() -> bool:
+    """Whether float32 matrix products are just that, not TF32 or bfloat16."""
+    try:
+        return torch.get_float32_matmul_precision() == "highest"
+    except RuntimeError:  # it was set in several ways, which PyTorch will not sum up
+        return False
 
 
 def check_neighbours(name: str, examples: int, k: int) -> None:
