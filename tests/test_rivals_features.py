@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from gramwatch import artifact
 from gramwatch.errors import GramwatchWarning, InputError, NotFittedError, TapError
@@ -211,11 +213,23 @@ def test_one_by_one_is_the_same(
     torch.testing.assert_close(rival.judged(new), alone, rtol=1e-9, atol=1e-9)
 
 
+class OneDevice(TorchDispatchMode):
+    """No operation but a copy may have tensors of several devices."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        given = [t for t in tree_leaves((args, kwargs or {})) if isinstance(t, Tensor)]
+        if "copy" not in str(func):
+            assert len({t.device for t in given}) < 2, f"{func} on several devices"
+        return func(*args, **(kwargs or {}))
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_no_tensor_stays_behind(method: type[Rival], net: Net, training: Observation, head: Head) -> None:
     """On another device, if one without values, everything happens there and not on the CPU."""
     rival = fitted(method, net, training)
-    assert rival.judged(observed(head, 25, 1, device="meta")).device.type == "meta"
+    elsewhere = observed(head, 25, 1, device="meta")
+    with OneDevice():
+        assert rival.judged(elsewhere).device.type == "meta"
     assert all(tensor.device.type == "cpu" for tensor in rival.state().values())
 
 
