@@ -601,8 +601,8 @@ def test_class_of_one_and_class_of_none(
     few = Observation(training.logits, training.features, head, labels=labels)
     rival = fitted(RelativeMahalanobis, net, few)
     assert isinstance(rival, RelativeMahalanobis)
-    assert rival.class_means_ is not None
-    assert rival.class_means_.shape == (5, WIDTH)  # 0, 1, 2, 3 and 9
+    assert rival.centres_ is not None
+    assert rival.centres_.shape == (5, WIDTH)  # 0, 1, 2, 3 and 9
     np.testing.assert_allclose(double(rival.judged(new)), oracle_relative(few, new), rtol=1e-6)
 
 

@@ -15,6 +15,8 @@ from gramwatch.rivals.base import Rival
 
 PIECE = 2**24
 """How many products with a bank are held at a time."""
+NEAR = 2**19
+"""How many values of neighbours are measured at a time: few enough for a processor's cache."""
 ROWS = 4096
 """How many features are held in float64 at a time while fitting."""
 TINY = 1e-12

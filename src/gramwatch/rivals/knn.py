@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from gramwatch.observation import Observation
 from gramwatch.rivals.base import Record, Rival
 from gramwatch.rivals.features import (
+    NEAR,
     PIECE,
     Neighbours,
     check_k,
@@ -62,7 +63,7 @@ class KNN(Rival):
             self._neighbours = Neighbours(self.bank_)
         found = self._neighbours.candidates(queries, self.k, piece)
         bank = self._neighbours.on(queries.device)
-        rows = max(1, piece // (found.shape[1] * bank.shape[1]))
+        rows = max(1, min(piece, NEAR) // (found.shape[1] * bank.shape[1]))
         parts = []
         for some, near in zip(queries.split(rows), found.split(rows), strict=True):
             # Of the difference itself: 2 - 2 u.v loses what is left of it between near neighbours.

@@ -9,6 +9,7 @@ from gramwatch.observation import Observation
 from gramwatch.rivals.base import Record, Rival
 from gramwatch.rivals.energy import energy
 from gramwatch.rivals.features import (
+    NEAR,
     PIECE,
     Neighbours,
     check_k,
@@ -64,7 +65,7 @@ class NNGuide(Rival):
             self._neighbours = Neighbours(self.bank_)
         found = self._neighbours.candidates(queries, self.k, piece)
         bank = self._neighbours.on(queries.device)
-        rows = max(1, piece // (found.shape[1] * bank.shape[1]))
+        rows = max(1, min(piece, NEAR) // (found.shape[1] * bank.shape[1]))
         parts = []
         for some, near in zip(queries.split(rows), found.split(rows), strict=True):
             products = (bank[near].double() @ some.double().unsqueeze(2)).squeeze(2)

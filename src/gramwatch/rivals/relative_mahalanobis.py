@@ -49,7 +49,7 @@ class RelativeMahalanobis(Rival):
             raise ValueError(f"shrinkage must lie between 0 and 1, got {shrinkage}")
         self.shrinkage = float(shrinkage)
         self.mean_: Tensor | None = None
-        self.class_means_: Tensor | None = None
+        self.centres_: Tensor | None = None  # of the classes, from the mean, whitened
         self.whitening_: Tensor | None = None
         self.background_whitening_: Tensor | None = None
 
@@ -60,9 +60,9 @@ class RelativeMahalanobis(Rival):
         sums = torch.zeros(len(classes), features.shape[1], dtype=torch.float64, device=features.device)
         for some, theirs in zip(features.split(ROWS), which.split(ROWS), strict=True):
             sums.index_add_(0, theirs, some.double())
-        self.class_means_ = sums / which.bincount(minlength=len(classes)).unsqueeze(1)
+        centres = sums / which.bincount(minlength=len(classes)).unsqueeze(1)
         self.mean_ = mean
-        tied = torch.linalg.eigh(second_moment(features, self.class_means_, which))
+        tied = torch.linalg.eigh(second_moment(features, centres, which))
         whole = torch.linalg.eigh(second_moment(features, mean))
         if not float(tied.eigenvalues[-1]) > SINGULAR * float(whole.eigenvalues[-1]):
             raise InputError(
@@ -77,20 +77,21 @@ class RelativeMahalanobis(Rival):
             )
         share = self.shrinkage if singular else 0.0
         self.whitening_ = _whitening(tied.eigenvalues, tied.eigenvectors, share)
+        self.centres_ = (centres - mean) @ self.whitening_
         self.background_whitening_ = _whitening(whole.eigenvalues, whole.eigenvectors, share)
 
     def score(self, observation: Observation) -> Tensor:
         """The squared distance to the nearest class less that to the background."""
         assert self.mean_ is not None
-        assert self.class_means_ is not None
+        assert self.centres_ is not None
         assert self.whitening_ is not None
         assert self.background_whitening_ is not None
         device = observation.logits.device
         centred = features_of(observation, self.name).double() - self.mean_.to(device)
         x = centred @ self.whitening_.to(device)
-        m = (self.class_means_ - self.mean_).to(device) @ self.whitening_.to(device)
-        # ||x - m||^2, all but the part that is the same for all classes.
-        nearest = (m.square().sum(1) - 2 * (x @ m.T)).amin(1)
+        centres = self.centres_.to(device)
+        # Of ||x - m||^2 all but the part that is the same for all classes.
+        nearest = (centres.square().sum(1) - 2 * (x @ centres.T)).amin(1)
         background = (centred @ self.background_whitening_.to(device)).square().sum(1)
         return x.square().sum(1) + nearest - background
 
