@@ -12,7 +12,7 @@ from gramwatch.rivals.features import TINY, HeadRival, features_of, head_of, len
 
 
 class FDBD(HeadRival):
-    """The mean distance to the decision boundaries, regularised (Liu & Qin, 2024: regDistDB).
+    """The mean distance to the decision boundaries, regularised (Liu & Qin, 2024, Eq. 8: regDistDB).
 
     Two classes with the same weights have no boundary between them; such pairs are left out.
 

@@ -20,7 +20,7 @@ from gramwatch.rivals.features import (
 
 
 class NNGuide(Rival):
-    """The energy times the mean of the k largest weighted similarities (Park, Jung & Teoh, 2023, section 3).
+    """The energy times the guidance: the k largest weighted similarities (Park, Jung & Teoh, 2023).
 
     Args:
         model: any classifier that returns logits.
