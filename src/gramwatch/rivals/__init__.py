@@ -2,9 +2,15 @@
 
 from gramwatch.rivals.base import Record, Rival, fit_together, shared_observer
 from gramwatch.rivals.energy import Energy
+from gramwatch.rivals.fdbd import FDBD
 from gramwatch.rivals.gen import GEN
+from gramwatch.rivals.knn import KNN
 from gramwatch.rivals.max_logit import MaxLogit
 from gramwatch.rivals.msp import MSP
+from gramwatch.rivals.nci import NCI
+from gramwatch.rivals.nnguide import NNGuide
+from gramwatch.rivals.relative_mahalanobis import RelativeMahalanobis
+from gramwatch.rivals.vim import ViM
 
 RIVALS: dict[str, type[Rival]] = {
     method.name: method
@@ -13,6 +19,12 @@ RIVALS: dict[str, type[Rival]] = {
         MaxLogit,
         Energy,
         GEN,
+        KNN,
+        NNGuide,
+        ViM,
+        FDBD,
+        NCI,
+        RelativeMahalanobis,
     )
 }
 """Every method, by the name users ask for it."""

@@ -1,0 +1,64 @@
+"""fDBD: how far the nearest decision boundaries are, for how far the feature is from the middle."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gramwatch.errors import InputError
+from gramwatch.observation import Head, Observation
+from gramwatch.rivals.base import Record
+from gramwatch.rivals.features import TINY, HeadRival, features_of, head_of, lengths, mean_of
+
+
+class FDBD(HeadRival):
+    """The mean distance to the decision boundaries, regularised (Liu & Qin, 2024, Eq. 8: regDistDB).
+
+    Two classes with the same weights have no boundary between them; such pairs are left out.
+
+    Args:
+        model: any classifier that returns logits.
+        options: those of every `Rival`.
+
+    """
+
+    name = "fdbd"
+    record = Record(
+        title="fDBD",
+        paper="Liu & Qin: Fast Decision Boundary based Out-of-Distribution Detector. ICML 2024",
+        equation="-mean over c != y of |z_y - z_c| / ||w_y - w_c||, divided by ||h - mean||",
+        fitted=True,
+        cost="a few operations for each logit and feature; a classes x classes matrix in memory",
+        limits="Sees only the part of the features that moves the logits.",
+    )
+
+    def __init__(self, model: nn.Module, **options: Any) -> None:
+        super().__init__(model, **options)
+        self.mean_: Tensor | None = None
+        self._head: Head | None = None
+        self._apart = torch.empty(0)
+
+    def _fit(self, training: Observation) -> None:
+        if training.logits.shape[1] < 2:
+            raise InputError(f"{self.name} needs decision boundaries: one class has none")
+        self.mean_ = mean_of(training, self.name)
+
+    def score(self, observation: Observation) -> Tensor:
+        """Minus the regularised mean distance."""
+        assert self.mean_ is not None
+        logits, predicted = observation.logits.double(), observation.predicted
+        apart = self._weights_apart(head_of(observation, self.name), logits.device)[predicted]
+        gaps = (logits.gather(1, predicted.unsqueeze(1)) - logits).abs()
+        there = apart > 0  # not for the predicted class itself
+        distances = torch.where(there, gaps / torch.where(there, apart, 1.0), 0.0)
+        mean = distances.sum(1) / there.sum(1).clamp_min(1)
+        away = lengths(features_of(observation, self.name).double() - self.mean_.to(logits.device))
+        return -mean / away.clamp_min(TINY)
+
+    def _weights_apart(self, head: Head, device: torch.device) -> Tensor:
+        """`||w_a - w_b||` of every pair of classes, kept until the head is another."""
+        if head is not self._head or self._apart.device != device:
+            weight = head.weight.to(device).double()
+            self._apart = torch.cdist(weight, weight, compute_mode="donot_use_mm_for_euclid_dist")
+            self._head = head
+        return self._apart
