@@ -63,6 +63,7 @@ def _few(method):
     return init
 
 
+@pytest.mark.filterwarnings("ignore:the covariance:gramwatch.GramwatchWarning")
 def test_all_methods_without_gradients_share_one_pass(net, sets, monkeypatch):
     small_methods(monkeypatch)
     methods = [
