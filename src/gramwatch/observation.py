@@ -151,8 +151,8 @@ class Observer:
                 self._head_call = find_head(self.model, inputs)
                 if self._head_call is None:
                     raise TapError(
-                        f"the logits of {type(unwrap(self.model)).__name__} are not made by one linear layer: its "
-                        "penultimate features cannot be found. Name a tap instead, features='...'"
+                        f"the logits of {type(unwrap(self.model)).__name__} are not made by one linear "
+                        "layer: its penultimate features cannot be found. Name a tap instead, features='...'"
                     )
             self.taps = Taps((taps[call] for call in sorted(taps)), found.operations)
         return self.taps
@@ -160,6 +160,14 @@ class Observer:
     @torch.inference_mode()
     def __call__(self, inputs: Inputs, labels: Tensor | None = None) -> Observation:
         """One forward pass."""
+        return self._pass(inputs, labels, gradients=False)
+
+    def differentiable(self, inputs: Inputs) -> Observation:
+        """One forward pass whose observation can be differentiated with respect to the inputs."""
+        with torch.inference_mode(False), torch.enable_grad():
+            return self._pass(inputs, None, gradients=True)
+
+    def _pass(self, inputs: Inputs, labels: Tensor | None, gradients: bool) -> Observation:
         if count_examples(inputs) == 0:
             raise InputError("the batch is empty")
         inputs = on_device(inputs, self.model)
@@ -179,7 +187,8 @@ class Observer:
                 zero = weight.new_zeros(len(weight))
                 self.head = Head(weight, zero if bias is None else bias.detach().float())
 
-        logits = observe(self.model, taps, inputs, receive, head=(self._head_call, at_head)).float()
+        head = (self._head_call, at_head)
+        logits = observe(self.model, taps, inputs, receive, head=head, gradients=gradients).float()
         finite = all_finite(inputs) & logits.isfinite().all(1)
         for seen in (*features, *means):
             finite = finite & seen.isfinite().all(1)
