@@ -90,6 +90,8 @@ class Mahalanobis(Rival):
 
     # --- fit -----------------------------------------------------------------------------------------
 
+    @torch.inference_mode(False)
+    @torch.no_grad()
     def take(self, observation: Observation) -> None:
         """Add one batch of training examples to the sums; those that are not finite are left out."""
         if observation.finite is not None:
@@ -100,6 +102,8 @@ class Mahalanobis(Rival):
             self._sums = _Sums(observation)
         self._sums.add(observation)
 
+    @torch.inference_mode(False)
+    @torch.no_grad()
     def finish(self) -> None:
         """Class means and covariances from the sums."""
         self._scores = None
@@ -128,6 +132,7 @@ class Mahalanobis(Rival):
                 "in which the training examples do not vary are left out there"
             )
 
+    @torch.inference_mode(False)
     def _gaussians(self, device: torch.device) -> "list[_Gaussian]":
         """The fitted distribution of each tap, on a device."""
         if self._cached is None or self._cached[0] != device or self._cached[1] is not self.whitening_:
@@ -137,9 +142,10 @@ class Mahalanobis(Rival):
             assert self.whitening_ is not None
             assert self.centres_ is not None
             widths, ranks, classes = self.widths_.tolist(), self.ranks_.tolist(), len(self.classes_)
-            origins = self.origins_.to(device).split(widths)
-            whitening = self.whitening_.to(device).split([w * r for w, r in zip(widths, ranks, strict=True)])
-            centres = self.centres_.to(device).split([classes * r for r in ranks])
+            origins = _usable(self.origins_, device).split(widths)
+            sizes = [width * rank for width, rank in zip(widths, ranks, strict=True)]
+            whitening = _usable(self.whitening_, device).split(sizes)
+            centres = _usable(self.centres_, device).split([classes * rank for rank in ranks])
             parts = zip(origins, whitening, centres, widths, ranks, strict=True)
             made = [_Gaussian(o, w.view(width, r), c.view(classes, r)) for o, w, c, width, r in parts]
             self._cached = device, self.whitening_, made
@@ -330,6 +336,12 @@ class _Sums:
         vary = values > torch.maximum(rounding, seen)
         whitening = vectors[:, vary] / values[vary].sqrt()
         return _Gaussian(origin, whitening, means @ whitening)
+
+
+def _usable(t: Tensor, device: torch.device) -> Tensor:
+    """The tensor on a device, and of use where gradients are computed."""
+    moved = t.to(device)
+    return moved.clone() if moved.is_inference() else moved
 
 
 def _exact(t: Tensor) -> Tensor:
