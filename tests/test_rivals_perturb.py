@@ -470,12 +470,18 @@ def test_mahalanobis_as_in_pytorch_ood(net: Net) -> None:
     ours = mahalanobis(net, taps=["second"])
     with torch.no_grad():
         expected = theirs.predict(test) * 2 * 90
-    assert torch.allclose(ours.score_inputs(test)[1].float(), expected, rtol=2e-2)
+    assert torch.allclose(ours.score_inputs(test)[1].float(), expected, rtol=1e-3)
+    several = others.MultiMahalanobis([nn.Identity()] * 2)
+    with torch.no_grad():
+        taps = [torch.cat(part) for part in zip(*(means_of(net, x) for x, _ in loader), strict=True)]
+        several.fit_structured(taps, torch.cat([y for _, y in loader]))
+        expected = several.predict_structured(means_of(net, test)) * 2 * 90
+    assert torch.allclose(mahalanobis(net).score_inputs(test)[1].float(), expected, rtol=1e-3)
     moved = others.MahalanobisODIN(encoder, eps=0.01, norm_std=[0.2, 0.3, 0.4])
     moved._base = theirs
     ours_moved = mahalanobis(net, taps=["second"], eps=0.01, scale=(0.2, 0.3, 0.4))
     expected = moved.predict(test).detach() * 2 * 90
-    assert torch.allclose(ours_moved.score_inputs(test)[1].float(), expected, rtol=2e-2)
+    assert torch.allclose(ours_moved.score_inputs(test)[1].float(), expected, rtol=1e-3)
 
 
 @pytest.mark.parametrize("scale", [None, (0.2, 0.5, 2.0)])
