@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from gramwatch import artifact
 from gramwatch.errors import GramwatchWarning, InputError, NotFittedError
-from gramwatch.observation import Observation
+from gramwatch.observation import Observation, Observer
 from gramwatch.rivals import MSP, ODIN, Mahalanobis, Rival, fgsm, fit_together
 from gramwatch.rivals.mahalanobis import STEPS as LEE_STEPS
 from gramwatch.rivals.odin import STEPS, TEMPERATURES
@@ -65,6 +65,25 @@ def mahalanobis(net: nn.Module, **choices: Any) -> Mahalanobis:
     rival = Mahalanobis(net, **{"taps": TAPS, **choices})
     rival.fit(labelled(90), progress=False)
     return rival
+
+
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+def test_an_observation_that_can_be_differentiated(net: Net, context: Any) -> None:
+    observer = Observer(net, ["features", "head", "channel_means"], taps=TAPS)
+    plain, test = observer(images(4)), images(4).requires_grad_()
+    with context():
+        seen = observer.differentiable(test)
+    assert seen.features is not None
+    assert plain.features is not None
+    for ours, theirs in zip(
+        (seen.logits, seen.features, *seen.channel_means),
+        (plain.logits, plain.features, *plain.channel_means),
+        strict=True,
+    ):
+        assert torch.equal(ours.detach(), theirs)
+        (found,) = torch.autograd.grad(ours.sum(), test, retain_graph=True)
+        assert found.abs().sum() > 0
+    assert not any(t.requires_grad for t in (plain.logits, plain.features, *plain.channel_means))
 
 
 # --- ODIN ---------------------------------------------------------------------------------------------
@@ -260,6 +279,12 @@ def test_the_papers_grids() -> None:
     assert TEMPERATURES == (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
     assert pytest.approx(np.linspace(0, 0.004, 21)) == list(STEPS)
     assert LEE_STEPS == (0.0, 0.01, 0.005, 0.002, 0.0014, 0.001, 0.0005)
+
+
+def test_a_scale_may_be_a_tensor_or_an_array(net: Net) -> None:
+    for scale in (torch.tensor([0.25, 0.5, 2.0]), np.array([0.25, 0.5, 2.0])):
+        assert ODIN(net, scale=scale).scale == [0.25, 0.5, 2.0]
+    assert ODIN(net, scale=np.float64(0.5)).scale == 0.5
 
 
 def test_odin_errors(net: Net) -> None:

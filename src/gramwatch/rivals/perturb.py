@@ -75,6 +75,8 @@ def checked_scale(scale: Scale) -> float | list[float] | None:
     """The scale as plain numbers, if all are positive."""
     if scale is None:
         return None
+    if hasattr(scale, "tolist"):  # a tensor or an array
+        scale = scale.tolist()
     numbers = [float(s) for s in scale] if isinstance(scale, Sequence) else [float(scale)]
     if not numbers or not all(0 < number < float("inf") for number in numbers):
         raise ValueError(f"scale must be positive, got {scale}")
