@@ -12,7 +12,7 @@ from gramwatch.rivals.shaping import Shaping
 
 
 class DICE(Shaping):
-    """The energy after thinning out the last layer's weights (Sun & Li, 2022, Eq. 4 to 6).
+    """The energy after thinning out the last layer's weights (Sun & Li, 2022, section 3).
 
     Args:
         model: any classifier whose logits one linear layer makes.

@@ -10,7 +10,7 @@ from gramwatch.rivals.shaping import Shaping, checked_percentile, kept, sharpeni
 
 
 class SCALE(Shaping):
-    """The energy after scaling each example's features (Xu et al., 2024, section 4).
+    """The energy after scaling each example's features (Xu et al., 2024, the post-hoc method).
 
     Args:
         model: any classifier whose logits one linear layer makes.
