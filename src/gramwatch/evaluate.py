@@ -196,7 +196,7 @@ def _measured(
     detectors: Mapping[str, Detector], loader: Iterable[Any], doing: str, progress: bool
 ) -> Measured:
     """Every detector over one set, all that need no gradients from the same forward passes."""
-    alone = {name for name, d in detectors.items() if isinstance(d, Rival) and d.needs_gradients}
+    alone = {name for name, d in detectors.items() if isinstance(d, Rival) and d.gradients}
     rivals = {name: d for name, d in detectors.items() if isinstance(d, Rival) and name not in alone}
     observer = shared_observer(rivals.values()) if rivals else None
     parts: dict[str, list[Any]] = {name: [] for name in detectors}

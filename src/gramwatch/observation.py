@@ -164,6 +164,16 @@ class Observer:
         self, inputs: Inputs, labels: Tensor | None = None, beside: Sequence[Collector] = ()
     ) -> Observation:
         """One forward pass, which collectors of Gram detectors may watch as well."""
+        return self._pass(inputs, labels, beside, gradients=False)
+
+    def differentiable(self, inputs: Inputs) -> Observation:
+        """One forward pass whose observation can be differentiated with respect to the inputs."""
+        with torch.inference_mode(False), torch.enable_grad():
+            return self._pass(inputs, None, (), gradients=True)
+
+    def _pass(
+        self, inputs: Inputs, labels: Tensor | None, beside: Sequence[Collector], gradients: bool
+    ) -> Observation:
         if count_examples(inputs) == 0:
             raise InputError("the batch is empty")
         inputs = on_device(inputs, self.model)
@@ -185,7 +195,8 @@ class Observer:
 
         watchers = [(taps, receive), *((each.taps, each.receive) for each in beside)]
         together, receive_all = _watching_together(watchers)
-        logits = observe(self.model, together, inputs, receive_all, head=(self._head_call, at_head)).float()
+        head = (self._head_call, at_head)
+        logits = observe(self.model, together, inputs, receive_all, head=head, gradients=gradients).float()
         finite = all_finite(inputs) & logits.isfinite().all(1)
         for seen in (*features, *means):
             finite = finite & seen.isfinite().all(1)

@@ -319,6 +319,7 @@ def observe(
     receive: Callable[[int, Tensor], None],
     repeat: Callable[[int, int], None] | None = None,
     head: "tuple[int | None, Callable[[Tensor, Tensor, Tensor | None], None]] | None" = None,
+    gradients: bool = False,
 ) -> Tensor:
     """Run the network once and return its logits, `(N, classes)`.
 
@@ -326,10 +327,11 @@ def observe(
     `(N, channels, pixels)` at the moment the tensor is made; the tensor is not kept. Where a marked tensor
     is the very one of an earlier tap, as at a residual shortcut, `repeat(number, earlier)` is called
     instead, if given. With `head = (call, take)`, `take(input, weight, bias)` gets what the layer at that
-    call, as given by `find_head`, was called with.
+    call, as given by `find_head`, was called with. With `gradients`, what is handed over and returned can be
+    differentiated.
     """
     model = unwrap(model)
-    with _judging(model):
+    with _judging(model), torch.set_grad_enabled(gradients):
         inputs = _mapped(inputs, lambda t: t.clone() if t.is_inference() else t)  # may be written into
         with _Watch(taps, count_examples(inputs), receive, repeat, head or (None, None)) as watch:
             output = call(model, inputs)

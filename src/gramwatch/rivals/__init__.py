@@ -1,15 +1,22 @@
 """Other methods, on equal terms: one file each, one line in the registry below."""
 
+from gramwatch.rivals.ash import ASH
 from gramwatch.rivals.base import Record, Rival, fit_together, shared_observer
+from gramwatch.rivals.dice import DICE
 from gramwatch.rivals.energy import Energy
 from gramwatch.rivals.fdbd import FDBD
+from gramwatch.rivals.fgsm import fgsm
 from gramwatch.rivals.gen import GEN
 from gramwatch.rivals.knn import KNN
+from gramwatch.rivals.mahalanobis import Mahalanobis
 from gramwatch.rivals.max_logit import MaxLogit
 from gramwatch.rivals.msp import MSP
 from gramwatch.rivals.nci import NCI
 from gramwatch.rivals.nnguide import NNGuide
+from gramwatch.rivals.odin import ODIN
+from gramwatch.rivals.react import ReAct
 from gramwatch.rivals.relative_mahalanobis import RelativeMahalanobis
+from gramwatch.rivals.scale import SCALE
 from gramwatch.rivals.vim import ViM
 
 RIVALS: dict[str, type[Rival]] = {
@@ -25,6 +32,12 @@ RIVALS: dict[str, type[Rival]] = {
         FDBD,
         NCI,
         RelativeMahalanobis,
+        ReAct,
+        ASH,
+        SCALE,
+        DICE,
+        ODIN,
+        Mahalanobis,
     )
 }
 """Every method, by the name users ask for it."""
@@ -60,6 +73,7 @@ __all__ = [
     "RIVALS",
     "Record",
     "Rival",
+    "fgsm",
     "fit_together",
     "methods_table",
     "shared_observer",

@@ -87,12 +87,8 @@ class Rival(ABC):
         self._fitted = not self.record.fitted
         self._scores: Tensor | None = None
         self.width_: Tensor | None = None  # of the features, after `fit`
+        self.tuned_: Tensor | None = None  # true after `tune`, by methods that have it
         self._observer = Observer(model, self.needs, taps=taps, features=features)
-
-    @property
-    def needs_gradients(self) -> bool:
-        """Whether it must run the network itself, and cannot share a forward pass with others."""
-        return self.record.gradients
 
     # --- what a method defines -----------------------------------------------------------------------
 
@@ -103,6 +99,16 @@ class Rival(ABC):
     @abstractmethod
     def score(self, observation: Observation) -> Tensor:
         """The score of each example, `(N,)`: higher is more out-of-distribution."""
+
+    @property
+    def gradients(self) -> bool:
+        """Whether judging needs gradients, and so passes of its own: `score_inputs`, not `judged`."""
+        return self.record.gradients
+
+    @property
+    def tuned_on_outliers(self) -> bool:
+        """Whether it has seen outliers: a table has to say so."""
+        return self.tuned_ is not None and bool(self.tuned_)
 
     # --- fit -----------------------------------------------------------------------------------------
 
@@ -167,12 +173,21 @@ class Rival(ABC):
     def judged(self, observation: Observation) -> Tensor:
         """The scores in float64, infinite where the example or what was seen of it is not finite."""
         self._check_fitted()
+        if self.gradients:
+            raise InputError(
+                f"{self.name} judges by gradients at the inputs, which an observation does not show: "
+                "call detector.score_inputs(inputs)"
+            )
         if self.width_ is not None and observation.features is not None:
             now, then = observation.features.shape[1], int(self.width_)
             if now != then:
                 raise InputError(f"{self.name} was fitted on {then} features, {now} were given")
-        score = self.score(observation).double()
-        broken = ~score.isfinite() if observation.finite is None else ~(observation.finite & score.isfinite())
+        return self._infinite_where_broken(self.score(observation), observation.finite)
+
+    @staticmethod
+    def _infinite_where_broken(score: Tensor, finite: Tensor | None) -> Tensor:
+        score = score.double()
+        broken = ~score.isfinite() if finite is None else ~(finite & score.isfinite())
         return torch.where(broken, torch.inf, score)
 
     def __call__(self, inputs: Inputs) -> Detection:

@@ -1,0 +1,105 @@
+"""What methods share that push their inputs a small step along the sign of a gradient."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gramwatch import metrics
+from gramwatch.detector import batches_of
+from gramwatch.errors import InputError
+from gramwatch.taps import Inputs, on_device
+
+Scale = float | Sequence[float] | None
+"""What a step is divided by: nothing, one number, or one for each channel of the inputs."""
+
+
+def single_images(inputs: Inputs, model: nn.Module, name: str) -> Tensor:
+    """The inputs as one floating tensor on the network's device, free of gradients."""
+    if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
+        given = f"a {inputs.dtype} tensor" if isinstance(inputs, Tensor) else f"a {type(inputs).__name__}"
+        raise InputError(
+            f"{name} moves its inputs along a gradient: they must be one floating-point tensor, not {given}"
+        )
+    if inputs.ndim == 0 or not len(inputs):
+        raise InputError(
+            "the batch is empty" if inputs.ndim else f"{name} needs a batch, got a single number"
+        )
+    with torch.inference_mode(False):
+        moved: Tensor = on_device(inputs.detach(), model)
+        return moved.clone() if moved.is_inference() else moved
+
+
+def leaf_of(images: Tensor) -> tuple[Tensor, Tensor]:
+    """A copy to differentiate with respect to, and one to call a network with, which may overwrite it."""
+    with torch.inference_mode(False), torch.enable_grad():
+        leaf = images.detach().clone().requires_grad_()
+        return leaf, leaf.clone()
+
+
+def gradient(value: Tensor, leaf: Tensor, name: str, keep: bool = False) -> Tensor:
+    """The gradient of the sum of `value`. Nothing else gets one: no parameter, no buffer."""
+    try:
+        with torch.inference_mode(False), torch.enable_grad():
+            return torch.autograd.grad(value.sum(), leaf, retain_graph=keep)[0]
+    except RuntimeError as error:
+        if "does not require grad" not in str(error) and "not have been used" not in str(error):
+            raise
+        raise InputError(
+            f"{name} needs the gradient at the inputs, but what the network computes cannot be differentiated"
+        ) from error
+
+
+def step(images: Tensor, gradient: Tensor, eps: float, scale: Scale = None) -> Tensor:
+    """`images + eps * sign(gradient) / scale`; where the gradient is NaN, the image as it is."""
+    direction = gradient.sign().nan_to_num(0.0)
+    if scale is not None:
+        direction = direction / _divisor(images, scale)
+    return images + eps * direction
+
+
+def _divisor(images: Tensor, scale: float | Sequence[float]) -> Tensor:
+    values = torch.tensor(scale, dtype=images.dtype, device=images.device)
+    if values.ndim == 0:
+        return values
+    if images.ndim < 2 or len(values) != images.shape[1]:
+        raise InputError(
+            f"scale has {len(values)} numbers, the inputs, of shape {tuple(images.shape)}, have "
+            f"{images.shape[1] if images.ndim > 1 else 'no'} channels"
+        )
+    return values.view(1, -1, *[1] * (images.ndim - 2))
+
+
+def checked_scale(scale: Scale) -> float | list[float] | None:
+    """The scale as plain numbers, if all are positive."""
+    if scale is None:
+        return None
+    if hasattr(scale, "tolist"):  # a tensor or an array
+        scale = scale.tolist()
+    numbers = [float(s) for s in scale] if isinstance(scale, Sequence) else [float(scale)]
+    if not numbers or not all(0 < number < float("inf") for number in numbers):
+        raise ValueError(f"scale must be positive, got {scale}")
+    return numbers if isinstance(scale, Sequence) else numbers[0]
+
+
+def checked_eps(eps: float) -> float:
+    """The size of the step, if it is one."""
+    if not 0 <= eps < float("inf"):
+        raise ValueError(f"eps must be zero or positive, got {eps}")
+    return float(eps)
+
+
+def inputs_of(loader: Iterable[Any], doing: str, progress: bool) -> Iterable[Inputs]:
+    """The inputs of each batch of a loader, of which there must be some."""
+    empty = True
+    for inputs, _ in batches_of(loader, doing, progress):
+        empty = False
+        yield inputs
+    if empty:
+        raise InputError(f"the loader yielded no example: {doing} needs some")
+
+
+def separation(inside: Tensor, outside: Tensor) -> tuple[float, float]:
+    """How well scores tell outliers: TNR at TPR 95 %, then AUROC. Compares as a pair."""
+    return metrics.tnr_at_tpr(inside.numpy(), outside.numpy()), metrics.auroc(inside.numpy(), outside.numpy())
