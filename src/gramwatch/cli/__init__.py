@@ -1,11 +1,12 @@
 """The command line: one file per command."""
 
 import sys
+import warnings
 
 
 def main() -> None:
     """Run the `gramwatch` command."""
-    from gramwatch.errors import GramwatchError
+    from gramwatch.errors import GramwatchError, GramwatchWarning
 
     try:
         from gramwatch.cli.app import app
@@ -13,6 +14,17 @@ def main() -> None:
         if error.name != "typer":
             raise
         sys.exit("the command line needs typer and rich: install them with pip install 'gramwatch[cli,plot]'")
+    in_full = warnings.formatwarning
+
+    def plainly(
+        message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+    ) -> str:
+        """The library's own warnings as a note, without the line of code they came from."""
+        if issubclass(category, GramwatchWarning):
+            return f"note: {message}\n"
+        return in_full(message, category, filename, lineno, line)
+
+    warnings.formatwarning = plainly
     try:
         app()
     except GramwatchError as error:

@@ -27,13 +27,12 @@ def draw_comparison(
     figure, axes = plt.subplots(
         figsize=(2.6 + 1.25 * len(columns), 1.9 + 0.36 * len(methods)), dpi=110, layout="constrained"
     )
-    lowest = min(50.0, float(shown.min()))
-    axes.imshow(shown, cmap="Blues", vmin=lowest, vmax=108, aspect="auto")
+    image = axes.imshow(shown, cmap="Blues", vmin=min(50.0, float(shown.min())), vmax=108, aspect="auto")
     for row, values in enumerate(shown):
         for column, value in enumerate(values):
-            dark = value > lowest + 0.72 * (108 - lowest)
             weight = "bold" if column == len(columns) - 1 else "normal"
-            colour = "white" if dark else "black"
+            red, green, blue, _ = image.cmap(image.norm(value))
+            colour = "white" if 0.3 * red + 0.6 * green + 0.1 * blue < 0.55 else "black"
             axes.text(
                 column, row, f"{value:.1f}", ha="center", va="center", color=colour, fontsize=9, weight=weight
             )
