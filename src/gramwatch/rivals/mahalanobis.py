@@ -155,13 +155,16 @@ class Mahalanobis(Rival):
 
     def distances(self, observation: Observation) -> Tensor:
         """The distance of each example to the nearest class, at each tap, `(N, taps)`; Eq. 2 without sign."""
-        return torch.stack(
-            [self._distance(tap, observation) for tap in range(len(observation.channel_means))], 1
-        )
+        gaussians = self._checked(observation)
+        each = zip(gaussians, observation.channel_means, strict=True)
+        return torch.stack([gaussian.distance(_exact(means)) for gaussian, means in each], 1)
 
     def _distance(self, tap: int, observation: Observation) -> Tensor:
-        means = _exact(observation.channel_means[tap])
-        gaussians = self._gaussians(means.device)
+        return self._checked(observation)[tap].distance(_exact(observation.channel_means[tap]))
+
+    def _checked(self, observation: Observation) -> "list[_Gaussian]":
+        """The fitted distribution of each tap, for an observation of the same taps."""
+        gaussians = self._gaussians(observation.logits.device)
         now = [m.shape[1] for m in observation.channel_means]
         then = [len(gaussian.origin) for gaussian in gaussians]
         if now != then:
@@ -169,7 +172,7 @@ class Mahalanobis(Rival):
                 f"{self.name} was fitted on {len(then)} tap(s) with {sum(then)} channels in all, {len(now)} "
                 f"tap(s) with {sum(now)} channels were given"
             )
-        return gaussians[tap].distance(means)
+        return gaussians
 
     def score(self, observation: Observation) -> Tensor:
         """The joined distances. The observation is of inputs already moved, if they are to be."""
