@@ -37,8 +37,8 @@ def cifar10(folder: Path, part: str, count: int) -> tuple[Tensor, Tensor]:
     return normalised(images), torch.from_numpy(labels.astype(np.int64))
 
 
-def tiny_imagenet(folder: Path, count: int, size: int, method: str) -> np.ndarray:
-    """Tiny ImageNet test images reduced to `size`: `nearest` or `antialiased`."""
+def reduced(archive: Path, count: int, size: int, method: str) -> np.ndarray:
+    """The first images of a tar archive of JPEGs reduced to `size`: `nearest` or `antialiased`."""
     import io
     import tarfile
 
@@ -46,7 +46,7 @@ def tiny_imagenet(folder: Path, count: int, size: int, method: str) -> np.ndarra
 
     filters = {"nearest": Image.Resampling.NEAREST, "antialiased": Image.Resampling.BICUBIC}
     images = []
-    with tarfile.open(folder / "tiny_imagenet_test" / "images.tar.xz") as tar:
+    with tarfile.open(archive) as tar:
         for member in tar:
             if not member.name.lower().endswith((".jpeg", ".jpg")):
                 continue
@@ -57,6 +57,18 @@ def tiny_imagenet(folder: Path, count: int, size: int, method: str) -> np.ndarra
             if len(images) == count:
                 break
     return np.stack(images)
+
+
+def tiny_imagenet(folder: Path, count: int, size: int, method: str) -> np.ndarray:
+    """Tiny ImageNet test images reduced to `size`: `nearest` or `antialiased`."""
+    return reduced(folder / "tiny_imagenet_test" / "images.tar.xz", count, size, method)
+
+
+def padded_grey(path: Path, count: int) -> np.ndarray:
+    """Grey images of a gzipped IDX file, padded with black to 32 x 32, in three equal channels."""
+    grey = (idx_images(path, count)[:, 0] * 255).round().byte().numpy()
+    grey = np.pad(grey, ((0, 0), (2, 2), (2, 2)))
+    return np.repeat(grey[..., None], 3, 3)
 
 
 def idx_images(path: Path, count: int) -> Tensor:
