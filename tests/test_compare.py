@@ -10,12 +10,13 @@ import torch.nn.functional as F
 from torch import nn
 from typer.testing import CliRunner
 
-from gramwatch import GramDetector, InputError, evaluate
+from gramwatch import GramDetector, GramwatchWarning, InputError, detector, evaluate
 from gramwatch.cli.app import app
 from gramwatch.experiments import compare
 from gramwatch.metrics import auroc
 from gramwatch.report.comparison import draw_comparison
 from gramwatch.rivals import RIVALS
+from gramwatch.together import fit_together
 
 
 class Net(nn.Module):
@@ -186,3 +187,27 @@ def test_the_command_shows_warnings_as_notes(tmp_path):
     )
     assert "note: the covariance of 128 features" in result.stderr
     assert "GramwatchWarning" not in result.stderr
+
+
+@pytest.mark.filterwarnings("ignore:.*fewer than 20:gramwatch.GramwatchWarning")
+@pytest.mark.parametrize("most", [detector.MOST_STATISTICS, 0], ids=["at once", "in pieces"])
+def test_gram_fitted_beside_others_is_what_it_is_alone(net, most, monkeypatch):
+    monkeypatch.setattr(detector, "MOST_STATISTICS", most)
+    loader = training()
+    loader[1][0][3] = torch.nan
+    beside, alone = GramDetector(net), GramDetector(net)
+    with pytest.warns(GramwatchWarning, match=r"1 training example\(s\) with NaN"):
+        fit_together({"Gram": beside, "vim": RIVALS["vim"](net)}, loader, progress=False)
+    with pytest.warns(GramwatchWarning, match=r"1 training example\(s\) with NaN"):
+        alone.fit(loader, progress=False)
+    assert torch.equal(beside.class_counts_, alone.class_counts_)
+    x = 2 * torch.randn(20, 1, 6, 6)
+    assert torch.equal(beside.measure(x).deviations, alone.measure(x).deviations)
+
+
+def test_fitting_together_takes_one_pass(net):
+    passes = []
+    net.register_forward_hook(lambda *_: passes.append(1))
+    fit_together({"Gram": GramDetector(net), "vim": RIVALS["vim"](net)}, training(), progress=False)
+    looking = 2 + 2 + 2  # for the taps of each, and for the layer that makes the logits
+    assert len(passes) == len(training()) + looking

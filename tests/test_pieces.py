@@ -134,7 +134,7 @@ def test_no_tensor_grows_with_all_statistics_of_a_batch(kind, net, by_pieces, mo
     assert allowed < 100 * features
     with torch.inference_mode(), _Largest() as largest:
         fitted.measure(batch)
-        fitted._fit_batch(batch)
+        fitted.take_alone(batch)
     assert 2000 <= largest.numbers <= allowed
 
 

@@ -12,8 +12,9 @@ from gramwatch.datasets import synthetic
 from gramwatch.metrics import auroc
 from gramwatch.networks import densenet_bc_100_12
 from gramwatch.observation import Observer
-from gramwatch.rivals import RIVALS, fit_together
+from gramwatch.rivals import RIVALS
 from gramwatch.taps import observe
+from gramwatch.together import fit_together
 
 ORDERS = range(1, 11)
 

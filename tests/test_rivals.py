@@ -11,8 +11,9 @@ from torch import nn
 import gramwatch
 from gramwatch import CalibrationError, InputError, NotFittedError, artifact
 from gramwatch.observation import Observation
-from gramwatch.rivals import RIVALS, fit_together, methods_table
+from gramwatch.rivals import RIVALS, methods_table
 from gramwatch.rivals.base import _Sample
+from gramwatch.together import fit_together
 
 DOCS = Path(__file__).parents[1] / "docs" / "methods"
 LOGITS = torch.tensor([[2.0, -1.0, 0.5], [0.0, 0.0, 0.0], [30.0, -30.0, 4.0]])

@@ -22,11 +22,10 @@ from gramwatch.rivals import (
     RelativeMahalanobis,
     Rival,
     ViM,
-    fit_together,
-    shared_observer,
 )
 from gramwatch.rivals.features import Neighbours, largest_products, unit
 from gramwatch.rivals.vim import default_dimensions
+from gramwatch.together import fit_together, shared_observer
 
 METHODS = (KNN, NNGuide, ViM, FDBD, NCI, RelativeMahalanobis)
 WITH_HEAD = (ViM, FDBD, NCI)

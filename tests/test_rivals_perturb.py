@@ -13,9 +13,10 @@ from torch.nn.functional import cross_entropy
 from gramwatch import artifact
 from gramwatch.errors import GramwatchWarning, InputError, NotFittedError
 from gramwatch.observation import Observation, Observer
-from gramwatch.rivals import MSP, ODIN, Mahalanobis, Rival, fgsm, fit_together
+from gramwatch.rivals import MSP, ODIN, Mahalanobis, Rival, fgsm
 from gramwatch.rivals.mahalanobis import STEPS as LEE_STEPS
 from gramwatch.rivals.odin import STEPS, TEMPERATURES
+from gramwatch.together import fit_together
 
 CLASSES = 3
 

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from gramwatch import artifact
 from gramwatch.errors import InputError, NotFittedError, TapError
 from gramwatch.observation import Head, Observation
-from gramwatch.rivals import ASH, DICE, RIVALS, SCALE, Energy, ReAct, Rival, fit_together
+from gramwatch.rivals import ASH, DICE, RIVALS, SCALE, Energy, ReAct, Rival
 from gramwatch.rivals.shaping import kept
+from gramwatch.together import fit_together
 
 METHODS: list[tuple[type[Rival], dict[str, Any]]] = [
     (ReAct, {}),

@@ -322,7 +322,7 @@ class GramDetector:
 
         """
         done = self._resume(checkpoint)
-        self._forget_calibration()
+        self.begin()
         left_out: Tensor | int = 0
         seen, saved_at = 0, time.monotonic()
         try:
@@ -331,7 +331,7 @@ class GramDetector:
                 seen += 1
                 if number < done:
                     continue
-                left_out = left_out + self._fit_batch(inputs)
+                left_out = left_out + self.take_alone(inputs)
                 done = number + 1
                 if checkpoint is not None and time.monotonic() - saved_at > CHECKPOINT_SECONDS:
                     self._write(checkpoint, batches=done)
@@ -344,12 +344,12 @@ class GramDetector:
             raise InputError("the loader yielded no batch: there is nothing to fit")
         if seen < done:
             raise InputError(f"the checkpoint holds {done} batches, but the loader yielded only {seen}")
-        self._report_fit(int(left_out))
+        self.finish(int(left_out))
         if checkpoint is not None:
             Path(checkpoint).unlink(missing_ok=True)
         return self
 
-    def _fit_batch(self, inputs: Inputs) -> Tensor | int:
+    def take_alone(self, inputs: Inputs) -> Tensor | int:
         """Take in one batch; the number of examples left out because they are not finite.
 
         Nothing here waits for the device, unless the batch is large or bounds are float16.
@@ -357,28 +357,42 @@ class GramDetector:
         if count_examples(inputs) == 0:
             return 0
         self._prepare(inputs)
-        statistics = None
-        if self.is_large(inputs):
-            logits, finite = self._observe_magnitudes(inputs)
-        else:
-            logits, statistics = self._observe(inputs)
-            finite = statistics.isfinite().all(1)
+        if not self.is_large(inputs):
+            return self.take(inputs, *self._observe(inputs))
+        logits, finite = self._observe_magnitudes(inputs)
+        predicted, bounds = self._to_be_taken(inputs, logits, finite)
+        with bounds.in_parts() as update:
+            self._observe_pieces(
+                inputs, lambda _, samples, features, values: update(values, predicted[samples], features)
+            )
+        return self._counted(predicted)
+
+    def begin(self) -> None:
+        """Get ready for more training data: what was calibrated no longer holds."""
+        self._forget_calibration()
+
+    @torch.inference_mode()
+    def take(self, inputs: Inputs, logits: Tensor, statistics: Tensor) -> Tensor:
+        """Take in a batch whose statistics were collected; how many were left out as they are not finite."""
+        predicted, bounds = self._to_be_taken(inputs, logits, statistics.isfinite().all(1))
+        bounds.update(statistics, predicted)
+        return self._counted(predicted)
+
+    def _to_be_taken(self, inputs: Inputs, logits: Tensor, finite: Tensor) -> tuple[Tensor, Bounds]:
+        """The predicted classes, -1 where an example is not finite, and the bounds that take them in."""
         if self._class_counts is None or self._bounds is None:
             classes = logits.shape[1]
             self._class_counts = torch.zeros(classes, dtype=torch.int64, device=logits.device)
             self._bounds = self._empty_bounds(classes, logits.device)
         finite = finite & all_finite(inputs) & logits.isfinite().all(1)
-        predicted = torch.where(finite, logits.argmax(1), -1)
-        if statistics is not None:
-            self._bounds.update(statistics, predicted)
-        else:
-            with self._bounds.in_parts() as update:
-                self._observe_pieces(
-                    inputs,
-                    lambda _, samples, features, values: update(values, predicted[samples], features),
-                )
-        self._class_counts.scatter_add_(0, predicted.clamp_min(0), finite.long())
-        return (~finite).sum()
+        return torch.where(finite, logits.argmax(1), -1), self._bounds
+
+    def _counted(self, predicted: Tensor) -> Tensor:
+        """Count what was taken in; the number of examples that were not."""
+        assert self._class_counts is not None
+        taken = predicted >= 0
+        self._class_counts.scatter_add_(0, predicted.clamp_min(0), taken.long())
+        return (~taken).sum()
 
     def _empty_bounds(self, classes: int, device: torch.device | str) -> Bounds:
         groups = [measure.features for measure in self._measures for _ in measure.orders]
@@ -472,7 +486,8 @@ class GramDetector:
             )
         return logits
 
-    def _report_fit(self, left_out: int) -> None:
+    def finish(self, left_out: int) -> None:
+        """Say what a user should know of the fit, or that there was nothing to fit."""
         if left_out:
             warn(f"{left_out} training example(s) with NaN or infinity were left out")
         if self._class_counts is None or not int(self._class_counts.sum()):

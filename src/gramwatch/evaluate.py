@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from gramwatch.detector import GramDetector, Measurement, batches_of
+from gramwatch.detector import GramDetector, Measurement
 from gramwatch.deviation import TotalDeviation
 from gramwatch.errors import CalibrationError, InputError
 from gramwatch.metrics import METRICS, all_metrics
-from gramwatch.rivals.base import Rival, shared_observer
+from gramwatch.rivals.base import Rival
 from gramwatch.rivals.msp import MSP
-from gramwatch.taps import on_device
+from gramwatch.together import Detector, Measured, measure_together
 
 
 @dataclass(frozen=True)
@@ -105,9 +105,6 @@ class Evaluation:
         return _written(json.dumps(value, indent=2) + "\n", path)
 
 
-Detector = GramDetector | Rival
-
-
 def evaluate(
     detectors: Detector | Mapping[str, Detector],
     in_distribution: Iterable[Any],
@@ -140,8 +137,11 @@ def evaluate(
     if draws < 1:
         raise ValueError(f"draws must be at least 1, got {draws}")
     by_name = _by_name(detectors)
-    inside = _measured(by_name, in_distribution, "in-distribution", progress)
-    sets = {name: _measured(by_name, loader, name, progress) for name, loader in out_of_distribution.items()}
+    inside = measure_together(by_name, in_distribution, "in-distribution", progress)
+    sets = {
+        name: measure_together(by_name, loader, name, progress)
+        for name, loader in out_of_distribution.items()
+    }
     total = _count(inside)
     size = round(validation_share * total)
     if not 1 <= size < total:
@@ -186,48 +186,6 @@ def _outliers_seen(detectors: Mapping[str, Detector]) -> str:
     if not tuned:
         return "No method saw an outlier."
     return f"Tuned on outliers: {', '.join(tuned)}. No other method saw one."
-
-
-Measured = dict[str, Measurement | torch.Tensor]
-"""What each method needs of a set: Gram its deviations, the others their scores."""
-
-
-def _measured(
-    detectors: Mapping[str, Detector], loader: Iterable[Any], doing: str, progress: bool
-) -> Measured:
-    """Every detector over one set, all that need no gradients from the same forward passes."""
-    alone = {name for name, d in detectors.items() if isinstance(d, Rival) and d.gradients}
-    rivals = {name: d for name, d in detectors.items() if isinstance(d, Rival) and name not in alone}
-    observer = shared_observer(rivals.values()) if rivals else None
-    parts: dict[str, list[Any]] = {name: [] for name in detectors}
-    for inputs, _ in batches_of(loader, doing, progress):
-        model = next(iter(detectors.values())).model
-        inputs = on_device(inputs, model)
-        together = {
-            name: d.collector(inputs)
-            for name, d in detectors.items()
-            if isinstance(d, GramDetector) and observer is not None and not d.is_large(inputs)
-        }
-        if observer is not None:
-            observation = observer(inputs, beside=list(together.values()))
-        for name, detector in detectors.items():
-            if isinstance(detector, GramDetector):
-                seen = together.get(name)
-                parts[name].append(
-                    detector.measure(inputs)
-                    if seen is None
-                    else detector.measured(inputs, observation.logits, seen.statistics)
-                )
-            elif name in alone:
-                parts[name].append(detector.score_inputs(inputs)[1].cpu())
-            else:
-                parts[name].append(detector.judged(observation).cpu())
-    if not next(iter(parts.values())):
-        raise InputError(f"the loader yielded no example: {doing} needs some")
-    return {
-        name: torch.cat(each) if isinstance(each[0], torch.Tensor) else Measurement.joined(each)
-        for name, each in parts.items()
-    }
 
 
 def _count(measured: Measured) -> int:

@@ -14,7 +14,8 @@ from gramwatch.errors import TapError
 from gramwatch.evaluate import Evaluation, evaluate
 from gramwatch.experiments.demo import outlier_sets, small_convnet, small_mlp, train
 from gramwatch.observation import Observer
-from gramwatch.rivals import RIVALS, Rival, fit_together
+from gramwatch.rivals import RIVALS, Rival
+from gramwatch.together import fit_together
 
 GRAM = "gram"
 
@@ -52,9 +53,10 @@ def fitted(
             say(f"{rivals.pop(name).record.title} is left out: {reason}")
     found: dict[str, GramDetector | Rival] = {}
     if GRAM in methods:
-        found["Gram"] = GramDetector(network, **gram_settings).fit(loader)
-    fit_together(rivals, loader)
-    return found | {rival.record.title: rival for rival in rivals.values()}
+        found["Gram"] = GramDetector(network, **gram_settings)
+    found |= {rival.record.title: rival for rival in rivals.values()}
+    fit_together(found, loader)
+    return found
 
 
 def compare(

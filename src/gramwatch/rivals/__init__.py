@@ -1,7 +1,7 @@
 """Other methods, on equal terms: one file each, one line in the registry below."""
 
 from gramwatch.rivals.ash import ASH
-from gramwatch.rivals.base import Record, Rival, fit_together, shared_observer
+from gramwatch.rivals.base import Record, Rival
 from gramwatch.rivals.dice import DICE
 from gramwatch.rivals.energy import Energy
 from gramwatch.rivals.fdbd import FDBD
@@ -74,8 +74,6 @@ __all__ = [
     "Record",
     "Rival",
     "fgsm",
-    "fit_together",
     "methods_table",
-    "shared_observer",
     *sorted(m.__name__ for m in RIVALS.values()),
 ]

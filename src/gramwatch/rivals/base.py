@@ -1,7 +1,7 @@
 """What all rivals share: fit, calibrate, judge, save and load, each from one forward pass."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from os import PathLike
 from typing import Any, ClassVar
@@ -313,27 +313,3 @@ class _Sample:
         """The sample, in the order in which it was seen."""
         self._shrink()
         return self._parts[0]
-
-
-def fit_together(rivals: Mapping[str, Rival], loader: Iterable[Any], *, progress: bool = True) -> None:
-    """Fit several detectors of one network from one pass over the training data."""
-    waiting = [rival for rival in rivals.values() if rival.record.fitted]
-    if waiting:
-        observer = shared_observer(waiting)
-        for inputs, labels in batches_of(loader, "fitting", progress):
-            observation = observer(inputs, labels)
-            for rival in waiting:
-                rival.take(observation)
-    for rival in rivals.values():
-        rival.finish()
-
-
-def shared_observer(rivals: Iterable[Rival]) -> Observer:
-    """An observer that collects what all of them need."""
-    rivals = list(rivals)
-    first = rivals[0]
-    for rival in rivals:
-        if rival.model is not first.model or (rival.features, rival.taps) != (first.features, first.taps):
-            raise ValueError("detectors that share a pass must have the same model, features and taps")
-    needs = frozenset().union(*(rival.needs for rival in rivals))
-    return Observer(first.model, needs, taps=first.taps, features=first.features)
