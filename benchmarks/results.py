@@ -24,7 +24,7 @@ from gramwatch.datasets import synthetic
 from gramwatch.experiments.compare import fitted, method_names
 from gramwatch.networks import densenet_bc_100_12
 from gramwatch.report.comparison import draw_comparison
-from gramwatch.rivals import RIVALS
+from gramwatch.rivals import ODIN, RIVALS
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 import real_data
@@ -95,11 +95,14 @@ def main() -> None:
     training = list(zip(images.split(args.batch), labels.split(args.batch), strict=True))
     say(f"{len(images)} training images")
     detectors = fitted(network, training, method_names(args.methods), say, taps="paper")
+    if "ODIN" in detectors:  # its step is meant in terms of images from 0 to 1
+        detectors["ODIN"] = ODIN(network, scale=real_data.CIFAR_STD)
     say(f"{len(detectors)} methods fitted")
     if args.tune:
         outliers = real_data.reduced(data / "tiny_imagenet_val" / "images.tar.xz", TUNING, 32, "antialiased")
         for name in ("odin", "mahalanobis"):
-            tuned = RIVALS[name](network).fit(training)
+            scale = {"scale": real_data.CIFAR_STD}
+            tuned = RIVALS[name](network, **scale).fit(training)
             tuned.tune(held.split(args.batch), real_data.normalised(outliers).split(args.batch))  # type: ignore[attr-defined]
             detectors[f"{tuned.record.title}, tuned"] = tuned
             say(f"{name} tuned on Tiny ImageNet validation images: {tuned._all_settings()}")
