@@ -244,7 +244,7 @@ class GramDetector:
         self._bounds: Bounds | None = None
         self._signature: list[list[Any]] = []
         self._class_counts: Tensor | None = None
-        self._forget_calibration()
+        self.forget_calibration()
 
     # --- what is known so far ------------------------------------------------------------------------
 
@@ -286,7 +286,8 @@ class GramDetector:
             )
         return self._total, self._scores
 
-    def _forget_calibration(self) -> None:
+    def forget_calibration(self) -> None:
+        """What was calibrated no longer holds: there is more training data."""
         self._total: TotalDeviation | None = None
         self._scores: Tensor | None = None
         self._calibration: dict[str, Any] | None = None
@@ -322,7 +323,7 @@ class GramDetector:
 
         """
         done = self._resume(checkpoint)
-        self.begin()
+        self.forget_calibration()
         left_out: Tensor | int = 0
         seen, saved_at = 0, time.monotonic()
         try:
@@ -366,10 +367,6 @@ class GramDetector:
                 inputs, lambda _, samples, features, values: update(values, predicted[samples], features)
             )
         return self._counted(predicted)
-
-    def begin(self) -> None:
-        """Get ready for more training data: what was calibrated no longer holds."""
-        self._forget_calibration()
 
     @torch.inference_mode()
     def take(self, inputs: Inputs, logits: Tensor, statistics: Tensor) -> Tensor:
@@ -520,7 +517,7 @@ class GramDetector:
             raise ValueError("the two were fitted on networks with different weights")
         bounds.merge(their_bounds)
         self._class_counts = counts + their_counts.to(counts.device)
-        self._forget_calibration()
+        self.forget_calibration()
         return self
 
     # --- calibrate -----------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ def fit_together(detectors: Mapping[str, Detector], loader: Iterable[Any], *, pr
     waiting = [rival for rival in rivals if rival.record.fitted]
     left_out: dict[str, Tensor | int] = dict.fromkeys(grams, 0)
     for gram in grams.values():
-        gram.begin()
+        gram.forget_calibration()
     if waiting or grams:
         watch = _Watch(waiting, grams)
         for inputs, labels in batches_of(loader, "fitting", progress):

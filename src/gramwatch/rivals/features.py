@@ -1,12 +1,14 @@
 """What methods on penultimate features share: unit length, second moments, nearest neighbours, the head."""
 
+from abc import abstractmethod
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from types import ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.amp.autocast_mode import is_autocast_available
 
 from gramwatch.errors import InputError, TapError
@@ -190,3 +192,43 @@ def check_k(k: int, most_examples: int) -> None:
         raise ValueError(f"k must be at least 1, got {k}")
     if most_examples < k:
         raise ValueError(f"most_examples={most_examples} leaves fewer training examples than k={k}")
+
+
+class BankRival(Rival):
+    """A method that compares with the nearest of a bank of training examples.
+
+    Args:
+        model: any classifier that returns logits.
+        k: how many neighbours.
+        options: those of every `Rival`; `most_examples` bounds the bank.
+
+    """
+
+    needs = frozenset({"features"})
+    settings = ("k",)
+
+    def __init__(self, model: nn.Module, *, k: int, **options: Any) -> None:
+        super().__init__(model, **options)
+        check_k(k, self.most_examples)
+        self.k = k
+        self.bank_: Tensor | None = None
+        self._neighbours: Neighbours | None = None
+
+    @abstractmethod
+    def _bank(self, training: Observation) -> Tensor:
+        """What is kept of the training examples, `(M, D)`, float32."""
+
+    def _fit(self, training: Observation) -> None:
+        check_neighbours(self.name, len(training), self.k)
+        self.bank_, self._neighbours = self._bank(training), None
+
+    def _nearest(self, queries: Tensor, measure: Callable[[Tensor, Tensor], Tensor], piece: int) -> Tensor:
+        """`measure(candidates, queries)`, some at a time, in float64: `(n, near, D)` and `(n, D)`."""
+        assert self.bank_ is not None
+        if self._neighbours is None:
+            self._neighbours = Neighbours(self.bank_)
+        found = self._neighbours.candidates(queries, self.k, piece)
+        bank = self._neighbours.on(queries.device)
+        rows = max(1, min(piece, NEAR) // (found.shape[1] * bank.shape[1]))
+        parts = zip(queries.split(rows), found.split(rows), strict=True)
+        return torch.cat([measure(bank[near].double(), some.double()) for some, near in parts])
