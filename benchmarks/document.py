@@ -48,7 +48,13 @@ def held(kind: str, docs: Path) -> list[dict[str, Any]]:
 def blocks(docs: Path) -> dict[str, str]:
     """The generated parts of the page by name; pictures are drawn on the way."""
     runs, growths = held("overhead", docs), held("growth", docs)
-    parts: dict[str, list[str]] = {"targets": [], "overhead": [], "kernels": [], "growth": []}
+    parts: dict[str, list[str]] = {
+        "targets": [],
+        "overhead": [],
+        "breakdown": [],
+        "kernels": [],
+        "growth": [],
+    }
     if runs:
         parts["targets"].append(tables.targets(runs))
         picture = docs / "images" / "performance_overhead.png"
@@ -60,6 +66,8 @@ def blocks(docs: Path) -> dict[str, str]:
         if result["kernels_given_up"]:
             caption += "; the kernels could not be used: *ours* is PyTorch's form"
         parts["overhead"].append(f"{caption}:\n\n{tables.overhead(result)}")
+        if tables.breakdown(result):
+            parts["breakdown"].append(f"{caption}:\n\n{tables.breakdown(result)}")
         if result["kernels"]:
             parts["kernels"].append(f"{caption}:\n\n{tables.kernels(result)}")
     for result in growths:

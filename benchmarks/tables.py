@@ -88,6 +88,21 @@ def extra_memory(row: dict[str, Any]) -> tuple[float, float] | None:
     return (ours - row["statistics_bytes"]) / plain - 1, ours / plain - 1
 
 
+def breakdown(result: dict[str, Any]) -> str:
+    """Where the extra time of scoring a batch goes, in milliseconds."""
+    columns = ("plain", "ours", "network", "statistics", "deviations", "other kernels", "idle")
+    lines = [
+        "| network | read once | " + " | ".join(columns) + " |",
+        "| --- |" + " ---: |" * (len(columns) + 1),
+    ]
+    for row in result["networks"]:
+        parts = row.get("breakdown")
+        if parts:
+            cells = [row["read_once_seconds"], *(parts[name] for name in columns)]
+            lines.append(f"| {row['network']} | " + " | ".join(f"{1000 * cell:.2f}" for cell in cells) + " |")
+    return "\n".join(lines) if len(lines) > 2 else ""
+
+
 def kernels(result: dict[str, Any]) -> str:
     """The statistics alone, against reading their map once."""
     lines = ["| map (N x C x pixels) | dtype | layout | statistic | ms | share of one read |"]

@@ -21,7 +21,7 @@ MAPS = {
     "channels first": [(96, 64, 1024), (192, 128, 256), (256, 256, 64), (256, 512, 16), (8, 256, 3136)],
     "channels last": [(40, 768, 197), (10, 3072, 197), (96, 64, 1024)],
 }
-CHOICES = list(itertools.product([1, 4, 2], [32, 128, 64, 256], [16, 32, 8, 4]))
+CHOICES = list(itertools.product([1, 4], [32, 64, 128, 256], [16, 32, 64, 8]))
 
 
 def microseconds(function: Callable[[], Any], repeats: int = 10) -> float:

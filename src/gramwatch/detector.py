@@ -42,7 +42,7 @@ from gramwatch.taps import (
     signature,
     unwrap,
 )
-from gramwatch.threshold import examples_needed, p_value, threshold
+from gramwatch.threshold import examples_needed, is_above_threshold, p_value, threshold
 
 FEW_EXAMPLES = 20
 """A class with fewer training examples than this is named in a warning: its bounds are too narrow."""
@@ -244,6 +244,7 @@ class GramDetector:
         self._bounds: Bounds | None = None
         self._signature: list[list[Any]] = []
         self._class_counts: Tensor | None = None
+        self._taken = False
         self.forget_calibration()
 
     # --- what is known so far ------------------------------------------------------------------------
@@ -274,23 +275,34 @@ class GramDetector:
         return threshold(self._calibrated()[1], self.level)
 
     def _fitted(self) -> tuple[Tensor, Bounds]:
-        if self._class_counts is None or self._bounds is None or not int(self._class_counts.sum()):
+        if self._class_counts is None or self._bounds is None or not self._has_examples():
             raise NotFittedError("this detector is not fitted: call detector.fit(train_loader) first")
         return self._class_counts, self._bounds
 
-    def _calibrated(self) -> tuple[TotalDeviation, Tensor]:
-        self._fitted()
-        if self._total is None or self._scores is None:
-            raise NotFittedError(
-                "this detector is not calibrated: call detector.calibrate(validation_loader) after fitting"
-            )
-        return self._total, self._scores
+    def _has_examples(self) -> bool:
+        if not self._taken:  # once yes, always yes: a GPU is not asked, and waited for, again
+            self._taken = self._class_counts is not None and int(self._class_counts.sum()) > 0
+        return self._taken
 
     def forget_calibration(self) -> None:
         """What was calibrated no longer holds: there is more training data."""
         self._total: TotalDeviation | None = None
         self._scores: Tensor | None = None
         self._calibration: dict[str, Any] | None = None
+
+    def _calibrated(self, device: torch.device | None = None) -> tuple[TotalDeviation, Tensor]:
+        """How to total, and the scores that rank, from now on kept on a device if one is named."""
+        self._fitted()
+        if self._total is None or self._scores is None:
+            raise NotFittedError(
+                "this detector is not calibrated: call detector.calibrate(validation_loader) after fitting"
+            )
+        total, scores = self._total, self._scores
+        if device is not None and scores.device != device:
+            assert total.expectation_ is not None
+            self._scores = scores = scores.to(device)
+            total.expectation_ = total.expectation_.to(device)
+        return total, scores
 
     def __repr__(self) -> str:
         state = "not fitted"
@@ -338,7 +350,7 @@ class GramDetector:
                     self._write(checkpoint, batches=done)
                     saved_at = time.monotonic()
         except BaseException:
-            if checkpoint is not None and self._class_counts is not None and int(self._class_counts.sum()):
+            if checkpoint is not None and self._has_examples():
                 self._write(checkpoint, batches=done)
             raise
         if seen == 0:
@@ -371,7 +383,7 @@ class GramDetector:
     @torch.inference_mode()
     def take(self, inputs: Inputs, logits: Tensor, statistics: Tensor) -> Tensor:
         """Take in a batch whose statistics were collected; how many were left out as they are not finite."""
-        predicted, bounds = self._to_be_taken(inputs, logits, statistics.isfinite().all(1))
+        predicted, bounds = self._to_be_taken(inputs, logits, all_finite(statistics))
         bounds.update(statistics, predicted)
         return self._counted(predicted)
 
@@ -381,7 +393,7 @@ class GramDetector:
             classes = logits.shape[1]
             self._class_counts = torch.zeros(classes, dtype=torch.int64, device=logits.device)
             self._bounds = self._empty_bounds(classes, logits.device)
-        finite = finite & all_finite(inputs) & logits.isfinite().all(1)
+        finite = finite & all_finite([inputs, logits])
         return torch.where(finite, logits.argmax(1), -1), self._bounds
 
     def _counted(self, predicted: Tensor) -> Tensor:
@@ -487,7 +499,7 @@ class GramDetector:
         """Say what a user should know of the fit, or that there was nothing to fit."""
         if left_out:
             warn(f"{left_out} training example(s) with NaN or infinity were left out")
-        if self._class_counts is None or not int(self._class_counts.sum()):
+        if self._class_counts is None or not self._has_examples():
             what = "every training example held NaN or infinity" if left_out else "every batch was empty"
             raise InputError(f"{what}: there is nothing to fit")
         counts = self._class_counts
@@ -585,25 +597,27 @@ class GramDetector:
 
         An input that is not finite, or makes the network's activations so, gets an infinite score.
         """
-        total, calibration = self._calibrated()
+        self._calibrated()
         measured = self.measure(inputs)
-        with torch.inference_mode():
-            broken = ~measured.finite
-            if broken.any():
-                warn(f"{int(broken.sum())} input(s) with NaN or infinity: their score is infinite")
+        total, calibration = self._calibrated(measured.logits.device)
+        # Out of inference mode, so that the results are ordinary tensors; measured ones are copied for that.
+        with torch.inference_mode(False), torch.no_grad():
             score = total(measured.deviations, measured.probability)
-            score = torch.where(broken, torch.inf, score)
-            found = {
-                "logits": measured.logits,
-                "predicted": measured.predicted,
-                "score": score,
-                "p_value": p_value(score, calibration),
-                "is_ood": score > threshold(calibration, self.level),
-                "deviations": measured.deviations,
-                "class_support": self._fitted()[0][measured.predicted],
-            }
-        # Copies, so that the results are ordinary tensors outside inference mode.
-        return Detection(**{name: tensor.clone() for name, tensor in found.items()})
+            score = torch.where(measured.finite, score, torch.inf)
+            found = Detection(
+                logits=measured.logits.clone(),
+                predicted=measured.predicted,
+                score=score,
+                p_value=p_value(score, calibration),
+                is_ood=is_above_threshold(score, calibration, self.level),
+                deviations=measured.deviations.clone(),
+                class_support=self._fitted()[0][measured.predicted],
+            )
+            # The device is waited for here and nowhere before.
+            broken = int((~measured.finite).sum())
+        if broken:
+            warn(f"{broken} input(s) with NaN or infinity: their score is infinite")
+        return found
 
     @torch.inference_mode()
     def measure(self, inputs: Inputs) -> Measurement:
@@ -614,7 +628,7 @@ class GramDetector:
         if not self.is_large(inputs):
             return self.measured(inputs, *self._observe(inputs))
         logits, deviations = self._measure_pieces(inputs, bounds)
-        finite = all_finite(inputs) & logits.isfinite().all(1) & deviations.isfinite().all(1)
+        finite = all_finite([inputs, logits, deviations])
         return Measurement(logits, deviations, finite)
 
     @torch.inference_mode()
@@ -623,7 +637,7 @@ class GramDetector:
         _, bounds = self._fitted()
         layout = self._layout(statistics.device)
         deviations = tap_deviations(statistics, logits.argmax(1), bounds, layout)
-        finite = all_finite(inputs) & logits.isfinite().all(1) & deviations.isfinite().all(1)
+        finite = all_finite([inputs, logits, deviations])
         return Measurement(logits, deviations, finite)
 
     def _measure_pieces(self, inputs: Inputs, bounds: Bounds) -> tuple[Tensor, Tensor]:

@@ -6,7 +6,7 @@ channel at every tap.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -92,6 +92,13 @@ class Observation:
             each(self.labels),
             each(self.finite),
         )
+
+    def kept(self, needs: Iterable[str]) -> "Observation":
+        """The finite examples on the CPU, with what is needed of them beside logits and labels."""
+        means = self.channel_means if "channel_means" in needs else ()
+        features = self.features if "features" in needs else None
+        trimmed = replace(self, features=features, channel_means=means, finite=None)
+        return (trimmed if self.finite is None else trimmed[self.finite]).changed(Tensor.cpu)
 
     @staticmethod
     def joined(parts: Sequence["Observation"]) -> "Observation":
@@ -197,9 +204,7 @@ class Observer:
         together, receive_all = _watching_together(watchers)
         head = (self._head_call, at_head)
         logits = observe(self.model, together, inputs, receive_all, head=head, gradients=gradients).float()
-        finite = all_finite(inputs) & logits.isfinite().all(1)
-        for seen in (*features, *means):
-            finite = finite & seen.isfinite().all(1)
+        finite = all_finite([inputs, logits, features, means])
         return Observation(
             logits,
             features[0] if features else None,

@@ -764,34 +764,39 @@ def count_examples(inputs: Inputs) -> int:
     return first.shape[0]
 
 
-def on_device(inputs: Inputs, model: nn.Module) -> Inputs:
+def on_device(inputs: _T, model: nn.Module) -> _T:
     """The inputs on the device of the network's parameters."""
     device = _device(model)
-    return inputs if device is None else _mapped(inputs, lambda t: t.to(device, non_blocking=True))
+    if device is None:
+        return inputs
+    return _mapped(inputs, lambda t: t.to(device, non_blocking=True))  # type: ignore[no-any-return]
 
 
-def on_device_ahead(batches: Iterable[Inputs], model: nn.Module) -> Iterator[Inputs]:
-    """Each batch on the device of the network; a GPU gets the next one while it works on this one."""
+def on_device_ahead(batches: Iterable[_T], model: nn.Module) -> Iterator[_T]:
+    """Each batch on the device of the network; a GPU gets the next one while it works on this one.
+
+    A batch is an input, or any nest of tuples, lists and mappings of tensors.
+    """
     device = _device(model)
     if device is None or device.type != "cuda":
-        for inputs in batches:
-            yield on_device(inputs, model)
+        for batch in batches:
+            yield on_device(batch, model)
         return
     copying = torch.cuda.Stream(device)
-    ahead: list[tuple[Inputs, torch.cuda.Event]] = []
+    ahead: list[tuple[_T, torch.cuda.Event]] = []
 
-    def arrived() -> Inputs:
-        inputs, copied = ahead.pop()
+    def arrived() -> _T:
+        batch, copied = ahead.pop()
         working = torch.cuda.current_stream(device)
         working.wait_event(copied)
-        for tensor in _tensors(inputs):
+        for tensor in _tensors(batch):
             tensor.record_stream(working)
-        return inputs
+        return batch
 
     try:
-        for inputs in batches:
+        for batch in batches:
             with torch.cuda.stream(copying):
-                moved = on_device(inputs, model)
+                moved = on_device(batch, model)
                 copied = copying.record_event()
             if ahead:
                 yield arrived()
@@ -848,11 +853,12 @@ def all_finite(inputs: Inputs) -> Tensor:
     """Whether each example's inputs are all finite, `(N,)`."""
     total = count_examples(inputs)
     tensors = [t for t in _tensors(inputs) if t.ndim and t.shape[0] == total]
-    finite = torch.ones(total, dtype=torch.bool, device=tensors[0].device)
-    for tensor in tensors:
-        if tensor.is_floating_point():
-            finite &= tensor.reshape(total, -1).isfinite().all(1)
-    return finite
+    floating = [t for t in tensors if t.is_floating_point() and t.numel()]
+    if not floating:
+        return torch.ones(total, dtype=torch.bool, device=tensors[0].device)
+    # NaN is no less than infinity. One look at each value: this is done for every batch.
+    largest = [torch.linalg.vector_norm(t.reshape(total, -1), torch.inf, 1) for t in floating]
+    return torch.stack([each < torch.inf for each in largest]).all(0)
 
 
 def signature(inputs: Inputs) -> list[list[Any]]:
@@ -876,12 +882,11 @@ def _judging(model: nn.Module) -> Iterator[None]:
     with torch.inference_mode(False), torch.no_grad():
         with _lock:
             threads, flags = _judged.get(model, (0, []))
-            if threads == 0:
+            if threads == 0 and any(module.training for module in model.modules()):
                 flags = [(module, module.training) for module in model.modules()]
-                if any(training for _, training in flags):
-                    model.eval()
-                    for module, _ in flags:
-                        module.training = False
+                model.eval()
+                for module, _ in flags:
+                    module.training = False
             _judged[model] = (threads + 1, flags)
             _uncompiled.append(_compile_nothing())
         try:

@@ -33,13 +33,22 @@ def _exact(level: float) -> Fraction:
 
 def threshold(scores: Tensor, level: float) -> float:
     """The score above which an input is out-of-distribution, with a false-alarm rate of `1 - level`."""
+    return float(scores.kthvalue(_rank(scores, level)).values)
+
+
+def is_above_threshold(scores: Tensor, ascending: Tensor, level: float) -> Tensor:
+    """Whether each score is above the threshold of ascending ones; a GPU is not waited for."""
+    return scores > ascending[_rank(ascending, level) - 1]
+
+
+def _rank(scores: Tensor, level: float) -> int:
     rank = rank_of_threshold(len(scores), level)
     if rank > len(scores):
         raise CalibrationError(
             f"{len(scores)} calibration scores cannot support level {level}: "
             f"at least {examples_needed(level)} are needed"
         )
-    return float(scores.kthvalue(rank).values)
+    return rank
 
 
 def p_value(scores: Tensor, calibration: Tensor) -> Tensor:

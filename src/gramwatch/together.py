@@ -10,7 +10,7 @@ from gramwatch.detector import Collector, GramDetector, Measurement, batches_of
 from gramwatch.errors import InputError
 from gramwatch.observation import Observation, Observer
 from gramwatch.rivals.base import Rival
-from gramwatch.taps import Inputs, on_device
+from gramwatch.taps import Inputs, on_device_ahead
 
 Detector = GramDetector | Rival
 Measured = dict[str, Measurement | Tensor]
@@ -27,8 +27,10 @@ def fit_together(detectors: Mapping[str, Detector], loader: Iterable[Any], *, pr
         gram.forget_calibration()
     if waiting or grams:
         watch = _Watch(waiting, grams)
-        for inputs, labels in batches_of(loader, "fitting", progress):
-            inputs = on_device(inputs, watch.model)
+        # What most methods keep of a batch, so that all of them share one copy.
+        shared = frozenset({"features", "head"})
+        batches = batches_of(loader, "fitting", progress)
+        for inputs, labels in on_device_ahead(batches, watch.model):
             observation, collected = watch(inputs, labels)
             for name, collector in collected.items():
                 left_out[name] = left_out[name] + grams[name].take(
@@ -36,8 +38,9 @@ def fit_together(detectors: Mapping[str, Detector], loader: Iterable[Any], *, pr
                 )
             for name in grams.keys() - collected.keys():
                 left_out[name] = left_out[name] + grams[name].take_alone(inputs)
+            kept = observation.kept(shared)
             for rival in waiting:
-                rival.take(observation)
+                rival.take(kept if rival.needs <= shared else observation)
     for name, gram in grams.items():
         gram.finish(int(left_out[name]))
     for rival in rivals:
@@ -53,9 +56,10 @@ def measure_together(
     grams = {name: d for name, d in detectors.items() if isinstance(d, GramDetector)}
     watch = _Watch(list(rivals.values()), grams) if rivals or grams else None
     parts: dict[str, list[Any]] = {name: [] for name in detectors}
-    for inputs, _ in batches_of(loader, doing, progress):
+    model = next(iter(detectors.values())).model
+    batches = (inputs for inputs, _ in batches_of(loader, doing, progress))
+    for inputs in on_device_ahead(batches, model):
         if watch is not None:
-            inputs = on_device(inputs, watch.model)
             observation, collected = watch(inputs, None)
             for name, collector in collected.items():
                 parts[name].append(grams[name].measured(inputs, observation.logits, collector.statistics))

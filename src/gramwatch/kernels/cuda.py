@@ -152,11 +152,12 @@ def _pixel_sums(
     BLOCK: tl.constexpr,
     DENSE: tl.constexpr,
     FOLD: tl.constexpr,
+    ONCE: tl.constexpr,
 ):
     """Each pixel's sums over the channels, divided by its peak, of `ORDERS` orders after `FIRST`.
 
     With `OTHERS`, over the channels but the largest, divided by the second largest magnitude. The first
-    group of `row_sums` finds the peaks itself.
+    group of `row_sums` finds the peaks itself. With `ONCE`, one tile holds all channels.
     """
     n = tl.program_id(0)
     x += n.to(tl.int64) * stride_n
@@ -167,11 +168,17 @@ def _pixel_sums(
     if OTHERS:
         holder = tl.load(peaks + 2 * pixels + pixel, mask=inside, other=-1.0).to(tl.int32)
         sums = others
+    stop = ROWS if ONCE else channels
+    if ONCE:
+        tile = _load(x, row, pixel, channels, pixels, stride_c, stride_m)
     if KIND == _ROW_SUMS and FIRST == 0:
-        largest = tl.zeros((ROWS, BLOCK), tl.float32)
-        for first in range(0, channels, ROWS):
-            size = tl.abs(_load(x, first + row, pixel, channels, pixels, stride_c, stride_m))
-            largest = _larger(largest, size)
+        if ONCE:
+            largest = tl.abs(tile)
+        else:
+            largest = tl.zeros((ROWS, BLOCK), tl.float32)
+            for first in range(0, channels, ROWS):
+                size = tl.abs(_load(x, first + row, pixel, channels, pixels, stride_c, stride_m))
+                largest = _larger(largest, size)
         peak = _positive(tl.reduce(largest, 0, _larger))
         tl.store(peaks + pixel, peak, mask=inside)
     else:
@@ -188,8 +195,10 @@ def _pixel_sums(
     t7 = zero
     t8 = zero
     t9 = zero
-    for first in range(0, channels, ROWS):
-        base = _load(x, first + row, pixel, channels, pixels, stride_c, stride_m) * scale[None, :]
+    for first in range(0, stop, ROWS):
+        if not ONCE:
+            tile = _load(x, first + row, pixel, channels, pixels, stride_c, stride_m)
+        base = tile * scale[None, :]
         if OTHERS:
             base = tl.where((first + row)[:, None] == holder[None, :], 0.0, base)
         power = _power(base, FIRST)
@@ -306,19 +315,30 @@ def _channel_sums(
     COLUMNS: tl.constexpr,
     DENSE: tl.constexpr,
     FOLD: tl.constexpr,
+    ONCE: tl.constexpr,
 ):
-    """Each channel's sums over the pixels, rooted: the statistic itself, of `ORDERS` orders after `FIRST`."""
+    """Each channel's sums over the pixels, rooted: the statistic itself, of `ORDERS` orders after `FIRST`.
+
+    With `ONCE`, one tile holds all pixels.
+    """
     n = tl.program_id(0)
     x += n.to(tl.int64) * stride_n
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     column = tl.arange(0, COLUMNS)
     peaks, sums, others = _rooms(scratch, n, pixels, KIND)
-    largest = tl.zeros((BLOCK, COLUMNS), tl.float32)
-    for first in range(0, pixels, COLUMNS):
+    stop = COLUMNS if ONCE else pixels
+    if ONCE:
         product, share, is_holder = _products(
-            x, peaks, channel, first + column, channels, pixels, stride_c, stride_m, KIND
+            x, peaks, channel, column, channels, pixels, stride_c, stride_m, KIND
         )
-        largest = _larger(largest, tl.abs(product))
+        largest = tl.abs(product)
+    else:
+        largest = tl.zeros((BLOCK, COLUMNS), tl.float32)
+        for first in range(0, pixels, COLUMNS):
+            product, share, is_holder = _products(
+                x, peaks, channel, first + column, channels, pixels, stride_c, stride_m, KIND
+            )
+            largest = _larger(largest, tl.abs(product))
     q = _positive(tl.reduce(largest, 1, _larger))
     scale = 1.0 / q
     zero = tl.zeros((BLOCK, COLUMNS // FOLD), tl.float32)
@@ -332,11 +352,12 @@ def _channel_sums(
     t7 = zero
     t8 = zero
     t9 = zero
-    for first in range(0, pixels, COLUMNS):
+    for first in range(0, stop, COLUMNS):
         pixel = first + column
-        product, share, is_holder = _products(
-            x, peaks, channel, pixel, channels, pixels, stride_c, stride_m, KIND
-        )
+        if not ONCE:
+            product, share, is_holder = _products(
+                x, peaks, channel, pixel, channels, pixels, stride_c, stride_m, KIND
+            )
         base = product * scale[:, None]
         power = _power(base, FIRST)
         own = share
@@ -467,36 +488,47 @@ def _channel_sums(
 def compute(statistic: str, maps: Tensor, orders: tuple[int, ...], out: Tensor) -> None:
     """A statistic of maps `(N, C, M)` into `out` `(N, orders, C)`, whose last two axes are dense."""
     aligned = maps.data_ptr() % 16 == 0, out.data_ptr() % 16 == 0
-    device, dtype = maps.device.index, maps.dtype
-    plan = _plan(statistic, maps.shape, maps.stride(), dtype, orders, out.stride(0), device, aligned)
-    with torch.cuda.device_of(maps):
-        scratch = out
-        if plan[0].room:
-            scratch = torch.empty(plan[0].room, dtype=torch.float32, device=maps.device)
-        for launch in plan:
-            launch(maps, scratch, out)
+    index = maps.get_device()
+    plan = _plan(statistic, maps.shape, maps.stride(), maps.dtype, orders, out.stride(0), index, aligned)
+    if index < 0 or index == torch.cuda.current_device():  # negative: a CPU tensor, in the interpreter
+        return _run(plan, maps, out)
+    with torch.cuda.device(index):
+        return _run(plan, maps, out)
+
+
+def _run(plan: "list[_Launch]", maps: Tensor, out: Tensor) -> None:
+    room = plan[0].room
+    scratch = torch.empty(room, dtype=torch.float32, device=maps.device) if room else out
+    for launch in plan:
+        launch(maps, scratch, out)
 
 
 class _Launch:
     """One kernel with all that stays the same from batch to batch.
 
-    Triton looks at every argument of every call to find the compiled kernel; here that is done once.
+    Triton looks at every argument of every call to find the compiled kernel, and at each tensor to find
+    out where it lies; here the one is done once, and the other not at all.
     """
 
     def __init__(self, kernel: Any, grid: tuple[int, int], rest: tuple[Any, ...], warps: int, room: int):
         self.kernel, self.grid, self.rest, self.warps, self.room = kernel, (*grid, 1), rest, warps, room
-        self._compiled: Callable[..., None] | None = None
+        self._compiled: Any = None
         self._may_keep = True
 
     def __call__(self, *tensors: Tensor) -> None:
-        if self._compiled is not None:
+        found = self._compiled
+        if found is not None:
             try:
-                return self._compiled(*tensors, *self.rest)
-            except TypeError:  # other versions of Triton take other arguments here
+                stream = torch._C._cuda_getCurrentRawStream(tensors[0].get_device())
+                places = [tensor.data_ptr() for tensor in tensors]
+                # No hooks: three times None.
+                known = (*self.grid, stream, found.function, found.packed_metadata, None, None, None)
+                return found.run(*known, *places, *self.rest)  # type: ignore[no-any-return]
+            except (TypeError, AttributeError):  # other versions of Triton take other arguments here
                 self._compiled, self._may_keep = None, False
         found = self.kernel[self.grid](*tensors, *self.rest, num_warps=self.warps)
-        if self._may_keep and hasattr(found, "__getitem__"):  # not so in the interpreter
-            self._compiled = found[self.grid]
+        if self._may_keep and hasattr(found, "packed_metadata"):  # not so in the interpreter
+            self._compiled = found
         return None
 
 
@@ -530,9 +562,9 @@ def _plan(
     for first in range(0, max(orders), GROUP):
         group = (kind, first, min(GROUP, max(orders) - first))
         for others in range({"row_sums": 1, "diagonal": 0, "off_diagonal": 2}[statistic]):
-            rest = (*sizes, *group, others, *summing_channels)
+            rest = (*sizes, *group, others, *summing_channels, summing_channels[0] >= channels)
             plan.append(_Launch(_pixel_sums, over_pixels, rest, channel_warps, room))
-        rest = (*sizes, stride_out, *group, orders, *summing_pixels)
+        rest = (*sizes, stride_out, *group, orders, *summing_pixels, summing_pixels[1] >= pixels)
         plan.append(_Launch(_channel_sums, over_channels, rest, pixel_warps, room))
     return plan
 
@@ -554,7 +586,8 @@ def _tile(
     width = min(width, extent[dense])
     across = min(extent[1 - dense], held * threads // width)
     # What lies across memory is dealt out to the threads first, then each gets its next piece.
-    fold = min(vector, width) if reduced == dense else max(1, across * width // (vector * threads))
+    along = min(width, vector * threads)
+    fold = min(vector, width) if reduced == dense else max(1, across * along // (vector * threads))
     return ((width, across) if dense == 0 else (across, width)) + (reduced == dense, fold), warps
 
 

@@ -14,7 +14,7 @@ from gramwatch.detector import Detection, batches_of, warn
 from gramwatch.errors import ArtifactError, CalibrationError, InputError, NotFittedError
 from gramwatch.observation import Observation, Observer
 from gramwatch.taps import Inputs
-from gramwatch.threshold import examples_needed, p_value, threshold
+from gramwatch.threshold import examples_needed, is_above_threshold, p_value, threshold
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class Rival(ABC):
         """Take in one batch of training examples; those that are not finite are left out."""
         if self._sample is None:
             self._sample = _Sample(self.most_examples, self.seed)
-        self._sample.add(observation)
+        self._sample.add(observation.kept(self.needs))
 
     def finish(self) -> None:
         """Learn from what was taken in."""
@@ -192,15 +192,16 @@ class Rival(ABC):
 
     def __call__(self, inputs: Inputs) -> Detection:
         """Judge a batch."""
-        calibration = self._calibrated()
+        self._calibrated()
         logits, score = self.score_inputs(inputs)
+        calibration = self._scores = self._calibrated().to(score.device)
         score, logits = score.clone(), logits.clone()
         return Detection(
             logits=logits,
             predicted=logits.argmax(1),
             score=score,
             p_value=p_value(score, calibration),
-            is_ood=score > threshold(calibration, self.level),
+            is_ood=is_above_threshold(score, calibration, self.level),
         )
 
     @property
@@ -294,9 +295,6 @@ class _Sample:
 
     def add(self, observation: Observation) -> None:
         """Every example draws a key; those with the smallest keys stay."""
-        observation = observation.changed(Tensor.cpu)
-        if observation.finite is not None:
-            observation = observation[observation.finite]
         self._parts.append(observation)
         self._keys.append(torch.rand(len(observation), generator=self._generator, dtype=torch.float64))
         if len(self) > 2 * self._most:
