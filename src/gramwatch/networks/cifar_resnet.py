@@ -29,7 +29,9 @@ class IdentityBlock(nn.Module):
         out = self.bn2(self.conv2(out))
         if self.new_channels:
             before = self.new_channels // 2
-            x = F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, before, self.new_channels - before))
+            x = F.pad(
+                x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, before, self.new_channels - before)
+            )
         return F.relu(mark(out + mark(x, "shortcut"), "sum"))
 
 
