@@ -29,6 +29,10 @@ class DataError(GramwatchError, OSError):
     """A set of images is not where it should be, is damaged, or could not be downloaded."""
 
 
+class MissingDataError(DataError, FileNotFoundError):
+    """A set of images, or a part of it, is not there at all."""
+
+
 class MissingExtraError(GramwatchError, ImportError):
     """A part of the library needs an optional package that is not installed."""
 
