@@ -83,9 +83,8 @@ def measure_network(name: str, device: torch.device, args: argparse.Namespace) -
             extra = [mine - alone for mine, alone in zip(row["score"][each]["seconds"], plain, strict=False)]
             row["score"][each]["share_of_read_limit"] = read / max(stats.median(extra), 1e-12)
     row["breakdown"] = breakdown(subject)
-    if row["breakdown"] is not None:
-        parts = (f"{name} {1000 * seconds:.2f}" for name, seconds in row["breakdown"].items())
-        say(f"  milliseconds of a batch: {', '.join(parts)}")
+    parts = (f"{name} {1000 * seconds:.2f}" for name, seconds in row["breakdown"].items())
+    say(f"  milliseconds of a batch: {', '.join(parts)}")
     row["fit"] = measure_fit(subject, clock, args, slow)
     if args.memory and device.type == "cuda":
         row["memory"] = memory_on_cuda(subject, args, slow)

@@ -90,7 +90,7 @@ def extra_memory(row: dict[str, Any]) -> tuple[float, float] | None:
 
 def breakdown(result: dict[str, Any]) -> str:
     """Where the extra time of scoring a batch goes, in milliseconds."""
-    columns = ("plain", "ours", "network", "statistics", "deviations", "other kernels", "idle")
+    columns = ("plain", "ours", "network", "statistics", "deviations", "other", "idle")
     lines = [
         "| network | read once | " + " | ".join(columns) + " |",
         "| --- |" + " ---: |" * (len(columns) + 1),

@@ -141,6 +141,10 @@ def run():
         "batch": 64,
         "taps": 96,
         "statistics_bytes": 3_000_000,
+        "read_once_seconds": 0.02,
+        "breakdown": dict.fromkeys(("plain", "network"), 1.0)
+        | {"ours": 1.25, "statistics": 0.2, "idle": 0.0}
+        | {"deviations": 0.01, "other": 0.04},
         "score": score,
         "fit": fit,
         "memory": {"plain": 100_000_000, "ours": 107_000_000},
@@ -180,6 +184,13 @@ def test_the_table_says_what_was_left_out(run):
     assert "left out: No module named 'timm'" in text
     columns = {line.count("|") for line in text.splitlines()}
     assert len(columns) == 1
+
+
+def test_the_breakdown_is_in_milliseconds(run):
+    assert "| ResNet-34 (CIFAR) | 20.00 | 1000.00 | 1250.00 | 1000.00 | 200.00 | 10.00 | 40.00 | 0.00 |" in (
+        tables.breakdown(run)
+    )
+    assert not tables.breakdown({"networks": run["networks"][1:]})
 
 
 def test_aims_are_compared_with_what_was_reached(run):
