@@ -593,9 +593,13 @@ def _tile(
 
 # By whether the axis summed over is dense, and which it is: warps, entries along memory, entries of a thread.
 _TILES: dict[tuple[bool, int], Callable[[int, int], tuple[int, int, int]]] = {
-    (False, 0): lambda channels, pixels: (1 if pixels >= 32 else 4, 32, 32),
-    (True, 1): lambda channels, pixels: (1, 128, 16) if pixels > 256 else (4, 32, 16),
-    (True, 0): lambda channels, pixels: (1, 128, 8) if channels >= 128 else (4, 32, 8),
+    (False, 0): lambda channels, pixels: (1, 32, 64) if pixels >= 32 else (4, 32, 32),
+    (True, 1): lambda channels, pixels: (
+        (1, 128 if pixels <= 1024 else 256, 16) if pixels > 256 else (4, 32, 16)
+    ),
+    (True, 0): lambda channels, pixels: (
+        (1, 128 if channels < 256 else 256, 8) if channels >= 128 else (4, 32, 8)
+    ),
     (False, 1): lambda channels, pixels: (1 if pixels <= 256 else 4, 32, 16),
 }
 
