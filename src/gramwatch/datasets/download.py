@@ -1,4 +1,4 @@
-"""Downloading sets from their publishers: resumed where it stopped, checked, unpacked, put in place at once."""
+"""Downloading sets from their publishers: resumed where it stopped, checked, put in place at once."""
 
 import hashlib
 import http.client
@@ -42,8 +42,8 @@ def check(path: Path, download: Download) -> None:
     """Compare a file with its published checksum, where one is known."""
     if download.md5 is not None and (actual := md5_of(path)) != download.md5:
         raise DataError(
-            f"{path} is damaged or another file: its MD5 is {actual}, {download.md5} is the one published "
-            f"({download.cited}). Remove it and get it again"
+            f"{path} is damaged, packed anew or another file: its MD5 is {actual}, the published one is "
+            f"{download.md5} ({download.cited}). Remove it and get it again"
         )
 
 
