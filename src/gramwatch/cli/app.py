@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from gramwatch.cli.data import data
 from gramwatch.cli.demo import demo
 from gramwatch.cli.evaluate import evaluate
 from gramwatch.version import __version__
@@ -11,6 +12,7 @@ from gramwatch.version import __version__
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 app.command()(demo)
 app.command()(evaluate)
+app.add_typer(data, name="data")
 
 
 def _show_version(wanted: bool) -> None:

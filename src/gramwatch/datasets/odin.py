@@ -69,5 +69,5 @@ ISUN = _source(
     "ssz7qxfqae0cca5",
     "iSUN",
     "be77b0f2c26fda898afac5f99645ee70",
-    "detectors, data/isun.py",
+    "edadaltocg/detectors, src/detectors/data/isun.py",
 )
