@@ -11,6 +11,7 @@ from gramwatch.errors import (
     MissingExtraError,
     NotFittedError,
     TapError,
+    TrainingError,
 )
 from gramwatch.evaluate import Evaluation, evaluate
 from gramwatch.loading import load
@@ -31,6 +32,7 @@ __all__ = [
     "Tap",
     "TapError",
     "Taps",
+    "TrainingError",
     "__version__",
     "evaluate",
     "find_taps",

@@ -25,6 +25,10 @@ class ArtifactError(GramwatchError, ValueError):
     """A saved detector cannot be read, or belongs to another network."""
 
 
+class TrainingError(GramwatchError, ValueError):
+    """A network cannot be trained as was asked for, or its training failed."""
+
+
 class MissingExtraError(GramwatchError, ImportError):
     """A part of the library needs an optional package that is not installed."""
 
