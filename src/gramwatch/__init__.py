@@ -5,6 +5,7 @@ from gramwatch.detector import Detection, GramDetector
 from gramwatch.errors import (
     ArtifactError,
     CalibrationError,
+    DataError,
     GramwatchError,
     GramwatchWarning,
     InputError,
@@ -21,6 +22,7 @@ from gramwatch.version import __version__
 __all__ = [
     "ArtifactError",
     "CalibrationError",
+    "DataError",
     "Detection",
     "Evaluation",
     "GramDetector",
