@@ -80,8 +80,8 @@ def train(
     """Train a network in place. It ends in evaluation mode, on `device`.
 
     SGD with Nesterov's momentum; the learning rate rises in a straight line during the warm-up and then falls
-    to zero along a cosine. The same seed, network and data give the same weights, interrupted or not; on a GPU
-    up to the order of its sums.
+    to zero along a cosine. The same seed, network and data give the same weights, interrupted or not; on a
+    GPU up to the order of its sums.
 
     Args:
         network: what is trained; the objective may replace its last layer.
@@ -135,7 +135,9 @@ def train(
     with _seeded(seed, 0, place):
         objective.prepare(network)
     run = _Run(network, objective, data, plan, place, precision, compile)
-    header = {"network": name, "classes": run.classes, "mean": list(mean), "std": list(std)}
+    header = {"classes": run.classes, "mean": list(mean), "std": list(std)}
+    if name:
+        header["network"] = name
     path = None if checkpoint is None else Path(checkpoint)
     done = run.resumed(path) if path is not None and _resumes(path, resume) else []
     for number in range(len(done) + 1, epochs + 1):

@@ -115,8 +115,8 @@ def read_vectors(path: str | PathLike[str], words: Sequence[str] = ()) -> list[T
     """The labels' vectors in a file.
 
     Args:
-        path: a NumPy file, `.npy`, of shape `(K, classes, size)` or `(classes, size)`; or text as word vectors
-            are published, a word and its numbers on each line, with or without a first line of counts.
+        path: a NumPy file, `.npy`, of shape `(K, classes, size)` or `(classes, size)`; or text as word
+            vectors are published, a word and its numbers on each line, with or without a line of counts.
         words: the labels' names, in order: which lines to take. The last word of a name may be enough
             ("aquarium fish"), as may another spelling of capitals.
 
