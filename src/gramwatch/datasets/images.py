@@ -1,8 +1,8 @@
 """Turning images as they lie on disk into tensors of one size: reading, reducing, padding, grey and colour.
 
 Everything is uint8 of shape N x C x H x W. Reducing is done by Pillow: `nearest` takes single pixels, as the
-archives of ODIN were made; `antialiased` is bicubic over all the pixels that fall together; `crop` cuts a random
-square out and leaves its pixels as they are.
+archives of ODIN were made; `antialiased` is bicubic over all the pixels that fall together; `crop` cuts a
+random square out and leaves its pixels as they are.
 """
 
 import os
@@ -31,7 +31,8 @@ def pixels(
     if isinstance(images, Tensor):
         if size is None or max(images.shape[-2:]) <= size:
             done = {"padded"} if size is not None and min(images.shape[-2:]) < size else set()
-            return padded(images[torch.as_tensor(chosen)], size), done
+            whole = isinstance(chosen, range) and len(chosen) == len(images)
+            return padded(images if whole else images[torch.as_tensor(chosen)], size), done
         array = images.permute(0, 2, 3, 1).numpy()
         array = array[..., 0] if array.shape[-1] == 1 else array  # Pillow has grey images without an axis
 
