@@ -8,6 +8,8 @@ import typer
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from gramwatch.networks import Loaded
+
 
 def train(
     network: Annotated[str, typer.Argument(help="Its name: resnet34, wrn40_2, densenet, mlp_300, ...")],
@@ -45,7 +47,7 @@ def train(
     """Train a network. Its file is written after every epoch; an interruption loses the epoch under way."""
     import torch
 
-    from gramwatch import datasets, networks, training
+    from gramwatch import datasets, training
 
     if output.suffix != ".safetensors":
         raise typer.BadParameter("the output's name must end in .safetensors", param_hint="--output")
@@ -58,30 +60,23 @@ def train(
         )
     output.parent.mkdir(parents=True, exist_ok=True)
     place = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    torch.manual_seed(seed)
     images = datasets.load(set_, data, split="train", count=subset, seed=seed)
     test = datasets.load(set_, data, split="test", count=subset, seed=seed)
     if images.labels is None or test.labels is None:
         raise typer.BadParameter(f"'{set_}' has no labels to learn", param_hint="--set")
-    classes = int(images.labels.max()) + 1
-    if weights is not None:
-        start = networks.load(network, weights)
-        model, mean, std = start.network, start.mean, start.std
-    else:
-        model, record = networks.build(network, classes), networks.NETWORKS[network]
-        mean, std = record.mean, record.std
+    start = _start(network, weights, int(images.labels.max()) + 1, seed)
     recipe: dict[str, Any] = dict(vars(training.recipe(network, fine_tuning=weights is not None)))
     given = {"epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate}
     recipe |= {key: value for key, value in given.items() if value is not None}
     typer.echo(f"{network} on {set_} ({len(images):,} images), {objective}, on {place}: {_told(recipe)}")
     try:
         history = training.train(
-            model,
+            start.network,
             images.images,
             images.labels,
             chosen,
-            mean=mean,
-            std=std,
+            mean=start.mean,
+            std=start.std,
             outliers=None if auxiliary is None else _outliers(auxiliary, data, images.images, seed),
             test=(test.images, test.labels),
             seed=seed,
@@ -100,6 +95,19 @@ def train(
         f"test accuracy {100 * (history.accuracy or 0):.2f} % after {len(history.epochs)} epochs, "
         f"{history.seconds:.0f} s: {output}"
     )
+
+
+def _start(name: str, weights: Path | None, classes: int, seed: int) -> "Loaded":
+    """The network to begin with: that of a file, or one with random weights."""
+    import torch
+
+    from gramwatch import networks
+
+    if weights is not None:
+        return networks.load(name, weights)
+    torch.manual_seed(seed)
+    network = networks.build(name, classes)
+    return networks.Loaded(name, network, networks.NETWORKS[name].mean, networks.NETWORKS[name].std)
 
 
 def _setting(text: str) -> tuple[str, Any]:

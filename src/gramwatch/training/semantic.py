@@ -133,7 +133,7 @@ def read_vectors(path: str | PathLike[str], words: Sequence[str] = ()) -> list[T
 
 def _read_numpy(path: Path) -> list[Tensor]:
     try:
-        array = np.load(path, allow_pickle=False)
+        array = np.load(path)  # plain numbers only, unless told otherwise
     except (ValueError, EOFError) as error:
         raise TrainingError(f"{path} is no NumPy file of plain numbers: {error}") from None
     if array.ndim not in (2, 3) or array.dtype.kind not in "fiu":
