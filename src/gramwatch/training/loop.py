@@ -102,7 +102,7 @@ def train(
         seed: of order, augmentation and dropout.
         device: where to; by default where the network is.
         precision: "bfloat16" or "float32" in the forward pass; "auto" is bfloat16 on a GPU.
-        compile: use `torch.compile`, which takes a minute before it saves any.
+        compile: use `torch.compile`, which takes its time at the start.
         checkpoint: a file, written after every epoch; after the last one it holds the network alone.
         resume: go on from that file where it exists; otherwise it must not exist.
         name: of the network, for that file.
