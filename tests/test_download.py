@@ -177,8 +177,10 @@ def test_an_archive_put_there_by_hand_is_checked_and_unpacked(server, tmp_path):
     archive = tar_of({"made/0.png": picture(7)})
     made = source_of(offer(server, archive, "made.tar.gz"))
     (tmp_path / "made.tar.gz").write_bytes(archive)
+    mode = tmp_path.stat().st_mode
     download.get(made, tmp_path)
     assert (tmp_path / "made" / "0.png").read_bytes() == picture(7)
+    assert tmp_path.stat().st_mode == mode
     assert server.asked == []
 
 

@@ -128,6 +128,11 @@ def unpack(archive: Path, folder: Path) -> None:
 
     Members that would land outside the folder, links out of it and devices are refused.
     """
+    if not hasattr(tarfile, "data_filter"):
+        raise DataError(
+            f"{archive} is there, but this Python is too old to unpack it safely: update to its latest patch "
+            "release, or unpack the file by hand"
+        )
     with tempfile.TemporaryDirectory(prefix=".unpacking-", dir=folder) as beside:
         try:
             if archive.suffix == ".zip":
@@ -138,4 +143,8 @@ def unpack(archive: Path, folder: Path) -> None:
                     tar.extractall(beside, filter="data")
         except (tarfile.TarError, zipfile.BadZipFile, EOFError, OSError) as error:
             raise DataError(f"{archive} cannot be unpacked: {error}") from None
-        shutil.copytree(beside, folder, dirs_exist_ok=True, copy_function=shutil.move)
+        for entry in Path(beside).iterdir():
+            if entry.is_dir():
+                shutil.copytree(entry, folder / entry.name, dirs_exist_ok=True, copy_function=shutil.move)
+            else:
+                entry.replace(folder / entry.name)

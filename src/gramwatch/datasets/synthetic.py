@@ -52,7 +52,7 @@ def blobs(count: int, shape: Shape, seed: int = 0, sigma: float = 1.5) -> Tensor
     """Soft-edged shapes: pixels of 1 with probability 0.7, blurred, and all below 0.75 made 0.
 
     `sigma` is the blur's width in pixels, 1.5 for images of 28 or 32 pixels a side. As by its authors, the
-    blur goes across channels too, so that shapes are nearly grey.
+    blur goes across channels too: shapes are white with coloured edges. Borders are reflected.
     """
     from scipy import ndimage
 
@@ -102,17 +102,19 @@ _MAKERS: dict[str, tuple[str, str, Callable[[int, Shape, int], Tensor]]] = {
 }
 
 
-def _source(title: str, about: str, make: Callable[[int, Shape, int], Tensor]) -> Source:
+def _source(name: str) -> Source:
+    title, about, _ = _MAKERS[name]
+
     def read(root: Path, split: str) -> Raw:
-        raise NotImplementedError("made-up images are made, not read")
+        return Raw(made(name))
 
     return Source(title, f"made up: {about} (Hendrycks et al., 2019)", "", read, ("test",))
 
 
-SOURCES = {name: _source(*words) for name, words in _MAKERS.items()}
+SOURCES = {name: _source(name) for name in _MAKERS}
 
 
-def made(name: str, count: int, size: int, channels: int, seed: int) -> Tensor:
+def made(name: str, count: int = 10_000, size: int = 32, channels: int = 3, seed: int = 0) -> Tensor:
     """A made-up set as uint8 images."""
     values = _MAKERS[name][2](count, (channels, size, size), seed)
     return (values * 255).round().to(torch.uint8)
