@@ -58,7 +58,6 @@ def train(
         raise typer.BadParameter(
             f"{output} is already there: --resume goes on from it", param_hint="--output"
         )
-    output.parent.mkdir(parents=True, exist_ok=True)
     place = device or ("cuda" if torch.cuda.is_available() else "cpu")
     images = datasets.load(set_, data, split="train", count=subset, seed=seed)
     test = datasets.load(set_, data, split="test", count=subset, seed=seed)

@@ -139,6 +139,8 @@ def train(
     if name:
         header["network"] = name
     path = None if checkpoint is None else Path(checkpoint)
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)  # known to be there before an epoch is spent
     done = run.resumed(path) if path is not None and _resumes(path, resume) else []
     for number in range(len(done) + 1, epochs + 1):
         done.append(run.epoch(number, progress))
