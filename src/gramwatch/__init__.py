@@ -13,6 +13,7 @@ from gramwatch.errors import (
     MissingExtraError,
     NotFittedError,
     TapError,
+    TrainingError,
 )
 from gramwatch.evaluate import Evaluation, evaluate
 from gramwatch.loading import load
@@ -35,6 +36,7 @@ __all__ = [
     "Tap",
     "TapError",
     "Taps",
+    "TrainingError",
     "__version__",
     "evaluate",
     "find_taps",
