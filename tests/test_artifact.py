@@ -314,7 +314,10 @@ def test_the_source_never_uses_pickle() -> None:
                 names = {node.arg or ""}
             unwanted = names & (forbidden | {"torch.load", "torch.save", "torch.hub"})
             found += [(source.name, getattr(node, "lineno", 0), name) for name in sorted(unwanted)]
-    assert found == []
+    # One publisher's layout, by a reader that lets arrays through alone, and other people's checkpoints
+    # by PyTorch's own reader of that kind: test_package.py looks at how.
+    allowed = {("cifar.py", "pickle"), ("loading.py", "torch.load")}
+    assert [each for each in found if (each[0], each[2]) not in allowed] == []
 
 
 # --- the fingerprint of a network --------------------------------------------------------------------
