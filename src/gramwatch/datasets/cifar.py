@@ -97,7 +97,7 @@ def _subset(root: Path, split: str) -> Raw:
         path = root / "cifar100-subset" / name
         if not path.is_file():
             raise missing(path)
-        arrays.append(torch.from_numpy(np.load(path, allow_pickle=False)))
+        arrays.append(torch.from_numpy(np.load(path)))
     return Raw(arrays[0].permute(0, 3, 1, 2), arrays[1].long())
 
 
