@@ -6,11 +6,13 @@ import typer
 
 from gramwatch.cli.demo import demo
 from gramwatch.cli.evaluate import evaluate
+from gramwatch.cli.paper import paper
 from gramwatch.version import __version__
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 app.command()(demo)
 app.command()(evaluate)
+app.command()(paper)
 
 
 def _show_version(wanted: bool) -> None:
