@@ -5,6 +5,7 @@ from gramwatch.detector import Detection, GramDetector
 from gramwatch.errors import (
     ArtifactError,
     CalibrationError,
+    DataError,
     GramwatchError,
     GramwatchWarning,
     InputError,
@@ -20,6 +21,7 @@ from gramwatch.version import __version__
 __all__ = [
     "ArtifactError",
     "CalibrationError",
+    "DataError",
     "Detection",
     "Evaluation",
     "GramDetector",

@@ -22,7 +22,11 @@ class CalibrationError(GramwatchError, ValueError):
 
 
 class ArtifactError(GramwatchError, ValueError):
-    """A saved detector cannot be read, or belongs to another network."""
+    """A saved detector or network cannot be read, or belongs to another network."""
+
+
+class DataError(GramwatchError, OSError):
+    """A set of images is not where it should be, is damaged, or could not be downloaded."""
 
 
 class MissingExtraError(GramwatchError, ImportError):

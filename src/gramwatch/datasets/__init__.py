@@ -1,1 +1,164 @@
-"""Sets of images, in and out of distribution: one source per file."""
+"""Sets of images, in and out of distribution: one source per file, each in its publisher's own layout.
+
+`load` gives any of them by name as uint8 tensors; `CATALOGUE` says what there is and where it comes from.
+`gramwatch data get NAME` downloads; docs/datasets.md is the list with words.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from os import PathLike
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from gramwatch.datasets import cifar, idx, miniplaces, odin, svhn, synthetic, textures, tiny_imagenet
+from gramwatch.datasets.folder import folder_source
+from gramwatch.datasets.images import REDUCE, made_grey, pixels
+from gramwatch.datasets.source import Download, Raw, Source
+from gramwatch.errors import DataError
+
+__all__ = ["CATALOGUE", "Download", "ImageSet", "Source", "default_root", "load"]
+
+CATALOGUE: Mapping[str, Source] = {
+    "cifar10": cifar.CIFAR10,
+    "cifar100": cifar.CIFAR100,
+    "cifar100_subset": cifar.CIFAR100_SUBSET,
+    "svhn": svhn.SVHN,
+    "mnist": idx.MNIST,
+    "fashion_mnist": idx.FASHION_MNIST,
+    "kmnist": idx.KMNIST,
+    "dtd": textures.DTD,
+    "dtd_10_classes": textures.DTD_10_CLASSES,
+    "tiny_imagenet": tiny_imagenet.TINY_IMAGENET,
+    "miniplaces": miniplaces.MINIPLACES,
+    "lsun_resize": odin.LSUN_RESIZE,
+    "lsun_crop": odin.LSUN_CROP,
+    "imagenet_resize": odin.IMAGENET_RESIZE,
+    "imagenet_crop": odin.IMAGENET_CROP,
+    "isun": odin.ISUN,
+    **synthetic.SOURCES,
+}
+"""Every set that has a name."""
+
+
+@dataclass(frozen=True)
+class ImageSet:
+    """A set of images of one size."""
+
+    name: str
+    """As tables show it, with how it was reduced."""
+    images: Tensor
+    """uint8, N x C x H x W."""
+    labels: Tensor | None
+    description: str = ""
+    """Where it is from and what was done to it; of made-up images their parameters and the space they live in."""
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+
+def default_root() -> Path:
+    """Where sets are looked for: `$GRAMWATCH_DATA`, or else `~/.cache/gramwatch/data`."""
+    return Path(os.environ.get("GRAMWATCH_DATA") or Path.home() / ".cache" / "gramwatch" / "data")
+
+
+def load(
+    name: str,
+    root: str | PathLike[str] | None = None,
+    *,
+    split: str = "test",
+    size: int | None = None,
+    reduce: str | None = None,
+    grey: bool | None = None,
+    count: int | None = None,
+    seed: int = 0,
+) -> ImageSet:
+    """A set of images by name, or those of a folder.
+
+    Args:
+        name: one of `CATALOGUE`, or the path of a folder of images.
+        root: the folder in which the sets lie, by default `default_root()`.
+        split: `"test"`, and where the set has them `"train"` and `"val"`.
+        size: images larger than `size` x `size` are reduced, smaller ones put on black. Without it they stay as
+            they are; made-up images and, with `reduce`, all images are then 32 x 32.
+        reduce: how larger ones are reduced: `"nearest"`, `"antialiased"` (unless said otherwise) or `"crop"`,
+            a random square.
+        grey: True makes one channel out of three, False three equal ones out of one.
+        count: that many images, drawn at random without repetition; all, or 10,000 made-up ones, if not given.
+        seed: of the draw, of crops and of made-up images.
+
+    """
+    if reduce is not None and reduce not in REDUCE:
+        raise DataError(f"there is no reduce='{reduce}': choose from {', '.join(REDUCE)}")
+    if count is not None and count < 1:
+        raise DataError(f"count={count} images were asked for")
+    if size is None and reduce is not None:
+        size = 32
+    if name in synthetic.SOURCES:
+        side, channels = size or 32, 1 if grey else 3
+        about = f"{CATALOGUE[name].about}; {channels} x {side} x {side}, seed {seed}"
+        images = synthetic.made(name, count or 10_000, side, channels, seed)
+        return ImageSet(CATALOGUE[name].title, images, None, about)
+    folder = Path(root) if root is not None else default_root()
+    return _load(name, folder.absolute(), split, size, reduce, grey, count, seed)
+
+
+# In memory only: decoding thousands of JPEGs for every table would take most of its time.
+@lru_cache(maxsize=16)
+def _load(
+    name: str,
+    root: Path,
+    split: str,
+    size: int | None,
+    reduce: str | None,
+    grey: bool | None,
+    count: int | None,
+    seed: int,
+) -> ImageSet:
+    source = CATALOGUE.get(name)
+    if source is None:
+        if not Path(name).is_dir():
+            raise DataError(
+                f"there is no set and no folder '{name}'. The sets are {', '.join(CATALOGUE)}; or give the path of "
+                "a folder of images"
+            )
+        source = folder_source(Path(name))
+    raw = _read(name, source, root, split)
+    order = torch.randperm(len(raw), generator=torch.Generator().manual_seed(seed)) if count else None
+    chosen = range(len(raw)) if order is None else order[:count].tolist()
+    labels = raw.labels if raw.labels is None or order is None else raw.labels[order[:count]]
+    how = reduce or source.reduce
+    images, done = pixels(raw.images, chosen, size, how, seed)
+    title, told = source.title, [f"{source.about}; split '{split}'"]
+    if len(chosen) < len(raw):
+        told.append(f"{len(chosen):,} of {len(raw):,}, drawn with seed {seed}")
+    if "reduced" in done:
+        title += f", {REDUCE[how]}" + ("" if size == 32 else f" {size} x {size}")
+        told.append(f"reduced to {size} x {size} ({REDUCE[how]})")
+    if "padded" in done:
+        told.append(f"put on black of {size} x {size}")
+    if grey is True and images.shape[1] == 3:
+        images, title = made_grey(images), f"{title}, grey"
+        told.append("made grey (ITU-R 601)")
+    elif grey is False and images.shape[1] == 1:
+        images = images.expand(-1, 3, -1, -1).contiguous()
+        told.append("repeated to three channels")
+    return ImageSet(title, images, labels, "; ".join(told))
+
+
+def _read(name: str, source: Source, root: Path, split: str) -> Raw:
+    """The set as it lies on disk; where it does not, an error says what to do."""
+    if split not in source.splits:
+        raise DataError(f"'{name}' has no split '{split}': choose from {', '.join(source.splits)}")
+    try:
+        return source.read(root, split)
+    except DataError as error:
+        if name not in CATALOGUE:
+            raise
+        remedy = f"run 'gramwatch data get {name}'" if source.downloads else source.about
+        raise DataError(
+            f"{source.title}: {error}. It belongs in {root / source.place}: {remedy}, or give another root"
+        ) from None

@@ -1,12 +1,20 @@
-"""Synthetic outliers, as in Hendrycks et al., "Deep Anomaly Detection with Outlier Exposure" (2019).
+"""Synthetic outliers, as in Hendrycks et al., "Deep Anomaly Detection with Outlier Exposure" (2019), App. A.
 
-All are made in pixel space, before any normalising; a natural pixel lies in [0, 1]. Each function returns
-float32 of shape `(count, *shape)` with `shape` = channels, height, width, and is fixed by its seed.
+The functions return float32 of shape `(count, *shape)` with `shape` = channels, height, width, fixed by their seed.
+Their authors made them in the space of the network's input. For networks that take pixels in [0, 1] (SVHN, MNIST)
+these are pixels: Gaussian, Bernoulli, blobs. For networks that take normalised pixels (CIFAR) these are normalised
+values in [-1, 1]: Gaussian, Rademacher, blobs. As sets of images the latter are stored as pixels, `0.5 + value / 4`,
+which the usual normalisation of CIFAR (mean about 0.48, deviation about 0.25) turns back into about those values.
 """
+
+from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from gramwatch.datasets.source import Raw, Source
 
 Shape = tuple[int, int, int]
 
@@ -17,8 +25,17 @@ def gaussian(count: int, shape: Shape, seed: int = 0) -> Tensor:
     return torch.from_numpy(noise.clip(0, 1).astype(np.float32))
 
 
+def gaussian_normalised(count: int, shape: Shape, seed: int = 0) -> Tensor:
+    """Independent normal values of mean 0 and standard deviation 0.5, clipped to [-1, 1], in normalised space."""
+    noise = np.random.default_rng(seed).normal(0, 0.5, (count, *shape))
+    return torch.from_numpy(noise.clip(-1, 1).astype(np.float32))
+
+
 def rademacher(count: int, shape: Shape, seed: int = 0) -> Tensor:
-    """Independent pixels of -1 or 1, equally likely: half of them darker than any natural pixel."""
+    """Independent values of -1 or 1, equally likely, in normalised space.
+
+    To a network that takes pixels in [0, 1], half of them are darker than any natural pixel.
+    """
     coins = np.random.default_rng(seed).integers(0, 2, (count, *shape))
     return torch.from_numpy((2 * coins - 1).astype(np.float32))
 
@@ -32,11 +49,65 @@ def bernoulli(count: int, shape: Shape, seed: int = 0) -> Tensor:
 def blobs(count: int, shape: Shape, seed: int = 0, sigma: float = 1.5) -> Tensor:
     """Soft-edged shapes: pixels of 1 with probability 0.7, blurred, and all below 0.75 made 0.
 
-    `sigma` is the blur's width in pixels, 1.5 for images of 28 or 32 pixels a side.
+    `sigma` is the blur's width in pixels, 1.5 for images of 28 or 32 pixels a side. As by its authors, the blur
+    goes across channels too, so that shapes are nearly grey.
     """
     from scipy import ndimage
 
     dots = np.random.default_rng(seed).random((count, *shape)) < 0.7
-    blurred = ndimage.gaussian_filter(dots.astype(np.float32), (0, 0, sigma, sigma))
+    across = sigma if shape[0] > 1 else 0
+    blurred = ndimage.gaussian_filter(dots.astype(np.float32), (0, across, sigma, sigma))
     blurred[blurred < 0.75] = 0
     return torch.from_numpy(blurred)
+
+
+def blobs_normalised(count: int, shape: Shape, seed: int = 0) -> Tensor:
+    """Twice the blobs less 1, in normalised space."""
+    return 2 * blobs(count, shape, seed) - 1
+
+
+def as_pixels(values: Tensor) -> Tensor:
+    """Values of normalised space as pixels: mean 0.5, standard deviation 0.25."""
+    return 0.5 + values / 4
+
+
+_MAKERS: dict[str, tuple[str, str, Callable[[int, Shape, int], Tensor]]] = {
+    "gaussian": (
+        "Gaussian noise",
+        "normal, mean 0.5, deviation 0.5, clipped to [0, 1]; pixel space",
+        gaussian,
+    ),
+    "gaussian_normalised": (
+        "Gaussian noise (normalised)",
+        "normal, mean 0, deviation 0.5, clipped to [-1, 1]; normalised space, stored as pixels 0.5 + value / 4",
+        lambda *how: as_pixels(gaussian_normalised(*how)),
+    ),
+    "rademacher": (
+        "Rademacher noise",
+        "-1 or 1, equally likely; normalised space, stored as pixels 0.5 + value / 4",
+        lambda *how: as_pixels(rademacher(*how)),
+    ),
+    "bernoulli": ("Bernoulli noise", "0 or 1, equally likely; pixel space", bernoulli),
+    "blobs": ("blobs", "1 with probability 0.7, blurred by 1.5, all below 0.75 made 0; pixel space", blobs),
+    "blobs_normalised": (
+        "blobs (normalised)",
+        "blobs, times 2 less 1; normalised space, stored as pixels 0.5 + value / 4",
+        lambda *how: as_pixels(blobs_normalised(*how)),
+    ),
+}
+
+
+def _source(title: str, about: str, make: Callable[[int, Shape, int], Tensor]) -> Source:
+    def read(root: Path, split: str) -> Raw:
+        raise NotImplementedError("made-up images are made, not read")
+
+    return Source(title, f"made up: {about} (Hendrycks et al., 2019)", "", read, ("test",))
+
+
+SOURCES = {name: _source(*words) for name, words in _MAKERS.items()}
+
+
+def made(name: str, count: int, size: int, channels: int, seed: int) -> Tensor:
+    """A made-up set as uint8 images."""
+    values = _MAKERS[name][2](count, (channels, size, size), seed)
+    return (values * 255).round().to(torch.uint8)

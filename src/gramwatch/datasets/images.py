@@ -1,0 +1,115 @@
+"""Turning images as they lie on disk into tensors of one size: reading, reducing, padding, grey and colour.
+
+Everything is uint8 of shape N x C x H x W. Reducing is done by Pillow: `nearest` takes single pixels, as the
+archives of ODIN were made; `antialiased` is bicubic over all the pixels that fall together; `crop` cuts a random
+square out and leaves its pixels as they are.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gramwatch.errors import DataError, MissingExtraError
+
+REDUCE = {"nearest": "nearest", "antialiased": "anti-aliased", "crop": "crops"}
+"""The ways of reducing, and how the names of sets say them."""
+
+
+def pixels(
+    images: Tensor | Sequence[Path], chosen: Sequence[int], size: int | None, reduce: str, seed: int
+) -> tuple[Tensor, set[str]]:
+    """The chosen images in one size, and what was done to some of them: `"reduced"`, `"padded"`.
+
+    Those larger than `size` are reduced, those smaller put on black.
+    """
+    if isinstance(images, Tensor):
+        if size is None or max(images.shape[-2:]) <= size:
+            done = {"padded"} if size is not None and min(images.shape[-2:]) < size else set()
+            return padded(images[torch.as_tensor(chosen)], size), done
+        array = images.permute(0, 2, 3, 1).numpy()
+        array = array[..., 0] if array.shape[-1] == 1 else array  # Pillow has grey images without an axis
+
+        def read(index: int) -> Any:
+            return _pillow().fromarray(array[index])
+    else:
+        files = images
+
+        def read(index: int) -> Any:
+            try:
+                with _pillow().open(files[index]) as image:
+                    return image.convert("RGB")
+            except OSError as error:
+                raise DataError(f"{files[index]} is not a readable image: {error}") from None
+
+    _pillow()
+    found = _in_threads(lambda index: _one(read(index), size, reduce, (seed, index)), chosen)
+    arrays = [array for array, _ in found]
+    shapes = sorted({array.shape for array in arrays})
+    if len(shapes) > 1:
+        raise DataError(
+            f"the images have several sizes, from {shapes[0]} to {shapes[-1]}: give one, size=32 say"
+        )
+    stacked = torch.from_numpy(np.stack(arrays))
+    batch = stacked[:, None] if stacked.ndim == 3 else stacked.permute(0, 3, 1, 2).contiguous()
+    return batch, {done for _, done in found} - {""}
+
+
+def _pillow() -> Any:
+    try:
+        from PIL import Image
+    except ModuleNotFoundError:
+        raise MissingExtraError(
+            "reading and reducing images needs Pillow: install it with pip install 'gramwatch[plot]'"
+        ) from None
+    return Image
+
+
+def _in_threads(work: Callable[[int], Any], items: Sequence[int]) -> list[Any]:
+    """Pillow lets go of the interpreter's lock while it decodes and resizes."""
+    from tqdm.auto import tqdm
+
+    with ThreadPoolExecutor(min(32, os.cpu_count() or 1)) as pool:
+        return list(tqdm(pool.map(work, items), "images", len(items), leave=False, disable=None))
+
+
+def _one(image: Any, size: int | None, reduce: str, seed: tuple[int, int]) -> tuple[Any, str]:
+    """One image as an array, of `size` x `size` where that is given, and what was done to it."""
+    if size is None or image.size == (size, size):
+        return np.asarray(image), ""
+    width, height = image.size
+    if reduce == "crop" and min(width, height) >= size:
+        rng = np.random.default_rng(seed)  # by image, so that neither order nor number of images matter
+        left, top = (int(rng.integers(length - size + 1)) for length in (width, height))
+        return np.asarray(image.crop((left, top, left + size, top + size))), "reduced"
+    Image = _pillow()  # noqa: N806
+    if max(width, height) > size:
+        # The square in the middle, as far as the image is not square.
+        side = min(width, height)
+        left, top = (width - side) // 2, (height - side) // 2
+        method = Image.Resampling.NEAREST if reduce == "nearest" else Image.Resampling.BICUBIC
+        square = image.crop((left, top, left + side, top + side))
+        return np.asarray(square.resize((size, size), method)), "reduced"
+    onto = Image.new(image.mode, (size, size))
+    onto.paste(image, ((size - width) // 2, (size - height) // 2))
+    return np.asarray(onto), "padded"
+
+
+def padded(images: Tensor, size: int | None) -> Tensor:
+    """The images in the middle of black squares of `size`."""
+    if size is None or tuple(images.shape[-2:]) == (size, size):
+        return images
+    spare_height, spare_width = (size - length for length in images.shape[-2:])
+    top, left = spare_height // 2, spare_width // 2
+    return torch.nn.functional.pad(images, (left, spare_width - left, top, spare_height - top))
+
+
+def made_grey(images: Tensor) -> Tensor:
+    """One channel out of three by ITU-R 601: 0.299 R + 0.587 G + 0.114 B, rounded."""
+    weights = torch.tensor([299, 587, 114], device=images.device)[:, None, None]
+    return ((images.int() * weights).sum(1, keepdim=True).add(500) // 1000).to(torch.uint8)

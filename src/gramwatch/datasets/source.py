@@ -1,0 +1,68 @@
+"""What every set of images is described by, and what its reader hands over."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from gramwatch.errors import DataError
+
+
+@dataclass(frozen=True)
+class Download:
+    """One file as its publisher offers it."""
+
+    url: str
+    md5: str | None
+    """None: no checksum is known."""
+    cited: str = ""
+    """Where the checksum was published."""
+    folder: str = ""
+    """Where the file goes, below the root; an archive is unpacked there."""
+
+    @property
+    def file(self) -> str:
+        """The file's name."""
+        return self.url.rpartition("/")[2]
+
+
+@dataclass(frozen=True)
+class Raw:
+    """A set as it lies on disk: images in memory, or the files they are in."""
+
+    images: Tensor | Sequence[Path]
+    """uint8 of shape N x C x H x W, or paths of image files."""
+    labels: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+
+@dataclass(frozen=True)
+class Source:
+    """One set of images: where it comes from, where it lies and what reads it."""
+
+    title: str
+    about: str
+    place: str
+    """The file or folder, below the root, by which its presence is told."""
+    read: Callable[[Path, str], Raw]
+    """From the root and the split."""
+    splits: tuple[str, ...] = ("train", "test")
+    downloads: tuple[Download, ...] = ()
+    reduce: str = "antialiased"
+    """How larger images are reduced unless something else is asked for."""
+
+
+def missing(path: Path, what: str = "") -> DataError:
+    """The error for a file that is not there; `load` adds what to do."""
+    return DataError(f"there is no {what or 'file'} {path}")
+
+
+def first_present(candidates: Sequence[Path]) -> Path:
+    """The first of several places that exists; an error names the first one."""
+    for path in candidates:
+        if path.exists():
+            return path
+    raise missing(candidates[0], "file or folder")
