@@ -17,9 +17,7 @@ def paper(
         str | None, typer.Option(help="What the network was trained on; cifar10, or mnist for grey images.")
     ] = None,
     data: Annotated[Path | None, typer.Option(help="Where the data lie; $GRAMWATCH_DATA by default.")] = None,
-    output: Annotated[
-        Path | None, typer.Option(help="Where tables, pictures and finished cells go.")
-    ] = None,
+    output: Annotated[Path | None, typer.Option(help="Where tables, pictures and finished cells go.")] = None,
     subset: Annotated[
         int | None, typer.Option(min=20, help="A quick look: so many images of each set, ten times to fit.")
     ] = None,

@@ -12,7 +12,7 @@ from gramwatch.metrics import METRICS
 
 ABSENT = "data not present"
 SHORT = {"tnr": "TNR at TPR 95 %", "auroc": "AUROC", "dtacc": "detection accuracy"}
-ROUNDING = 0.06
+ROUNDING = 0.1
 """Two published figures that differ by no more are the same one, rounded."""
 PAR = 1.0
 """Points behind the best up to which the paper calls a method on par."""
@@ -63,8 +63,8 @@ class Line:
         shown = ABSENT if ours is None else f"{ours:.2f}"
         if theirs is None:
             return shown
-        also = "".join(f" or {entry.figures[metric]:g}" for entry in self.contradicting(metric))
-        return f"{shown} ({theirs:g}{also}{'' if difference is None else f', {difference:+.2f}'})"
+        also = "".join(f" or {_percent(entry.figures[metric])}" for entry in self.contradicting(metric))
+        return f"{shown} ({_percent(theirs)}{also}{'' if difference is None else f', {difference:+.2f}'})"
 
 
 def write_csv(path: str | PathLike[str], lines: Iterable[Line]) -> None:
@@ -80,7 +80,7 @@ def write_csv(path: str | PathLike[str], lines: Iterable[Line]) -> None:
                 spread = None if line.ours is None else 100 * line.ours.spread[key]
                 figures += [line.our(key), spread, line.their(key), line.difference(key)]
             tables = "; ".join(f"{e.table}: {_plain(e)}" for e in line.published)
-            images = ABSENT if line.ours is None else line.ours.examples
+            images = ABSENT if line.ours is None else str(line.ours.examples)
             names = [line.network, line.in_distribution, line.ood, line.method, images]
             rounded = ["" if f is None else f"{f:.4f}" for f in figures]
             like = line.like or (line.published[0].ood if line.published else "")
@@ -88,7 +88,12 @@ def write_csv(path: str | PathLike[str], lines: Iterable[Line]) -> None:
 
 
 def _plain(entry: Entry) -> str:
-    return " / ".join(f"{value:g}" for value in entry.figures.values())
+    return " / ".join(map(_percent, entry.figures.values()))
+
+
+def _percent(value: float) -> str:
+    """A published figure with as many decimals as it has, at least one."""
+    return f"{value:.1f}" if round(value, 1) == value else f"{value:g}"
 
 
 def markdown_tables(lines: Sequence[Line], metrics: Iterable[str] = SHOWN) -> str:
@@ -104,7 +109,7 @@ def markdown_tables(lines: Sequence[Line], metrics: Iterable[str] = SHOWN) -> st
         counted = tally_in_words(lines, metric)
         parts += [counted, ""] if counted else []
     notes = dict.fromkeys(
-        f"{line.ood}: beside it stands {line.like}, which is made in the same way"
+        f"{line.ood}: beside it stand the published figures of {line.like}, which is like it but not the same"
         for line in lines
         if line.like
     )
@@ -112,7 +117,7 @@ def markdown_tables(lines: Sequence[Line], metrics: Iterable[str] = SHOWN) -> st
     notes |= dict.fromkeys(
         f"{line.ood}, {line.method}: the paper has {SHORT[metric]} "
         + " and ".join(
-            f"{entry.figures[metric]:g} ({entry.table})"
+            f"{_percent(entry.figures[metric])} ({entry.table})"
             for entry in (line.published[0], *line.contradicting(metric))
         )
         for line in lines

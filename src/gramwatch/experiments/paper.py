@@ -119,10 +119,12 @@ def entries_for(
     """The published figures to stand beside ours."""
     if ood.published is None:
         return ()
-    found: list[published.Entry] = []
+    # Some tables have only the mean over both networks.
     for network in (subject.loaded.name, "resnet34 and densenet"):
-        found += published.find(subject.inside_title, network, ood.published, method, tuple(tables), trained)
-    return tuple(found)
+        found = published.find(subject.inside_title, network, ood.published, method, tuple(tables), trained)
+        if found:
+            return tuple(found)
+    return ()
 
 
 def lines_of(

@@ -18,12 +18,11 @@ from gramwatch import artifact, datasets
 from gramwatch.detector import GramDetector, Measurement
 from gramwatch.deviation import tap_deviations
 from gramwatch.errors import DataError, InputError
-from gramwatch.evaluate import Measured
 from gramwatch.experiments.cells import Cells
 from gramwatch.networks import NETWORKS, Loaded
 from gramwatch.rivals import RIVALS, Rival, fgsm
 from gramwatch.taps import Inputs
-from gramwatch.together import Detector, fit_together, measure_together
+from gramwatch.together import Detector, Measured, fit_together, measure_together
 
 TUNING = 1000
 """Images of each kind that ODIN and Mahalanobis are tuned on; a fifth of the set, where that is less."""
