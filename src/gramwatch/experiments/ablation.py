@@ -55,6 +55,7 @@ def run(options: Options) -> list[Line]:
         lines,
         f"{protocol_of(subject, result)} (U): not normalised.",
         more=more,
+        tallied=False,
         picture=lambda path: draw_comparison(path, result, title, "tnr"),
     )
     return lines

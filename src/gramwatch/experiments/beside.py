@@ -34,6 +34,8 @@ class Line:
     """The published set, where ours is made in the same way but is not the same."""
     note: str = ""
     """Such as that the method was trained on images of the same source."""
+    summary: bool = False
+    """Whether it sums up other lines, so that no tally counts it."""
 
     def our(self, metric: str) -> float | None:
         """Our figure, in percent."""
@@ -60,11 +62,12 @@ class Line:
     def cell(self, metric: str) -> str:
         """For a table: ours, and in brackets the published figure and the difference."""
         ours, theirs, difference = self.our(metric), self.their(metric), self.difference(metric)
-        shown = ABSENT if ours is None else f"{ours:.2f}"
+        shown = "" if ours is None else f"{ours:.2f}"
         if theirs is None:
             return shown
         also = "".join(f" or {_percent(entry.figures[metric])}" for entry in self.contradicting(metric))
-        return f"{shown} ({_percent(theirs)}{also}{'' if difference is None else f', {difference:+.2f}'})"
+        change = "" if difference is None else f", {difference:+.2f}"
+        return f"{shown} ({_percent(theirs)}{also}{change})".strip()
 
 
 def write_csv(path: str | PathLike[str], lines: Iterable[Line]) -> None:
@@ -96,7 +99,7 @@ def _percent(value: float) -> str:
     return f"{value:.1f}" if round(value, 1) == value else f"{value:g}"
 
 
-def markdown_tables(lines: Sequence[Line], metrics: Iterable[str] = SHOWN) -> str:
+def markdown_tables(lines: Sequence[Line], metrics: Sequence[str] = SHOWN, tallied: bool = True) -> str:
     """One table for each metric: sets x methods, each cell `ours (published, difference)`, and the tally."""
     parts = []
     for metric in metrics:
@@ -106,7 +109,7 @@ def markdown_tables(lines: Sequence[Line], metrics: Iterable[str] = SHOWN) -> st
             _table(lines, metric),
             "",
         ]
-        counted = tally_in_words(lines, metric)
+        counted = tally_in_words(lines, metric) if tallied else ""
         parts += [counted, ""] if counted else []
     notes = dict.fromkeys(
         f"{line.ood}: beside it stand the published figures of {line.like}, which is like it but not the same"
@@ -134,7 +137,7 @@ def _table(lines: Sequence[Line], metric: str) -> str:
     for ood in dict.fromkeys(line.ood for line in lines):
         row = [found.get((ood, method)) for method in methods]
         first = next(line for line in row if line is not None)
-        images = f" ({first.ours.examples:,})" if first.ours else ""
+        images = f" ({first.ours.examples:,})" if first.ours else f": {ABSENT}"
         rows.append([f"{ood}{images}", *("" if line is None else line.cell(metric) for line in row)])
     return markdown(rows)
 
@@ -158,7 +161,7 @@ def tally(lines: Sequence[Line], method: str, metric: str = "tnr", published: bo
     by_set: dict[tuple[str, str, str], dict[str, float]] = {}
     for line in lines:
         value = line.their(metric) if published else line.our(metric)
-        if value is not None and not (published and line.like):
+        if value is not None and not line.summary and not (published and line.like):
             key = (line.network, line.in_distribution, line.ood)
             by_set.setdefault(key, {})[line.method] = value
     for values in by_set.values():

@@ -58,6 +58,7 @@ def run_curves(
         lines,
         protocol,
         metrics=("tnr", "auroc"),
+        tallied=False,
         picture=lambda path: _draw(path, result, lines, list(parts), name, whole),
     )
     return lines
@@ -147,8 +148,11 @@ def _draw(
     handles = [
         plt.Line2D([], [], color=colour, **style) for colour, style in zip(COLOURS, styles, strict=False)
     ]
-    handles.append(plt.Line2D([], [], marker="o", mfc="white", color=COLOURS[0], ls=":", label="published"))
-    figure.legend(handles=handles, loc="outside lower right", ncols=len(handles), frameon=False, fontsize=9)
+    if any(line.published and line.method.partition(", ")[0] in BOUNDS for line in lines):
+        handles.append(
+            plt.Line2D([], [], marker="o", mfc="white", color=COLOURS[0], ls=":", label="published")
+        )
+    figure.legend(handles=handles, loc="outside upper right", ncols=len(handles), frameon=False, fontsize=9)
     figure.suptitle(title, x=0.01, ha="left", fontsize=12.5, weight="bold")
     figure.supylabel("TNR at TPR 95 %, percent", fontsize=9)
     figure.supxlabel({"depth": "stage", "order": "order of the Gram matrix"}[what], fontsize=9)

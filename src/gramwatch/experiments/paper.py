@@ -1,6 +1,7 @@
 """What all experiments of the paper share: their options, their list, and how a result is written down."""
 
 import importlib
+import json
 import platform
 import sys
 import time
@@ -159,6 +160,7 @@ def write(
     *,
     metrics: Sequence[str] = published.SHOWN,
     more: str = "",
+    tallied: bool = True,
     picture: Callable[[Path], None] | None = None,
 ) -> None:
     """Leave the CSV, the Markdown page and the picture in the output folder."""
@@ -169,9 +171,10 @@ def write(
     else:
         picture(folder / f"{name}.png")
     page = [f"## {title}", "", f"    {command()}", "", f"{protocol} {surroundings(options)}", ""]
-    page += [f"![{title}]({name}.png)", "", markdown_tables(lines, metrics), *([more, ""] if more else [])]
+    tables = markdown_tables(lines, metrics, tallied)
+    page += [f"![{title}]({name}.png)", "", tables, *([more, ""] if more else [])]
     (folder / f"{name}.md").write_text("\n".join(page), encoding="utf-8")
-    options.say(f"\n{markdown_tables(lines, metrics)}")
+    options.say(f"\n{tables}{more}")
 
 
 def command() -> str:
@@ -196,6 +199,17 @@ def protocol_of(subject: Subject, evaluation: Evaluation, tuned: str = "") -> st
         f"{subject.title}, {subject.inside_title}, fitted on {fitted} training images. "
         f"{evaluation.protocol} {seen}"
     )
+
+
+def seen(weights: Path) -> str:
+    """The set whose images a network saw as outliers in training, as its checkpoint says; else nothing."""
+    if weights.suffix != ".safetensors":
+        return ""
+    from safetensors import safe_open
+
+    with safe_open(weights, framework="pt") as file:
+        said = json.loads((file.metadata() or {}).get("gramwatch", "{}"))
+    return str(said.get("outliers") or "")
 
 
 def overview(data: Path | None, say: Callable[[str], None]) -> None:

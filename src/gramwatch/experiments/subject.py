@@ -319,7 +319,7 @@ class Subject:
         measured = measure_together(chosen, self.test_batches(which), which.title, True)
         for method in methods:
             self.cells.keep(*self._cell(method, which), _as_tensors(measured[method.title]))
-        self.say(f"{which.title}: judged by {', '.join(titles)}", began)
+        self.say(f"{which.title}: judged by {_listed(titles)}", began)
 
     def _finished(self, method: Method, which: OodSet) -> Measurement | Tensor:
         tensors = self.cells.read(*self._cell(method, which))
@@ -360,7 +360,7 @@ class Subject:
             self.cells.folder.mkdir(parents=True, exist_ok=True)
             for method in waiting:
                 fresh[method.title].save(self._file(method))
-            self.say(f"{', '.join(fresh)} fitted", began)
+            self.say(f"{_listed(list(fresh))} fitted", began)
         return {method.title: self._tuned(method) for method in methods}
 
     def _file(self, method: Method) -> Path:
@@ -393,6 +393,10 @@ class Subject:
         """Tell what was done, and how long it took."""
         took = "" if began is None else f"{time.monotonic() - began:7.1f} s"
         self._say(f"{took:>9}  {text}")
+
+
+def _listed(titles: Sequence[str], most: int = 4) -> str:
+    return ", ".join(titles) if len(titles) <= most else f"{len(titles)} methods"
 
 
 def _as_tensors(measured: Measurement | Tensor) -> dict[str, Tensor]:

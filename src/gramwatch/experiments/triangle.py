@@ -39,7 +39,15 @@ def run(options: Options) -> list[Line]:
     )
     title = f"{subject.title}, {subject.inside_title}: row sums and the full triangle"
     protocol = protocol_of(subject, result)
-    write(options, f"triangle-{subject.loaded.name}", title, lines, protocol, more=_differences(lines))
+    write(
+        options,
+        f"triangle-{subject.loaded.name}",
+        title,
+        lines,
+        protocol,
+        more=_differences(lines),
+        tallied=False,
+    )
     return lines
 
 
