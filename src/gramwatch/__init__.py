@@ -12,6 +12,7 @@ from gramwatch.errors import (
     MissingExtraError,
     NotFittedError,
     TapError,
+    TrainingError,
 )
 from gramwatch.evaluate import Evaluation, evaluate
 from gramwatch.loading import load
@@ -33,6 +34,7 @@ __all__ = [
     "Tap",
     "TapError",
     "Taps",
+    "TrainingError",
     "__version__",
     "evaluate",
     "find_taps",

@@ -102,7 +102,15 @@ def write(path: str | PathLike[str], header: Mapping[str, Any], tensors: Mapping
 
 
 def read(path: str | PathLike[str]) -> Saved:
-    """Open a file and check its header; its tensors are read later."""
+    """Open the file of a detector and check its header; its tensors are read later."""
+    saved = opened(path)
+    with reading(saved.path):
+        saved.header["detector"], saved.header["network"]
+    return saved
+
+
+def opened(path: str | PathLike[str]) -> Saved:
+    """Open any file that `write` wrote and check its header."""
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}")
@@ -124,7 +132,7 @@ def read(path: str | PathLike[str]) -> Saved:
             )
         if header.pop("checksum") != _header_checksum(header):
             raise ArtifactError(f"{path} is corrupt: its header does not match its checksum")
-        return Saved(path, {**header, "detector": header["detector"], "network": header["network"]})
+        return Saved(path, header)
 
 
 def _check_length(path: Path) -> None:

@@ -29,6 +29,10 @@ class DataError(GramwatchError, OSError):
     """A set of images is not where it should be, is damaged, or could not be downloaded."""
 
 
+class TrainingError(GramwatchError, ValueError):
+    """A network cannot be trained as was asked for, or its training failed."""
+
+
 class MissingExtraError(GramwatchError, ImportError):
     """A part of the library needs an optional package that is not installed."""
 

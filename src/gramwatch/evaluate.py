@@ -214,6 +214,11 @@ def _by_name(detectors: Detector | Mapping[str, Detector]) -> dict[str, Detector
 
 
 def _outliers_seen(detectors: Mapping[str, Detector]) -> str:
+    trained = [
+        name for name, detector in detectors.items() if getattr(detector, "trained_on_outliers", False)
+    ]
+    if trained:
+        return f"The network was trained with outliers ({', '.join(trained)}): every method had them."
     tuned = [name for name, detector in detectors.items() if getattr(detector, "tuned_on_outliers", False)]
     if not tuned:
         return "No method saw an outlier."

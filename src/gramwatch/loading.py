@@ -7,7 +7,7 @@ from torch import nn
 from gramwatch import artifact
 from gramwatch.detector import GramDetector
 from gramwatch.errors import ArtifactError
-from gramwatch.rivals import RIVALS, Rival
+from gramwatch.rivals import RIVALS, TRAINED, Rival
 
 
 def load(
@@ -26,6 +26,7 @@ def load(
     name = saved.header["detector"]
     if name == GramDetector.__name__:
         return GramDetector.from_artifact(saved, model, accept_other_weights)
-    if name in RIVALS:
-        return RIVALS[name].from_artifact(saved, model, accept_other_weights)
+    methods = {**RIVALS, **TRAINED}
+    if name in methods:
+        return methods[name].from_artifact(saved, model, accept_other_weights)
     raise ArtifactError(f"{path} holds a {name!r}, which this version does not know")

@@ -47,9 +47,9 @@ def fit_together(detectors: Mapping[str, Detector], loader: Iterable[Any], *, pr
 def measure_together(
     detectors: Mapping[str, Detector], loader: Iterable[Any], doing: str, progress: bool
 ) -> Measured:
-    """Every detector over one set, all that need no gradients from the same forward passes."""
-    alone = {name: d for name, d in detectors.items() if isinstance(d, Rival) and d.gradients}
-    rivals = {name: d for name, d in detectors.items() if isinstance(d, Rival) and not d.gradients}
+    """Every detector over one set, all that need no passes of their own from the same forward passes."""
+    alone = {name: d for name, d in detectors.items() if isinstance(d, Rival) and d.alone}
+    rivals = {name: d for name, d in detectors.items() if isinstance(d, Rival) and not d.alone}
     grams = {name: d for name, d in detectors.items() if isinstance(d, GramDetector)}
     watch = _Watch(list(rivals.values()), grams) if rivals or grams else None
     parts: dict[str, list[Any]] = {name: [] for name in detectors}

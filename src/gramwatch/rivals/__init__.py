@@ -14,9 +14,13 @@ from gramwatch.rivals.msp import MSP
 from gramwatch.rivals.nci import NCI
 from gramwatch.rivals.nnguide import NNGuide
 from gramwatch.rivals.odin import ODIN
+from gramwatch.rivals.outlier_exposure import OutlierExposure
+from gramwatch.rivals.prior_network import PriorNetwork
 from gramwatch.rivals.react import ReAct
 from gramwatch.rivals.relative_mahalanobis import RelativeMahalanobis
 from gramwatch.rivals.scale import SCALE
+from gramwatch.rivals.semantic import Semantic
+from gramwatch.rivals.variational_dirichlet import VariationalDirichlet
 from gramwatch.rivals.vim import ViM
 
 RIVALS: dict[str, type[Rival]] = {
@@ -40,7 +44,12 @@ RIVALS: dict[str, type[Rival]] = {
         Mahalanobis,
     )
 }
-"""Every method, by the name users ask for it."""
+"""Every method that can be used on any network, by the name users ask for it."""
+
+TRAINED: dict[str, type[Rival]] = {
+    method.name: method for method in (OutlierExposure, PriorNetwork, VariationalDirichlet, Semantic)
+}
+"""The scores that make sense only on a network trained for them: see `gramwatch.training`, same names."""
 
 
 def methods_table() -> str:
@@ -50,9 +59,9 @@ def methods_table() -> str:
         "| --- | --- | :---: | :---: | :---: | :---: | --- |",
         "| **Gram** | `gram` | yes | no | no | no | a few passes over each watched tensor |",
     ]
-    for name, method in RIVALS.items():
+    for name, method in (RIVALS | TRAINED).items():
         record = method.record
-        outliers = "to be tuned" if record.outliers else "no"
+        outliers = ("in training" if record.retraining else "to be tuned") if record.outliers else "no"
         fitted, gradients, retraining = (
             "yes" if needed else "no" for needed in (record.fitted, record.gradients, record.retraining)
         )
@@ -71,9 +80,10 @@ def methods_table() -> str:
 
 __all__ = [
     "RIVALS",
+    "TRAINED",
     "Record",
     "Rival",
     "fgsm",
     "methods_table",
-    *sorted(m.__name__ for m in RIVALS.values()),
+    *sorted(m.__name__ for m in (RIVALS | TRAINED).values()),
 ]

@@ -30,7 +30,7 @@ class Record:
     fitted: bool
     """Whether it needs training data."""
     outliers: bool = False
-    """Whether it can be tuned on outliers."""
+    """Whether it can be tuned on outliers; where the network must be trained for it: trained with them."""
     gradients: bool = False
     """Whether it needs gradients, and so passes of its own."""
     retraining: bool = False
@@ -102,12 +102,22 @@ class Rival(ABC):
 
     @property
     def gradients(self) -> bool:
-        """Whether judging needs gradients, and so passes of its own: `score_inputs`, not `judged`."""
+        """Whether judging needs gradients, and so passes of its own."""
         return self.record.gradients
 
     @property
+    def alone(self) -> bool:
+        """Whether judging takes passes of its own: `score_inputs`, not `judged`."""
+        return self.gradients
+
+    @property
+    def trained_on_outliers(self) -> bool:
+        """Whether its network was trained with outliers: a table has to say so."""
+        return self.record.retraining and self.record.outliers
+
+    @property
     def tuned_on_outliers(self) -> bool:
-        """Whether it has seen outliers: a table has to say so."""
+        """Whether it has itself seen outliers: a table has to say so."""
         return self.tuned_ is not None and bool(self.tuned_)
 
     # --- fit -----------------------------------------------------------------------------------------
@@ -173,9 +183,10 @@ class Rival(ABC):
     def judged(self, observation: Observation) -> Tensor:
         """The scores in float64, infinite where the example or what was seen of it is not finite."""
         self._check_fitted()
-        if self.gradients:
+        if self.alone:
+            means = "gradients at the inputs" if self.gradients else "a tensor inside the network"
             raise InputError(
-                f"{self.name} judges by gradients at the inputs, which an observation does not show: "
+                f"{self.name} judges by {means}, which an observation does not show: "
                 "call detector.score_inputs(inputs)"
             )
         if self.width_ is not None and observation.features is not None:

@@ -1,0 +1,48 @@
+"""Dirichlet distributions over class probabilities: what the methods share whose networks predict one.
+
+The concentrations are `alpha = exp(z)` of the logits `z`, so that the expected probabilities
+`alpha_c / alpha_0`, with `alpha_0 = sum_c alpha_c`, are the softmax of the logits as for any other network.
+"""
+
+from torch import Tensor
+
+
+def concentrations(logits: Tensor, most: float) -> Tensor:
+    """`exp(z)`, at most `most` and never zero, where the functions below would be infinite."""
+    return logits.exp().clamp(1e-8, most)
+
+
+def kl_divergence(alpha: Tensor, beta: Tensor) -> Tensor:
+    """KL(Dir(alpha) || Dir(beta)) of each row, `(N,)`."""
+    alpha_0, beta_0 = alpha.sum(1), beta.sum(1)
+    expected_log = alpha.digamma() - alpha_0.digamma()[:, None]
+    return (
+        alpha_0.lgamma()
+        - alpha.lgamma().sum(1)
+        - beta_0.lgamma()
+        + beta.lgamma().sum(1)
+        + ((alpha - beta) * expected_log).sum(1)
+    )
+
+
+def expected_log_probability(alpha: Tensor, classes: Tensor) -> Tensor:
+    """E[log p_y] under Dir(alpha), `psi(alpha_y) - psi(alpha_0)`, `(N,)`."""
+    return alpha.gather(1, classes[:, None]).squeeze(1).digamma() - alpha.sum(1).digamma()
+
+
+def differential_entropy(alpha: Tensor) -> Tensor:
+    """The entropy of Dir(alpha) of each row, `(N,)`: highest, and below zero, where it is flat."""
+    alpha_0 = alpha.sum(1)
+    return (
+        alpha.lgamma().sum(1)
+        - alpha_0.lgamma()
+        + (alpha_0 - alpha.shape[1]) * alpha_0.digamma()
+        - ((alpha - 1) * alpha.digamma()).sum(1)
+    )
+
+
+def mutual_information(alpha: Tensor) -> Tensor:
+    """Of label and probabilities: the entropy of the expectation less the expected entropy, `(N,)`."""
+    alpha_0 = alpha.sum(1, keepdim=True)
+    p = alpha / alpha_0
+    return (p * ((alpha + 1).digamma() - (alpha_0 + 1).digamma() - p.log())).sum(1)

@@ -1,0 +1,57 @@
+"""A network's file: weights and how they came about; while training lasts, also what is needed to go on.
+
+One safetensors file, written whole or not at all. Its header, JSON under the key "gramwatch", says which
+network, for which inputs, by which objective; the tensors are the network's own, by their names, and until
+training is finished the optimiser's momentum under `MOMENTUM` and the parameter's name.
+"""
+
+from collections.abc import Mapping
+from os import PathLike
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gramwatch import artifact
+from gramwatch.errors import TrainingError
+
+MOMENTUM = "momentum/"
+
+
+def write(
+    path: str | PathLike[str],
+    header: Mapping[str, Any],
+    network: nn.Module,
+    optimiser: torch.optim.Optimizer | None = None,
+) -> None:
+    """Write the weights and, with an optimiser, its momentum."""
+    tensors = dict(network.state_dict())
+    if optimiser is not None:
+        for name, parameter in network.named_parameters():
+            momentum = optimiser.state.get(parameter, {}).get("momentum_buffer")
+            if momentum is not None:
+                tensors[MOMENTUM + name] = momentum
+    shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
+    artifact.write(path, {**header, "shapes": shapes}, tensors)
+
+
+def read(path: str | PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The header and all tensors of a file that `write` wrote."""
+    saved = artifact.opened(path)
+    if "objective" not in saved.header:
+        raise TrainingError(f"{path} holds a detector or something else, not a network")
+    shapes = {name: tuple(shape) for name, shape in saved.header["shapes"].items()}
+    return saved.header, saved.tensors(shapes)
+
+
+def weights_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The network's own tensors."""
+    return {name: tensor for name, tensor in tensors.items() if not name.startswith(MOMENTUM)}
+
+
+def set_momentum(network: nn.Module, optimiser: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    """Give the optimiser the momentum it had."""
+    for name, parameter in network.named_parameters():
+        if MOMENTUM + name in tensors:
+            momentum = torch.empty_like(parameter).copy_(tensors[MOMENTUM + name])
+            optimiser.state[parameter]["momentum_buffer"] = momentum.detach()

@@ -1,0 +1,24 @@
+"""Cross-entropy: how classifiers are usually trained, and what Gram and most rivals expect."""
+
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from gramwatch.rivals.msp import MSP
+from gramwatch.training.base import Network, Objective
+
+
+@dataclass(frozen=True)
+class CrossEntropy(Objective):
+    """`-log softmax(z)_y`."""
+
+    name = "cross_entropy"
+    detector = MSP
+
+    def loss(
+        self, network: Network, images: Tensor, labels: Tensor, outliers: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """The mean cross-entropy."""
+        logits = network(images).float()
+        return F.cross_entropy(logits, labels), logits

@@ -1,0 +1,96 @@
+"""Images as training sees them: whole on the device; cut, mirrored and normalised there, batch by batch."""
+
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gramwatch.errors import TrainingError
+
+PADDING = 4
+"""How many black pixels are put around an image before a random cut of its own size is taken."""
+
+
+class Images:
+    """A set of images on a device.
+
+    Args:
+        images: uint8, `(N, C, H, W)`.
+        mean: of each channel, of pixels in [0, 1].
+        std: likewise.
+        device: where they are kept.
+        augment: whether batches are shifted by up to `PADDING` pixels and mirrored at random.
+        what: how errors call them.
+
+    """
+
+    def __init__(
+        self,
+        images: Tensor,
+        mean: Sequence[float],
+        std: Sequence[float],
+        device: torch.device,
+        augment: bool = False,
+        what: str = "images",
+    ) -> None:
+        if images.dtype != torch.uint8 or images.ndim != 4 or not len(images):
+            raise TrainingError(
+                f"{what} must be uint8 of shape (N, channels, height, width), not {images.dtype} of shape "
+                f"{tuple(images.shape)}"
+            )
+        if not len(mean) == len(std) == images.shape[1]:
+            raise TrainingError(
+                f"{what} have {images.shape[1]} channels, mean and std {len(mean)} and {len(std)} numbers"
+            )
+        self.shape = tuple(images.shape[1:])
+        self._augment, self._device = augment, device
+        pixels = images.to(device).permute(0, 2, 3, 1)
+        if augment:
+            pixels = F.pad(pixels, (0, 0, PADDING, PADDING, PADDING, PADDING))
+        self._pixels = pixels.contiguous()  # channels last: a cut is read in rows, and convolutions like it
+        self._scale = 1 / (255 * torch.tensor(std, dtype=torch.float32, device=device))
+        self._shift = -torch.tensor(mean, dtype=torch.float32, device=device) * 255 * self._scale
+
+    def __len__(self) -> int:
+        return len(self._pixels)
+
+    def shuffled(self, batches: int, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Random batches, and which images they are. None comes twice before all have come.
+
+        All random numbers are drawn at once, from PyTorch's own generator of the device.
+        """
+        total = batches * size
+        rounds = math.ceil(total / len(self))
+        orders = [torch.randperm(len(self), device=self._device) for _ in range(rounds)]
+        chosen = torch.cat(orders)[:total]
+        if not self._augment:
+            for part in chosen.split(size):
+                yield self._normalised(self._pixels[part]), part
+            return
+        corners = torch.randint(0, 2 * PADDING + 1, (total, 2), device=self._device)
+        mirrored = torch.randint(0, 2, (total,), device=self._device).bool()
+        for part, corner, mirror in zip(
+            chosen.split(size), corners.split(size), mirrored.split(size), strict=True
+        ):
+            yield self._normalised(self._cut(part, corner, mirror)), part
+
+    def in_order(self, size: int) -> Iterator[Tensor]:
+        """All images as they are, in batches."""
+        pixels = self._pixels
+        if self._augment:
+            pixels = pixels[:, PADDING:-PADDING, PADDING:-PADDING]
+        for part in pixels.split(size):
+            yield self._normalised(part)
+
+    def _cut(self, chosen: Tensor, corners: Tensor, mirrored: Tensor) -> Tensor:
+        """From each chosen image the cut at a corner, mirrored or not, in one gathering."""
+        _, height, width = self.shape
+        rows = corners[:, :1] + torch.arange(height, device=self._device)
+        columns = corners[:, 1:] + torch.arange(width, device=self._device)
+        columns = torch.where(mirrored[:, None], columns.flip(1), columns)
+        return self._pixels[chosen[:, None, None], rows[:, :, None], columns[:, None, :]]
+
+    def _normalised(self, pixels: Tensor) -> Tensor:
+        return (pixels * self._scale + self._shift).permute(0, 3, 1, 2)

@@ -1,0 +1,391 @@
+"""The loop: stochastic gradient descent over images that lie whole on the device."""
+
+import json
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from itertools import repeat
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gramwatch.errors import TrainingError
+from gramwatch.training import checkpoint as files
+from gramwatch.training.base import Network, Objective
+from gramwatch.training.images import Images
+
+TEST_BATCH = 1000
+PRECISIONS = ("auto", "float32", "bfloat16")
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """How one epoch went: means over its batches, and the share of test images named rightly after it."""
+
+    number: int
+    loss: float
+    accuracy: float
+    test_accuracy: float | None
+    seconds: float
+
+
+@dataclass(frozen=True)
+class History:
+    """How a training went, those epochs included that an earlier run did."""
+
+    epochs: tuple[Epoch, ...]
+
+    @property
+    def accuracy(self) -> float | None:
+        """On the test images, at the end."""
+        return self.epochs[-1].test_accuracy
+
+    @property
+    def seconds(self) -> float:
+        """What all epochs took together."""
+        return sum(epoch.seconds for epoch in self.epochs)
+
+
+def train(
+    network: nn.Module,
+    images: Tensor,
+    labels: Tensor,
+    objective: Objective,
+    *,
+    mean: Sequence[float],
+    std: Sequence[float],
+    outliers: Tensor | None = None,
+    test: tuple[Tensor, Tensor] | None = None,
+    epochs: int,
+    batch_size: int = 256,
+    learning_rate: float = 0.1,
+    warmup: float = 1.0,
+    momentum: float = 0.9,
+    weight_decay: float = 5e-4,
+    augment: bool = False,
+    seed: int = 0,
+    device: str | torch.device | None = None,
+    precision: str = "auto",
+    compile: bool = False,  # noqa: A002
+    checkpoint: str | PathLike[str] | None = None,
+    resume: bool = True,
+    name: str = "",
+    progress: bool = True,
+) -> History:
+    """Train a network in place. It ends in evaluation mode, on `device`.
+
+    SGD with Nesterov's momentum; the learning rate rises in a straight line during the warm-up and then falls
+    to zero along a cosine. The same seed, network and data give the same weights, interrupted or not; on a GPU
+    up to the order of its sums.
+
+    Args:
+        network: what is trained; the objective may replace its last layer.
+        images: uint8, `(N, C, H, W)`.
+        labels: whole numbers, `(N,)`.
+        objective: what it is trained for.
+        mean: of each channel, of pixels in [0, 1], by which inputs are normalised.
+        std: likewise.
+        outliers: uint8, for objectives that need some; of the images' size.
+        test: images and labels by which accuracy is measured after every epoch.
+        epochs: how many. The images of a last, incomplete batch sit out one epoch.
+        batch_size: how many images make a step, to which come the outliers.
+        learning_rate: the highest.
+        warmup: how many epochs the learning rate rises.
+        momentum: of SGD.
+        weight_decay: likewise, of all parameters.
+        augment: shift by up to 4 pixels, mirror; outliers too.
+        seed: of order, augmentation and dropout.
+        device: where to; by default where the network is.
+        precision: "bfloat16" or "float32" in the forward pass; "auto" is bfloat16 on a GPU.
+        compile: use `torch.compile`, which takes a minute before it saves any.
+        checkpoint: a file, written after every epoch; after the last one it holds the network alone.
+        resume: go on from that file where it exists; otherwise it must not exist.
+        name: of the network, for that file.
+        progress: show a progress bar for every epoch (on a terminal only).
+
+    """
+    if epochs < 1 or batch_size < 1 or not learning_rate > 0 or warmup < 0:
+        raise TrainingError(
+            "epochs and batch_size must be at least 1, learning_rate positive and warmup not negative: got "
+            f"{epochs}, {batch_size}, {learning_rate}, {warmup}"
+        )
+    if precision not in PRECISIONS:
+        raise TrainingError(f"precision must be one of {', '.join(PRECISIONS)}; got {precision!r}")
+    place = torch.device(device) if device is not None else next(network.parameters()).device
+    data = _Data.of(objective, images, labels, outliers, test, mean, std, augment, place)
+    plan = {
+        "objective": objective.name,
+        "settings": objective.settings(),
+        "epochs": epochs,
+        "batch_size": min(batch_size, len(images)),
+        "learning_rate": learning_rate,
+        "warmup": warmup,
+        "momentum": momentum,
+        "weight_decay": weight_decay,
+        "augment": augment,
+        "seed": seed,
+        "images": len(images),
+        "outliers": 0 if outliers is None else len(outliers),
+    }
+    with _seeded(seed, 0, place):
+        objective.prepare(network)
+    run = _Run(network, objective, data, plan, place, precision, compile)
+    header = {"network": name, "classes": run.classes, "mean": list(mean), "std": list(std)}
+    path = None if checkpoint is None else Path(checkpoint)
+    done = run.resumed(path) if path is not None and _resumes(path, resume) else []
+    for number in range(len(done) + 1, epochs + 1):
+        done.append(run.epoch(number, progress))
+        if path is not None:
+            run.save(path, header, done)
+    network.eval()
+    network.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+    return History(tuple(done))
+
+
+@dataclass(frozen=True)
+class _Data:
+    """Everything that training looks at, on the device."""
+
+    images: Images
+    labels: Tensor
+    outliers: Images | None
+    test: tuple[Images, Tensor] | None
+
+    @staticmethod
+    def of(
+        objective: Objective,
+        images: Tensor,
+        labels: Tensor,
+        outliers: Tensor | None,
+        test: tuple[Tensor, Tensor] | None,
+        mean: Sequence[float],
+        std: Sequence[float],
+        augment: bool,
+        place: torch.device,
+    ) -> "_Data":
+        """The data, checked. Outliers that the objective has no use for are refused, not ignored."""
+        if objective.needs_outliers and outliers is None:
+            raise TrainingError(
+                f"{objective.name} trains with outliers: give some (outliers=..., --auxiliary)"
+            )
+        if not objective.needs_outliers and outliers is not None:
+            raise TrainingError(f"{objective.name} has no use for outliers: leave them out")
+        inside = Images(images, mean, std, place, augment)
+        outside = None if outliers is None else Images(outliers, mean, std, place, augment, "outliers")
+        tested = None if test is None else Images(test[0], mean, std, place, what="test images")
+        for other, what in ((outside, "outliers"), (tested, "test images")):
+            if other is not None and other.shape != inside.shape:
+                raise TrainingError(
+                    f"images have shape {inside.shape}, {what} {other.shape}: make them alike"
+                )
+        return _Data(
+            inside,
+            _labels(labels, len(inside), "images").to(place),
+            outside,
+            None
+            if test is None or tested is None
+            else (tested, _labels(test[1], len(tested), "test").to(place)),
+        )
+
+
+def _labels(labels: Tensor, count: int, what: str) -> Tensor:
+    if labels.shape != (count,) or labels.is_floating_point() or labels.is_complex():
+        raise TrainingError(
+            f"the labels of the {what} must be {count} whole numbers, not {labels.dtype} of shape "
+            f"{tuple(labels.shape)}"
+        )
+    return labels.long()
+
+
+class _Run:
+    """A training under way: the network, its optimiser, and where it is."""
+
+    def __init__(
+        self,
+        network: nn.Module,
+        objective: Objective,
+        data: _Data,
+        plan: Mapping[str, Any],
+        place: torch.device,
+        precision: str,
+        compiled: bool,
+    ) -> None:
+        self._objective, self._data, self._plan, self._place = objective, data, plan, place
+        self._network = network.to(place)
+        if place.type == "cuda":
+            network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        half = precision == "bfloat16" or (precision == "auto" and place.type == "cuda")
+        self._autocast = torch.autocast(place.type, torch.bfloat16, enabled=half)
+        self._forward: Network = torch.compile(network) if compiled else network
+        self._steps = len(data.images) // plan["batch_size"]
+        self._optimiser = torch.optim.SGD(
+            network.parameters(),
+            plan["learning_rate"],
+            plan["momentum"],
+            weight_decay=plan["weight_decay"],
+            nesterov=plan["momentum"] > 0,
+            fused=place.type == "cuda",
+        )
+        self.classes = self._check_classes()
+
+    def _check_classes(self) -> int:
+        """How many the network tells apart; every label must be one of them."""
+        self._network.eval()
+        with torch.no_grad():
+            logits = self._network(next(self._data.images.in_order(2)))
+        if logits.ndim != 2:
+            raise TrainingError(
+                f"the network returns shape {tuple(logits.shape)}: expected (images, classes)"
+            )
+        classes = int(logits.shape[1])
+        for labels in (self._data.labels, *(self._data.test[1:] if self._data.test else ())):
+            low, high = int(labels.min()), int(labels.max())
+            if low < 0 or high >= classes:
+                raise TrainingError(f"labels run from {low} to {high}, but the network has {classes} classes")
+        return classes
+
+    # --- an epoch ------------------------------------------------------------------------------------
+
+    def epoch(self, number: int, progress: bool) -> Epoch:
+        """One epoch, seeded by its number alone, so that it does not matter what ran before."""
+        from tqdm.auto import tqdm
+
+        doing = f"epoch {number}/{self._plan['epochs']}"
+        bar = tqdm(total=self._steps, desc=doing, unit="step", disable=None if progress else True)
+        started = time.perf_counter()
+        with bar, _seeded(self._plan["seed"], number, self._place), _tuned_convolutions(self._place):
+            # Read once, at the end: a number read from a GPU in between would hold up all that follows.
+            loss, accuracy = (self._steps_of(number, bar) / self._steps).tolist()
+            test_accuracy = self._test()
+            shown = {"loss": f"{loss:.4f}", "accuracy": f"{100 * accuracy:.2f} %"}
+            if test_accuracy is not None:
+                shown["test"] = f"{100 * test_accuracy:.2f} %"
+            bar.set_postfix(shown)
+        if not math.isfinite(loss):
+            raise TrainingError(
+                f"training diverged in epoch {number}: the loss is {loss}. Lower the learning rate "
+                f"({self._plan['learning_rate']:g})"
+            )
+        return Epoch(number, loss, accuracy, test_accuracy, time.perf_counter() - started)
+
+    def _steps_of(self, number: int, bar: Any) -> Tensor:
+        """All steps of an epoch; the sums of their losses and accuracies, on the device."""
+        size = self._plan["batch_size"]
+        self._network.train()
+        totals = torch.zeros(2, device=self._place)
+        beside: Iterator[tuple[Tensor | None, Any]] = repeat((None, None))
+        if self._data.outliers is not None:
+            beside = self._data.outliers.shuffled(self._steps, size * self._objective.outliers_per_image)
+        batches = zip(self._data.images.shuffled(self._steps, size), beside, strict=False)
+        for step, ((images, chosen), (outliers, _)) in enumerate(batches):
+            self._set_rate((number - 1) * self._steps + step)
+            totals += self._step(images, self._data.labels[chosen], outliers)
+            bar.update()
+        return totals
+
+    def _step(self, images: Tensor, labels: Tensor, outliers: Tensor | None) -> Tensor:
+        with self._autocast:
+            loss, logits = self._objective.loss(self._forward, images, labels, outliers)
+        self._optimiser.zero_grad()
+        loss.backward()
+        if self._objective.gradient_norm is not None:
+            nn.utils.clip_grad_norm_(self._network.parameters(), self._objective.gradient_norm)
+        self._optimiser.step()
+        with torch.no_grad():
+            return torch.stack([loss.detach().float(), (logits.argmax(1) == labels).float().mean()])
+
+    def _set_rate(self, step: int) -> None:
+        rate = learning_rate_at(
+            step / self._steps, self._plan["epochs"], self._plan["learning_rate"], self._plan["warmup"]
+        )
+        for group in self._optimiser.param_groups:
+            group["lr"] = rate
+
+    @torch.no_grad()
+    def _test(self) -> float | None:
+        if self._data.test is None:
+            return None
+        self._network.eval()
+        images, labels = self._data.test
+        right = torch.zeros((), dtype=torch.int64, device=self._place)
+        with self._autocast:
+            for batch, named in zip(images.in_order(TEST_BATCH), labels.split(TEST_BATCH), strict=True):
+                right += (self._network(batch).argmax(1) == named).sum()
+        return int(right) / len(labels)
+
+    # --- its file ------------------------------------------------------------------------------------
+
+    def save(self, path: Path, header: Mapping[str, Any], done: Sequence[Epoch]) -> None:
+        """Write where training is; after the last epoch the network alone."""
+        finished = len(done) == self._plan["epochs"]
+        whole = {
+            **header,
+            "objective": self._plan["objective"],
+            "settings": self._plan["settings"],
+            "seed": self._plan["seed"],
+            "epoch": len(done),
+            "accuracy": done[-1].test_accuracy,
+            "finished": finished,
+            "plan": self._plan,
+            "history": [asdict(epoch) for epoch in done],
+        }
+        files.write(path, whole, self._network, None if finished else self._optimiser)
+
+    def resumed(self, path: Path) -> list[Epoch]:
+        """Put network and optimiser where the file left them; the epochs that were done."""
+        header, tensors = files.read(path)
+        now = json.loads(json.dumps(self._plan))  # as it is read
+        other = [
+            f"{key} was {header['plan'].get(key)}, is {now[key]}"
+            for key in now
+            if header["plan"].get(key) != now[key]
+        ]
+        if other:
+            raise TrainingError(
+                f"{path} is of another training: {'; '.join(other)}. Remove it, name another file, or train "
+                "with the settings it was begun with"
+            )
+        self._network.load_state_dict(files.weights_of(tensors))
+        files.set_momentum(self._network, self._optimiser, tensors)
+        return [Epoch(**epoch) for epoch in header["history"]]
+
+
+def _resumes(path: Path, wanted: bool) -> bool:
+    if path.exists() and not wanted:
+        raise TrainingError(f"{path} is already there: remove it, name another file, or resume from it")
+    return path.exists()
+
+
+def learning_rate_at(epoch: float, epochs: int, highest: float, warmup: float) -> float:
+    """The rate after so many epochs: up in a straight line, then down to zero along half a cosine."""
+    warmup = min(warmup, epochs / 2)
+    if epoch < warmup:
+        return highest * (epoch + 1e-2) / (warmup + 1e-2)
+    return highest * (1 + math.cos(math.pi * (epoch - warmup) / (epochs - warmup))) / 2
+
+
+@contextmanager
+def _seeded(seed: int, number: int, place: torch.device) -> Iterator[None]:
+    """PyTorch's own generators, which dropout uses as well, set for a while."""
+    devices = (
+        [torch.cuda.current_device() if place.index is None else place.index] if place.type == "cuda" else []
+    )
+    with torch.random.fork_rng(devices):
+        torch.manual_seed(1_000_003 * seed + number)
+        yield
+
+
+@contextmanager
+def _tuned_convolutions(place: torch.device) -> Iterator[None]:
+    """Let cuDNN try which algorithm is quickest for the shapes at hand."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = place.type == "cuda" or before
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
