@@ -37,7 +37,14 @@ def test_every_public_name_exists():
 def test_nothing_executes_what_a_file_says():
     for source in SOURCES:
         text = source.read_text(encoding="utf-8")
-        assert not re.search(r"import pickle|torch\.load|(?<!\.)\beval\(|\bexec\(|joblib", text), source
+        if (
+            source.name == "cifar.py"
+        ):  # published as a pickle: its reader lets arrays through and nothing else
+            assert "pickle.load" not in text
+            text = text.replace("import pickle\n", "")
+        assert not re.search(r"import pickle|(?<!\.)\beval\(|\bexec\(|joblib", text), source
+        for call in re.findall(r"torch\.load\(.*", text):
+            assert "weights_only=True" in call, source
 
 
 def test_the_readme_quickstart_runs(tmp_path):

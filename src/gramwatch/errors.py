@@ -33,6 +33,10 @@ class TrainingError(GramwatchError, ValueError):
     """A network cannot be trained as was asked for, or its training failed."""
 
 
+class MissingDataError(DataError, FileNotFoundError):
+    """A set of images, or a part of it, is not there at all."""
+
+
 class MissingExtraError(GramwatchError, ImportError):
     """A part of the library needs an optional package that is not installed."""
 

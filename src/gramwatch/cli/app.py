@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from gramwatch.cli.data import data
 from gramwatch.cli.demo import demo
 from gramwatch.cli.evaluate import evaluate
 from gramwatch.cli.paper import paper
@@ -13,6 +14,7 @@ app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 app.command()(demo)
 app.command()(evaluate)
 app.command()(paper)
+app.add_typer(data, name="data")
 
 
 def _show_version(wanted: bool) -> None:

@@ -27,6 +27,9 @@ def paper(
     tune: Annotated[
         str, typer.Option(help="What ODIN and Mahalanobis are tuned on: none, outliers or fgsm.")
     ] = "none",
+    auxiliary: Annotated[
+        str, typer.Option(help="The set of which networks saw images, as outliers, in training.")
+    ] = "",
     device: Annotated[str, typer.Option(help="Such as cpu or cuda.")] = "cpu",
     batch: Annotated[int | None, typer.Option(min=1, help="Images at once.")] = None,
 ) -> None:
@@ -46,6 +49,7 @@ def paper(
         subset=subset,
         methods=methods,
         tune=tune,
+        auxiliary=auxiliary,
         batch=batch,
         say=typer.echo,
     )

@@ -54,7 +54,7 @@ class ImageSet:
     """uint8, N x C x H x W."""
     labels: Tensor | None
     description: str = ""
-    """Where it is from and what was done to it; of made-up images their parameters and the space they live in."""
+    """Where it is from, what was done to it; of made-up images their parameters and their space."""
 
     def __len__(self) -> int:
         return len(self.images)
@@ -82,12 +82,12 @@ def load(
         name: one of `CATALOGUE`, or the path of a folder of images.
         root: the folder in which the sets lie, by default `default_root()`.
         split: `"test"`, and where the set has them `"train"` and `"val"`.
-        size: images larger than `size` x `size` are reduced, smaller ones put on black. Without it they stay as
-            they are; made-up images and, with `reduce`, all images are then 32 x 32.
+        size: images larger than `size` x `size` are reduced, smaller ones put on black. Without it they stay
+            as they are; made-up images and, with `reduce`, all images are then 32 x 32.
         reduce: how larger ones are reduced: `"nearest"`, `"antialiased"` (unless said otherwise) or `"crop"`,
             a random square.
         grey: True makes one channel out of three, False three equal ones out of one.
-        count: that many images, drawn at random without repetition; all, or 10,000 made-up ones, if not given.
+        count: that many, drawn at random without repetition; if not given, all, or 10,000 made-up ones.
         seed: of the draw, of crops and of made-up images.
 
     """
@@ -122,8 +122,8 @@ def _load(
     if source is None:
         if not Path(name).is_dir():
             raise DataError(
-                f"there is no set and no folder '{name}'. The sets are {', '.join(CATALOGUE)}; or give the path of "
-                "a folder of images"
+                f"there is no set and no folder '{name}'. The sets are {', '.join(CATALOGUE)}; or give "
+                "the path of a folder of images"
             )
         source = folder_source(Path(name))
     raw = _read(name, source, root, split)
@@ -159,6 +159,6 @@ def _read(name: str, source: Source, root: Path, split: str) -> Raw:
         if name not in CATALOGUE:
             raise
         remedy = f"run 'gramwatch data get {name}'" if source.downloads else source.about
-        raise DataError(
+        raise type(error)(
             f"{source.title}: {error}. It belongs in {root / source.place}: {remedy}, or give another root"
         ) from None

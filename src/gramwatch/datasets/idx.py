@@ -1,7 +1,7 @@
 """MNIST, Fashion-MNIST and KMNIST: IDX files, gzipped or not.
 
-LeCun et al., "The MNIST database of handwritten digits" (1998); Xiao et al., "Fashion-MNIST" (2017); Clanuwat et
-al., "Deep Learning for Classical Japanese Literature" (2018).
+LeCun et al., "The MNIST database of handwritten digits" (1998); Xiao et al., "Fashion-MNIST" (2017);
+Clanuwat et al., "Deep Learning for Classical Japanese Literature" (2018).
 """
 
 import gzip
@@ -18,7 +18,7 @@ from gramwatch.errors import DataError
 
 
 def read_idx(path: Path) -> Tensor:
-    """The uint8 array of an IDX file: two zero bytes, the type 8, the number of axes, their lengths, the data."""
+    """The uint8 array of an IDX file: 0, 0, the type 8, the number of axes, their lengths, the data."""
     try:
         content = path.read_bytes()
         raw = gzip.decompress(content) if path.suffix == ".gz" else content

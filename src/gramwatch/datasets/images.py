@@ -1,8 +1,8 @@
 """Turning images as they lie on disk into tensors of one size: reading, reducing, padding, grey and colour.
 
 Everything is uint8 of shape N x C x H x W. Reducing is done by Pillow: `nearest` takes single pixels, as the
-archives of ODIN were made; `antialiased` is bicubic over all the pixels that fall together; `crop` cuts a random
-square out and leaves its pixels as they are.
+archives of ODIN were made; `antialiased` is bicubic over all the pixels that fall together; `crop` cuts a
+random square out and leaves its pixels as they are.
 """
 
 import os

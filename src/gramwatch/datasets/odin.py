@@ -1,7 +1,7 @@
-"""The five archives that the authors of ODIN published: LSUN and Tiny ImageNet, resized and cropped, and iSUN.
+"""The five archives that ODIN's authors published: LSUN and Tiny ImageNet, resized and cropped, and iSUN.
 
-Liang et al., "Enhancing The Reliability of Out-of-distribution Image Detection in Neural Networks" (2018). They
-were resized without anti-aliasing, which is much of what the method detects: see docs/datasets.md.
+Liang et al., "Enhancing The Reliability of Out-of-distribution Image Detection in Neural Networks" (2018).
+They were resized without anti-aliasing, which is much of what the method detects: see docs/datasets.md.
 """
 
 from functools import partial
@@ -69,5 +69,5 @@ ISUN = _source(
     "ssz7qxfqae0cca5",
     "iSUN",
     "be77b0f2c26fda898afac5f99645ee70",
-    "detectors, data/isun.py",
+    "edadaltocg/detectors, src/detectors/data/isun.py",
 )

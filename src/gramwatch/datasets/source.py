@@ -6,7 +6,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from gramwatch.errors import DataError
+from gramwatch.errors import MissingDataError
 
 
 @dataclass(frozen=True)
@@ -55,9 +55,9 @@ class Source:
     """How larger images are reduced unless something else is asked for."""
 
 
-def missing(path: Path, what: str = "") -> DataError:
+def missing(path: Path, what: str = "") -> MissingDataError:
     """The error for a file that is not there; `load` adds what to do."""
-    return DataError(f"there is no {what or 'file'} {path}")
+    return MissingDataError(f"there is no {what or 'file'} {path}")
 
 
 def first_present(candidates: Sequence[Path]) -> Path:

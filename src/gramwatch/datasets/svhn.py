@@ -32,7 +32,7 @@ def _download(split: str, md5: str) -> Download:
 
 SVHN = Source(
     "SVHN",
-    "photographs of house numbers cut to 32 x 32 pixels, 73,257 to train and 26,032 to test (Netzer et al., 2011)",
+    "photographed house numbers cut to 32 x 32 pixels, 73,257 to train, 26,032 to test (Netzer et al., 2011)",
     "svhn/*_32x32.mat",
     _read,
     downloads=(

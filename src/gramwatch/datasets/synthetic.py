@@ -1,10 +1,11 @@
 """Synthetic outliers, as in Hendrycks et al., "Deep Anomaly Detection with Outlier Exposure" (2019), App. A.
 
-The functions return float32 of shape `(count, *shape)` with `shape` = channels, height, width, fixed by their seed.
-Their authors made them in the space of the network's input. For networks that take pixels in [0, 1] (SVHN, MNIST)
-these are pixels: Gaussian, Bernoulli, blobs. For networks that take normalised pixels (CIFAR) these are normalised
-values in [-1, 1]: Gaussian, Rademacher, blobs. As sets of images the latter are stored as pixels, `0.5 + value / 4`,
-which the usual normalisation of CIFAR (mean about 0.48, deviation about 0.25) turns back into about those values.
+The functions return float32 of shape `(count, *shape)` with `shape` = channels, height, width, fixed by their
+seed. Their authors made them in the space of the network's input. For networks that take pixels in [0, 1]
+(SVHN) these are pixels: Gaussian, Bernoulli, blobs. For networks that take normalised pixels (CIFAR) these
+are normalised values in [-1, 1]: Gaussian, Rademacher, blobs. As sets of images the latter are stored as
+pixels, `0.5 + value / 4`, which a normalisation of mean 0.5 and standard deviation 0.25 turns back into those
+values, and that of a CIFAR network into nearly those.
 """
 
 from collections.abc import Callable
@@ -26,7 +27,7 @@ def gaussian(count: int, shape: Shape, seed: int = 0) -> Tensor:
 
 
 def gaussian_normalised(count: int, shape: Shape, seed: int = 0) -> Tensor:
-    """Independent normal values of mean 0 and standard deviation 0.5, clipped to [-1, 1], in normalised space."""
+    """Independent normal values, mean 0, standard deviation 0.5, clipped to [-1, 1], in normalised space."""
     noise = np.random.default_rng(seed).normal(0, 0.5, (count, *shape))
     return torch.from_numpy(noise.clip(-1, 1).astype(np.float32))
 
@@ -49,8 +50,8 @@ def bernoulli(count: int, shape: Shape, seed: int = 0) -> Tensor:
 def blobs(count: int, shape: Shape, seed: int = 0, sigma: float = 1.5) -> Tensor:
     """Soft-edged shapes: pixels of 1 with probability 0.7, blurred, and all below 0.75 made 0.
 
-    `sigma` is the blur's width in pixels, 1.5 for images of 28 or 32 pixels a side. As by its authors, the blur
-    goes across channels too, so that shapes are nearly grey.
+    `sigma` is the blur's width in pixels, 1.5 for images of 28 or 32 pixels a side. As by its authors, the
+    blur goes across channels too, so that shapes are nearly grey.
     """
     from scipy import ndimage
 
@@ -79,19 +80,19 @@ _MAKERS: dict[str, tuple[str, str, Callable[[int, Shape, int], Tensor]]] = {
     ),
     "gaussian_normalised": (
         "Gaussian noise (normalised)",
-        "normal, mean 0, deviation 0.5, clipped to [-1, 1]; normalised space, stored as pixels 0.5 + value / 4",
+        "normal, mean 0, deviation 0.5, clipped to [-1, 1]; normalised space, as pixels 0.5 + value / 4",
         lambda *how: as_pixels(gaussian_normalised(*how)),
     ),
     "rademacher": (
         "Rademacher noise",
-        "-1 or 1, equally likely; normalised space, stored as pixels 0.5 + value / 4",
+        "-1 or 1, equally likely; normalised space, as pixels 0.5 + value / 4",
         lambda *how: as_pixels(rademacher(*how)),
     ),
     "bernoulli": ("Bernoulli noise", "0 or 1, equally likely; pixel space", bernoulli),
     "blobs": ("blobs", "1 with probability 0.7, blurred by 1.5, all below 0.75 made 0; pixel space", blobs),
     "blobs_normalised": (
         "blobs (normalised)",
-        "blobs, times 2 less 1; normalised space, stored as pixels 0.5 + value / 4",
+        "blobs, times 2 less 1; normalised space, as pixels 0.5 + value / 4",
         lambda *how: as_pixels(blobs_normalised(*how)),
     ),
 }

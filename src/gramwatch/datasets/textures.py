@@ -33,8 +33,8 @@ DTD = Source(
 )
 DTD_10_CLASSES = Source(
     "DTD, 10 classes",
-    "1,200 textures of 10 of DTD's classes, reduced to 32 x 32 pixels beforehand in a way not known; not published "
-    "anywhere in this form",
+    "1,200 textures of 10 of DTD's classes, reduced to 32 x 32 pixels beforehand in a way not known; not "
+    "published anywhere in this form",
     "dtd-32",
     _ten_classes,
     ("test",),

@@ -31,7 +31,7 @@ def _labels(folder: Path, files: list[Path]) -> torch.Tensor | None:
 
 TINY_IMAGENET = Source(
     "Tiny ImageNet",
-    "photographs of 64 x 64 pixels, 100,000 to train, 10,000 to validate and 10,000 to test (CS231n, Stanford)",
+    "photographs of 64 x 64 pixels, 100,000 to train, 10,000 each to validate and to test (CS231n, Stanford)",
     "tiny-imagenet-200",
     _read,
     ("train", "val", "test"),

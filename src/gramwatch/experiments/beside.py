@@ -202,13 +202,14 @@ def draw_beside(
     from gramwatch.report import pyplot
 
     plt = pyplot()
-    sets = list(dict.fromkeys(line.ood for line in lines))
-    methods = list(dict.fromkeys(line.method for line in lines))
+    shown = [line for line in lines if line.ours is not None or line.published]
+    sets = list(dict.fromkeys(line.ood for line in shown))
+    methods = list(dict.fromkeys(line.method for line in shown))
     height = 1.7 + 0.34 * len(sets)
     figure, panels = plt.subplots(
         1,
         len(metrics),
-        figsize=(3 + 4.2 * len(metrics), height),
+        figsize=(4 + 4.2 * len(metrics), height),
         dpi=110,
         sharey=True,
         squeeze=False,
@@ -243,10 +244,9 @@ def draw_beside(
         plt.Line2D([], [], color=COLOURS[i % len(COLOURS)], marker="o", ls="", label=method)
         for i, method in enumerate(methods)
     ]
-    handles += [plt.Line2D([], [], marker="o", ls="", mfc="white", mec="#555555", label="published")]
-    figure.legend(
-        handles=handles, loc="outside upper right", ncols=min(6, len(handles)), frameon=False, fontsize=9
-    )
+    if any(line.published for line in lines):
+        handles += [plt.Line2D([], [], marker="o", ls="", mfc="white", mec="#555555", label="published")]
+    figure.legend(handles=handles, loc="outside right upper", frameon=False, fontsize=9)
     figure.suptitle(title, x=0.01, ha="left", fontsize=12.5, weight="bold")
     if caption:
         width = round(17 * figure.get_figwidth())

@@ -16,7 +16,7 @@ from gramwatch.errors import InputError
 from gramwatch.evaluate import Evaluation, Row, evaluate_measured
 from gramwatch.experiments import published
 from gramwatch.experiments.beside import Line
-from gramwatch.experiments.paper import Options, entries_for, lines_of, methods_of, protocol_of, seen, write
+from gramwatch.experiments.paper import Options, entries_for, lines_of, methods_of, protocol_of, write
 from gramwatch.experiments.subject import OodSet, Subject, ood_sets
 from gramwatch.metrics import METRICS
 
@@ -46,7 +46,7 @@ def run(options: Options) -> list[Line]:
         options.say(f"\n{label}: {subject.title}, accuracy {subject.accuracy():.2%}")
         sets = ood_sets(subject.in_distribution)
         judged[label] = _judged(subject, sets)
-        auxiliary = seen(weights)
+        auxiliary = "" if label == PLAIN else options.auxiliary
         lines += _joined_lines(options, subject, label, sets, judged[label], auxiliary)
     return lines + _comparison(options, subject, sets, judged)
 
@@ -119,7 +119,6 @@ def _comparison(
     rows = []
     for name, (label, method) in columns.items():
         rows += [replace(row, method=name) for row in judged[label].rows if row.method == method]
-    auxiliary = "".join({seen(options.weights[label]) for label in exposed} - {""})
     sources = {each.title: each.source for each in sets}
     lines = lines_of(
         subject,
@@ -129,7 +128,9 @@ def _comparison(
         lambda each, method: entries_for(subject, each, _as_published(method), ("appendix:OE",)),
     )
     lines = [
-        replace(line, note=_note(sources[line.ood], auxiliary) if line.method.startswith("OE") else "")
+        replace(
+            line, note=_note(sources[line.ood], options.auxiliary) if line.method.startswith("OE") else ""
+        )
         for line in lines
     ]
     lines += [_mean_line(subject, method, lines) for method in columns]

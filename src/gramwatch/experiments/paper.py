@@ -1,7 +1,6 @@
 """What all experiments of the paper share: their options, their list, and how a result is written down."""
 
 import importlib
-import json
 import platform
 import sys
 import time
@@ -13,7 +12,7 @@ from typing import Any
 import torch
 
 from gramwatch import datasets, networks
-from gramwatch.errors import DataError, InputError
+from gramwatch.errors import InputError, MissingDataError
 from gramwatch.evaluate import Evaluation, Row
 from gramwatch.experiments import published
 from gramwatch.experiments.beside import Line, draw_beside, markdown_tables, write_csv
@@ -50,6 +49,8 @@ class Options:
     subset: int | None = None
     methods: str | None = None
     tune: str = "none"
+    auxiliary: str = ""
+    """The set of which networks saw other images, as outliers, in training."""
     batch: int | None = None
     say: Callable[[str], None] = print
 
@@ -201,17 +202,6 @@ def protocol_of(subject: Subject, evaluation: Evaluation, tuned: str = "") -> st
     )
 
 
-def seen(weights: Path) -> str:
-    """The set whose images a network saw as outliers in training, as its checkpoint says; else nothing."""
-    if weights.suffix != ".safetensors":
-        return ""
-    from safetensors import safe_open
-
-    with safe_open(weights, framework="pt") as file:
-        said = json.loads((file.metadata() or {}).get("gramwatch", "{}"))
-    return str(said.get("outliers") or "")
-
-
 def overview(data: Path | None, say: Callable[[str], None]) -> None:
     """Say which experiments there are, and which sets are present."""
     say("experiments (gramwatch paper NAME):")
@@ -229,6 +219,6 @@ def overview(data: Path | None, say: Callable[[str], None]) -> None:
 def _present(name: str, data: Path | None) -> bool:
     try:
         datasets.load(name, data, count=1)
-    except DataError:
+    except MissingDataError:
         return False
     return True

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from gramwatch import artifact, datasets
 from gramwatch.detector import GramDetector, Measurement
 from gramwatch.deviation import tap_deviations
-from gramwatch.errors import DataError, InputError
+from gramwatch.errors import InputError, MissingDataError
 from gramwatch.experiments.cells import Cells
 from gramwatch.networks import NETWORKS, Loaded
 from gramwatch.rivals import RIVALS, Rival, fgsm
@@ -304,7 +304,7 @@ class Subject:
         began = time.monotonic()
         try:
             images = self._images(which)
-        except DataError as error:
+        except MissingDataError as error:
             if which == self._inside:
                 raise
             self.say(f"{which.title}: data not present ({error})")

@@ -1,7 +1,6 @@
 """The networks by name, and reading their checkpoints: PyTorch's (weights only) and safetensors."""
 
 import json
-import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -158,9 +157,9 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     else:
         try:
             state = torch.load(path, weights_only=True, map_location="cpu")
-        except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
+        except Exception as error:  # a damaged file can raise nearly anything
             raise ArtifactError(
-                f"{path} cannot be read as parameters alone: it is damaged, or it holds a whole pickled module, "
+                f"{path} cannot be read as parameters alone: it is damaged, or holds a whole pickled module, "
                 "which would run code. docs/checkpoints.md shows how to convert such a file once. "
                 f"({str(error).splitlines()[0] if str(error) else type(error).__name__})"
             ) from None

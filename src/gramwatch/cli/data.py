@@ -1,0 +1,109 @@
+"""`gramwatch data`: which sets of images there are, downloading and checking them."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Root = Annotated[
+    Path | None,
+    typer.Option(help="The folder of sets. By default $GRAMWATCH_DATA, or else ~/.cache/gramwatch/data."),
+]
+Names = Annotated[list[str], typer.Argument(help="Names of sets, as 'gramwatch data list' shows them.")]
+
+data = typer.Typer(no_args_is_help=True, help="List, download and check sets of images.")
+
+
+def _root(root: Path | None) -> Path:
+    from gramwatch.datasets import default_root
+
+    return root or default_root()
+
+
+def _known(names: list[str]) -> list[str]:
+    from gramwatch.datasets import CATALOGUE
+
+    for name in names:
+        if name not in CATALOGUE:
+            raise typer.BadParameter(f"there is no set '{name}': choose from {', '.join(CATALOGUE)}")
+    return names
+
+
+@data.command("list")
+def list_sets(root: Root = None) -> None:
+    """Show every set, whether it is there, and what it is."""
+    from gramwatch.datasets import CATALOGUE
+    from gramwatch.datasets.download import found
+
+    folder = _root(root)
+    typer.echo(f"sets in {folder}\n")
+    for name, source in CATALOGUE.items():
+        if not source.place:
+            state = "made up"
+        elif found(source, folder):
+            state = "there"
+        else:
+            state = "absent" if source.downloads else "absent, no download"
+        typer.echo(f"{name:<20} {state:<20} {source.title}: {source.about}")
+        for download in source.downloads:
+            checksum = f"MD5 {download.md5} ({download.cited})" if download.md5 else "checksum unknown"
+            typer.echo(f"{'':<41} {download.url}, {checksum}")
+
+
+@data.command()
+def get(
+    names: Names,
+    root: Root = None,
+    again: Annotated[bool, typer.Option(help="Unpack archives again although the set is there.")] = False,
+) -> None:
+    """Download sets from their publishers, check them and unpack them."""
+    from gramwatch.datasets import CATALOGUE, download
+
+    for name in _known(names):
+        if not CATALOGUE[name].place:
+            typer.echo(f"{CATALOGUE[name].title} is made up: there is nothing to download")
+        else:
+            download.get(CATALOGUE[name], _root(root), typer.echo, again)
+
+
+@data.command()
+def check(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Names of sets; without any, all there are.")
+    ] = None,
+    root: Root = None,
+) -> None:
+    """Compare downloaded files with their published checksums and read every split."""
+    from gramwatch.datasets import CATALOGUE, download
+    from gramwatch.errors import DataError, MissingDataError
+
+    folder = _root(root)
+    chosen = _known(names or [name for name, source in CATALOGUE.items() if download.found(source, folder)])
+    if not chosen:
+        typer.echo(f"there are no sets in {folder}")
+    wrong = False
+    for name in chosen:
+        source = CATALOGUE[name]
+        for item in source.downloads:
+            path = folder / item.folder / item.file
+            if not path.exists():
+                state = "not there, so not compared with its checksum"
+            elif item.md5 is None:
+                state = "no checksum is known"
+            else:
+                try:
+                    download.check(path, item)
+                    state = "checksum right"
+                except DataError as error:
+                    wrong, state = True, f"WRONG: {error}"
+            typer.echo(f"{name}: {item.file}: {state}")
+        for split in source.splits if source.place else ():
+            try:
+                typer.echo(f"{name}: {split}: {len(source.read(folder, split)):,} images")
+            except MissingDataError as error:
+                typer.echo(f"{name}: {split}: absent ({error})")
+            except DataError as error:
+                wrong = True
+                typer.echo(f"{name}: {split}: WRONG: {error}")
+    if wrong:
+        raise typer.Exit(1)
