@@ -218,7 +218,7 @@ def draw_beside(
     for axes, metric in zip(panels[0], metrics, strict=True):
         for row in range(0, len(sets), 2):
             axes.axhspan(row - 0.5, row + 0.5, color="#f3f4f6", lw=0)
-        for line in lines:
+        for line in shown:
             number = methods.index(line.method)
             y = sets.index(line.ood) + 0.56 * ((number + 0.5) / len(methods) - 0.5)
             colour = COLOURS[number % len(COLOURS)]
