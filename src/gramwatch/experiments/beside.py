@@ -12,6 +12,8 @@ from gramwatch.metrics import METRICS
 
 ABSENT = "data not present"
 SHORT = {"tnr": "TNR at TPR 95 %", "auroc": "AUROC", "dtacc": "detection accuracy"}
+SEEN = "auxiliary source seen"
+"""Of a set from the source of the outliers that a network was trained with."""
 ROUNDING = 0.1
 """Two published figures that differ by no more are the same one, rounded."""
 PAR = 1.0
@@ -68,6 +70,28 @@ class Line:
         also = "".join(f" or {_percent(entry.figures[metric])}" for entry in self.contradicting(metric))
         change = "" if difference is None else f", {difference:+.2f}"
         return f"{shown} ({_percent(theirs)}{also}{change})".strip()
+
+
+def mean_line(lines: Sequence[Line], method: str, published: Sequence[Entry] = ()) -> Line:
+    """A method's mean over all sets that are present, and from no source that any network was trained on."""
+    seen = {line.ood for line in lines if line.note == SEEN}
+    own = [line for line in lines if line.method == method and not line.summary]
+    rows = [line.ours for line in own if line.ours is not None and line.ood not in seen]
+    mean = {key: sum(row.mean[key] for row in rows) / len(rows) for key in METRICS if rows}
+    whole = Row(method, "mean", len(rows), mean, dict.fromkeys(METRICS, 0.0)) if rows else None
+    title = f"mean, {SEEN} left out" if seen else "mean"
+    like = "other sets" if published else ""
+    first = own[0]
+    return Line(
+        first.network,
+        first.in_distribution,
+        title,
+        method,
+        whole,
+        tuple(published),
+        like,
+        summary=True,
+    )
 
 
 def write_csv(path: str | PathLike[str], lines: Iterable[Line]) -> None:

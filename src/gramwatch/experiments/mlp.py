@@ -9,24 +9,26 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from gramwatch import datasets, networks
+from gramwatch import datasets, networks, training
 from gramwatch.deviation import TotalDeviation
 from gramwatch.evaluate import Evaluation, evaluate_measured
+from gramwatch.experiments import demo
 from gramwatch.experiments.beside import Line
 from gramwatch.experiments.cells import Cells
 from gramwatch.experiments.paper import Options, entries_for, lines_of, protocol_of, write
 from gramwatch.experiments.subject import Method, OodSet, Subject, ood_sets
-from gramwatch.training import CrossEntropy, train
 
 NETWORKS = ("mlp_300", "mlp_300_150", "mlp_300_150_50")
 RECIPE: Mapping[str, Any] = {
+    "optimiser": "adam",
     "epochs": 20,
     "batch_size": 64,
-    "learning_rate": 0.1,
-    "warmup": 1.0,
+    "learning_rate": 0.001,
     "weight_decay": 0.0,
+    "cosine": False,
 }
 SETS = ("kmnist", "fashion_mnist", "cifar10", "dtd_10_classes", "gaussian", "bernoulli", "blobs")
 PAIRS, SUMS = "Gram", "Gram, row sums"
@@ -58,11 +60,21 @@ def run(options: Options) -> list[Line]:
                 subject, each, method, ("fig:mnist_ood",)
             ),
         )
-        recipe = ", ".join(f"{key.replace('_', ' ')} {value:g}" for key, value in RECIPE.items())
-        told = f"{protocol_of(subject, result)} Test accuracy {accuracy:.2%}; trained by SGD with {recipe}."
+        told = (
+            f"{protocol_of(subject, result)} Test accuracy {accuracy:.2%}. Trained with {in_words(RECIPE)}."
+        )
         write(options, f"mlp-{name}", f"{subject.title}, MNIST", found, told)
         lines += found
     return lines
+
+
+def in_words(recipe: Mapping[str, Any]) -> str:
+    """How a network was trained."""
+    rate = "falling along a cosine" if recipe["cosine"] else "constant"
+    return (
+        f"{recipe['optimiser']}, {recipe['epochs']} epochs, batches of {recipe['batch_size']}, learning rate "
+        f"{recipe['learning_rate']:g} ({rate}), weight decay {recipe['weight_decay']:g}"
+    )
 
 
 def trained(
@@ -74,7 +86,7 @@ def trained(
     std: float = 1.0,
     **changes: Any,
 ) -> networks.Loaded:
-    """A network trained on MNIST; from its file, if it was trained before.
+    """A network trained on MNIST; from its cell, if it was trained before.
 
     Args:
         options: where the data and the cells are.
@@ -87,31 +99,46 @@ def trained(
 
     """
     recipe = {**RECIPE, **changes}
-    count = None if options.subset is None else 10 * options.subset
+    torch.manual_seed(0)
+    loaded = networks.Loaded(
+        name, (networks.build(name) if network is None else network).to(options.device), (mean,), (std,)
+    )
     settings = {"network": name, "label": label, "subset": options.subset, "mean": mean, "std": std, **recipe}
-    path = Cells(options.output / "cells").path(f"{name} {label} trained", settings)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    images = datasets.load("mnist", options.data, split="train", count=count)
-    assert images.labels is not None
-    began = time.monotonic()
-    network = networks.build(name) if network is None else network
-    history = train(
-        network,
-        images.images,
-        images.labels,
-        CrossEntropy(),
-        mean=[mean],
-        std=[std],
-        device=options.device,
-        precision="float32",
-        checkpoint=path,
-        **recipe,
-    )
-    options.say(
-        f"{time.monotonic() - began:7.1f} s  {networks.NETWORKS[name].title} {label} trained for "
-        f"{len(history.epochs)} epochs on {len(images):,} images"
-    )
-    return networks.Loaded(name, network, (mean,), (std,))
+    cells, called = Cells(options.output / "cells"), f"{name} {label} trained"
+    weights = cells.read(called, settings)
+    if weights is None:
+        began = time.monotonic()
+        count = None if options.subset is None else 10 * options.subset
+        found = datasets.load("mnist", options.data, split="train", count=count)
+        assert found.labels is not None
+        _train(loaded, found.images.to(options.device), found.labels.to(options.device), **recipe)
+        cells.keep(called, settings, loaded.network.state_dict())
+        options.say(
+            f"{time.monotonic() - began:7.1f} s  {networks.NETWORKS[name].title} {label} trained on "
+            f"{len(found):,} images"
+        )
+    else:
+        loaded.network.load_state_dict(weights)
+    loaded.network.eval()
+    return loaded
+
+
+def _train(loaded: networks.Loaded, images: Tensor, labels: Tensor, optimiser: str, **recipe: Any) -> None:
+    """By Adam, or by SGD with a cosine schedule."""
+    if optimiser == "adam":
+        demo.train(loaded.network, loaded.prepare(images), labels, progress=True, **recipe)
+    else:
+        recipe.pop("cosine")
+        training.train(
+            loaded.network,
+            images,
+            labels,
+            training.CrossEntropy(),
+            mean=loaded.mean,
+            std=loaded.std,
+            precision="float32",
+            **recipe,
+        )
 
 
 def judged(subject: Subject, methods: Sequence[Method], sets: Sequence[OodSet]) -> Evaluation:

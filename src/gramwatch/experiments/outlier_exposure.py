@@ -9,16 +9,14 @@ the network trained with Outlier Exposure.
 
 from collections.abc import Iterable
 from dataclasses import replace
-from statistics import mean
 
 from gramwatch.deviation import TotalDeviation
 from gramwatch.errors import InputError
-from gramwatch.evaluate import Evaluation, Row, evaluate_measured
+from gramwatch.evaluate import Evaluation, evaluate_measured
 from gramwatch.experiments import published
-from gramwatch.experiments.beside import Line
+from gramwatch.experiments.beside import SEEN, Line, mean_line
 from gramwatch.experiments.paper import Options, entries_for, lines_of, methods_of, protocol_of, write
 from gramwatch.experiments.subject import OodSet, Subject, ood_sets
-from gramwatch.metrics import METRICS
 
 PLAIN, EXPOSED = "cross_entropy", "outlier_exposure"
 GRAM = "Gram, divided by the confidence"
@@ -93,7 +91,7 @@ def _joined_lines(
 
 
 def _note(source: str, auxiliary: str) -> str:
-    return "auxiliary source seen" if auxiliary and source == auxiliary else ""
+    return SEEN if auxiliary and source == auxiliary else ""
 
 
 def _seen_in_words(label: str, auxiliary: str) -> str:
@@ -133,7 +131,14 @@ def _comparison(
         )
         for line in lines
     ]
-    lines += [_mean_line(subject, method, lines) for method in columns]
+    lines += [
+        mean_line(
+            lines,
+            method,
+            published.find(subject.inside_title, "resnet34 and densenet", "mean", _as_published(method)),
+        )
+        for method in columns
+    ]
     write(
         options,
         f"outlier_exposure-{subject.loaded.name}",
@@ -144,25 +149,6 @@ def _comparison(
         metrics=("tnr", "auroc"),
     )
     return lines
-
-
-def _mean_line(subject: Subject, method: str, lines: list[Line]) -> Line:
-    """The mean over all sets that are present and not of a source that some network was trained on."""
-    seen_sets = {line.ood for line in lines if line.note}
-    rows = [line.ours for line in lines if line.method == method and line.ours and line.ood not in seen_sets]
-    means = {key: mean(row.mean[key] for row in rows) for key in METRICS} if rows else {}
-    whole = Row(method, "mean", len(rows), means, dict.fromkeys(METRICS, 0.0)) if rows else None
-    theirs = published.find(subject.inside_title, "resnet34 and densenet", "mean", _as_published(method))
-    return Line(
-        subject.title,
-        subject.inside_title,
-        "mean over the sets",
-        method,
-        whole,
-        tuple(theirs),
-        "other sets" if theirs else "",
-        summary=True,
-    )
 
 
 def _as_published(method: str) -> str:

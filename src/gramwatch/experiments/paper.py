@@ -31,6 +31,7 @@ EXPERIMENTS = {
     "triangle": "row sums against the full triangle of the Gram matrix",
     "trained": "DPN, VD, Semantic and Outlier Exposure beside Gram and MSP",
     "mlp": "fully connected networks on MNIST, trained on the spot",
+    "mlp_study": "what the MLPs' figures depend on",
 }
 """Every experiment: a module of this package with a `run(options)`, and what it shows."""
 
@@ -207,7 +208,9 @@ def overview(data: Path | None, say: Callable[[str], None]) -> None:
     say("experiments (gramwatch paper NAME):")
     for name, what in EXPERIMENTS.items():
         say(f"  {name:17} {what}")
-    say("\nThey need CIFAR-10 and a CIFAR network (--network, --weights); mlp needs MNIST alone.")
+    say(
+        "\nThey need CIFAR-10 and a CIFAR network (--network, --weights); mlp and mlp_study need MNIST alone."
+    )
     say(f"\ndata in {data or datasets.default_root()}:")
     from gramwatch.experiments.subject import ood_sets
 

@@ -20,7 +20,7 @@ from gramwatch.deviation import tap_deviations
 from gramwatch.errors import InputError, MissingDataError
 from gramwatch.experiments.cells import Cells
 from gramwatch.networks import NETWORKS, Loaded
-from gramwatch.rivals import RIVALS, Rival, fgsm
+from gramwatch.rivals import RIVALS, TRAINED, Rival, fgsm
 from gramwatch.taps import Inputs
 from gramwatch.together import Detector, Measured, fit_together, measure_together
 
@@ -125,7 +125,7 @@ class Method:
 
     title: str
     kind: str
-    """`"gram"`, `"gram_by_order"`, or a name of `gramwatch.rivals.RIVALS`."""
+    """`"gram"`, `"gram_by_order"`, or a name of `gramwatch.rivals.RIVALS` or `TRAINED`."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     tuned_on: str = ""
     """What it is tuned on: the title of a set, or "FGSM"."""
@@ -135,7 +135,7 @@ class Method:
         """What is made."""
         if self.kind.startswith("gram"):
             return GramByOrder if self.kind == "gram_by_order" else GramDetector
-        return RIVALS[self.kind]
+        return (RIVALS | TRAINED)[self.kind]
 
     def make(self, network: nn.Module) -> Detector:
         """A detector, not fitted."""
