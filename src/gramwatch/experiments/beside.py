@@ -123,14 +123,19 @@ def _percent(value: float) -> str:
     return f"{value:.1f}" if round(value, 1) == value else f"{value:g}"
 
 
-def markdown_tables(lines: Sequence[Line], metrics: Sequence[str] = SHOWN, tallied: bool = True) -> str:
+def markdown_tables(
+    lines: Sequence[Line],
+    metrics: Sequence[str] = SHOWN,
+    tallied: bool = True,
+    rows: str = "out-of-distribution set",
+) -> str:
     """One table for each metric: sets x methods, each cell `ours (published, difference)`, and the tally."""
     parts = []
     for metric in metrics:
         parts += [
             f"### {SHORT[metric]}, percent: ours (published, difference)",
             "",
-            _table(lines, metric),
+            _table(lines, metric, rows),
             "",
         ]
         counted = tally_in_words(lines, metric) if tallied else ""
@@ -154,10 +159,10 @@ def markdown_tables(lines: Sequence[Line], metrics: Sequence[str] = SHOWN, talli
     return "\n".join([*parts, *(f"- {note}." for note in notes), ""])
 
 
-def _table(lines: Sequence[Line], metric: str) -> str:
+def _table(lines: Sequence[Line], metric: str, head: str) -> str:
     methods = list(dict.fromkeys(line.method for line in lines))
     found = {(line.ood, line.method): line for line in lines}
-    rows = [["out-of-distribution set", *methods]]
+    rows = [[head, *methods]]
     for ood in dict.fromkeys(line.ood for line in lines):
         row = [found.get((ood, method)) for method in methods]
         first = next(line for line in row if line is not None)

@@ -163,6 +163,7 @@ def write(
     metrics: Sequence[str] = published.SHOWN,
     more: str = "",
     tallied: bool = True,
+    rows: str = "out-of-distribution set",
     picture: Callable[[Path], None] | None = None,
 ) -> None:
     """Leave the CSV, the Markdown page and the picture in the output folder."""
@@ -173,7 +174,7 @@ def write(
     else:
         picture(folder / f"{name}.png")
     page = [f"## {title}", "", f"    {command()}", "", f"{protocol} {surroundings(options)}", ""]
-    tables = markdown_tables(lines, metrics, tallied)
+    tables = markdown_tables(lines, metrics, tallied, rows)
     page += [f"![{title}]({name}.png)", "", tables, *([more, ""] if more else [])]
     (folder / f"{name}.md").write_text("\n".join(page), encoding="utf-8")
     options.say(f"\n{tables}{more}")
