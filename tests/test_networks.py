@@ -1,9 +1,20 @@
 """The paper's networks: their tensors, their sizes, their published parameter names."""
 
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import gramwatch
+import real_data
+from gramwatch import ArtifactError, InputError, datasets, networks
 from gramwatch.networks import densenet_bc_100_12, resnet34, wide_resnet_40_2
 
 PARAMETERS = {resnet34: 21_282_122, densenet_bc_100_12: 769_162, wide_resnet_40_2: 2_243_546}
@@ -76,9 +87,173 @@ def test_wide_resnet_has_73_tensors():
     assert not any("Shortcut" in tap.name for tap in taps)
 
 
-def test_the_third_party_densenet_fits_by_name(shared_weights):
-    import real_data
+def test_cifar_resnets_have_the_published_sizes_and_six_tensors_a_block():
+    # He et al., Table 6: 0.27, 0.46, 0.66, 0.85 and 1.7 million parameters.
+    sizes = {20: 269_722, 32: 464_154, 44: 658_586, 56: 853_018, 110: 1_727_962}
+    for depth, size in sizes.items():
+        assert sum(p.numel() for p in networks.build(f"resnet{depth}").parameters()) == size
+    taps = paper_taps(lambda: networks.build("resnet20"))
+    assert len(taps) == 6 * 9
+    with pytest.raises(ValueError, match="6 n"):
+        networks.CifarResNet(21)
 
-    state = real_data.checkpoint(shared_weights / "densenet_bc_100_12_cifar10.pth")
-    assert state.keys() == densenet_bc_100_12().state_dict().keys()
-    densenet_bc_100_12().load_state_dict(state)
+
+def test_an_option_a_shortcut_takes_every_second_pixel_and_adds_channels_of_zeros():
+    net = networks.build("resnet20").eval()
+    x = torch.randn(2, 3, 32, 32)
+    taps = gramwatch.find_taps(net, x, "paper")
+    seen = {}
+    gramwatch.taps.observe(net, taps, x, lambda number, maps: seen.update({taps[number].name: maps.clone()}))
+    before = seen["layer1.2.relu#2"].unflatten(2, (32, 32))[:, :, ::2, ::2]
+    after = seen["layer2.0.shortcut"].unflatten(2, (16, 16))
+    torch.testing.assert_close(after[:, 8:24], before)
+    assert not after[:, :8].any()
+    assert not after[:, 24:].any()
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "taps"),
+    [
+        ("mlp_300", 238_510, ["relu1"]),
+        ("mlp_300_150", 282_160, ["relu1", "relu2"]),
+        ("mlp_300_150_50", 288_710, ["relu1", "relu2", "relu3"]),
+    ],
+)
+def test_mlps(name, count, taps):
+    network = networks.build(name)
+    assert sum(p.numel() for p in network.parameters()) == count
+    found = gramwatch.find_taps(network, torch.rand(2, 1, 28, 28), "paper")
+    assert [tap.name.removeprefix("layers.") for tap in found] == taps
+
+
+def test_the_mnist_convnet_watches_every_layer_before_and_after_its_activation():
+    taps = gramwatch.find_taps(networks.build("mnist_convnet"), torch.rand(2, 1, 28, 28), "paper")
+    assert [tap.name for tap in taps] == ["conv1", "silu", "conv2", "silu#2", "fc1", "silu#3"]
+
+
+@pytest.mark.parametrize("name", networks.NETWORKS)
+def test_every_network_is_built_prepared_and_saved_again(name, tmp_path):
+    record = networks.NETWORKS[name]
+    path = tmp_path / "saved.safetensors"
+    save_file(networks.build(name, 7).state_dict(), path)
+    loaded = networks.load(name, path)
+    assert not loaded.network.training
+    assert (loaded.mean, loaded.std) == (record.mean, record.std)
+    images = torch.randint(0, 256, (2, *record.shape), dtype=torch.uint8)
+    prepared = loaded.prepare(images)
+    assert prepared.dtype == torch.float32
+    torch.testing.assert_close(prepared, loaded.prepare(images / 255))
+    first = (images[0, 0, 0, 0] / 255 - record.mean[0]) / record.std[0]
+    torch.testing.assert_close(prepared[0, 0, 0, 0], first)
+    with torch.inference_mode():
+        assert loaded.network(prepared).shape == (2, 7)
+    with pytest.raises(InputError, match=f"takes images of {record.shape[0]} channels"):
+        loaded.prepare(images[:, :1].expand(-1, 4, -1, -1))
+
+
+# Measured on the whole test sets, percent.
+THIRD_PARTY = {
+    "densenet_bc_100_12_cifar10": ("densenet", 94.54, 100),
+    "resnet20_cifar10": ("resnet20", 91.73, 1000),
+    "resnet32_cifar10": ("resnet32", 92.63, 1000),
+    "mnist_convnet_baseline": ("mnist_convnet", 99.06, 10_000),
+    "mnist_convnet_outlier_exposure_scratch": ("mnist_convnet", 98.97, 10_000),
+    "mnist_convnet_outlier_exposure_tuned": ("mnist_convnet", 99.08, 10_000),
+}
+
+
+@pytest.mark.parametrize("file", THIRD_PARTY)
+def test_third_party_checkpoints_reach_their_accuracy(file, shared_weights, shared_data):
+    name, percent, count = THIRD_PARTY[file]
+    loaded = networks.load(name, shared_weights / f"{file}.pth")
+    if name == "mnist_convnet":
+        test = datasets.load("mnist", shared_data)
+        images, labels = test.images, test.labels
+    else:
+        folder = shared_data / "cifar10"
+        images = torch.from_numpy(real_data.mosaic(folder / "test_0.webp", count).copy()).permute(0, 3, 1, 2)
+        labels = torch.from_numpy(np.load(folder / "test_labels.npy")[:count].astype(np.int64))
+    with torch.inference_mode():
+        right = sum(
+            int((loaded.network(loaded.prepare(x)).argmax(1) == y).sum())
+            for x, y in zip(images.split(500), labels.split(500), strict=True)
+        )
+    if count == 10_000:  # the whole test set: to the image
+        assert right == round(100 * percent)
+    else:  # a part of it: within three standard deviations of a binomial
+        p = percent / 100
+        assert abs(right / count - p) < 3 * (p * (1 - p) / count) ** 0.5
+
+
+def test_prefixes_are_stripped_and_the_header_is_heeded(tmp_path):
+    state = networks.build("mlp_300", 4).state_dict()
+    torch.save({"state_dict": {f"module.{k}": v for k, v in state.items()}, "epoch": 3}, tmp_path / "a.pth")
+    header = {"network": "mlp_300", "classes": 4, "mean": [0.25], "std": [0.5], "objective": "cross_entropy"}
+    save_file(state, tmp_path / "b.safetensors", {"gramwatch": json.dumps(header)})
+    for file in ("a.pth", "b.safetensors"):
+        found = networks.load("mlp_300", tmp_path / file).network.state_dict()
+        assert found.keys() == state.keys()
+        assert all(torch.equal(found[key], state[key]) for key in state)
+    loaded = networks.load("mlp_300", tmp_path / "b.safetensors")
+    assert (loaded.mean, loaded.std) == ((0.25,), (0.5,))
+    loaded = networks.load("mlp_300", tmp_path / "b.safetensors", mean=[0.0], std=[1.0])
+    assert (loaded.mean, loaded.std) == ((0.0,), (1.0,))
+    with pytest.raises(ArtifactError, match="holds a 'mlp_300', not a 'mlp_300_150'"):
+        networks.load("mlp_300_150", tmp_path / "b.safetensors")
+
+
+def test_old_checkpoints_without_counters_are_read(tmp_path):
+    state = networks.build("resnet20").state_dict()
+    kept = {key: value for key, value in state.items() if not key.endswith("num_batches_tracked")}
+    assert len(kept) < len(state)
+    torch.save(kept, tmp_path / "old.th")
+    networks.load("resnet20", tmp_path / "old.th")
+
+
+def test_wrong_files_are_refused_by_name(tmp_path):
+    path = tmp_path / "wrong.pth"
+    with pytest.raises(ArtifactError, match=r"no checkpoint .*wrong\.pth"):
+        networks.load("mlp_300", path)
+    state = networks.build("mlp_300").state_dict()
+    torch.save({k: v for k, v in state.items() if k != "layers.linear1.bias"}, path)
+    with pytest.raises(ArtifactError, match=r"wrong\.pth does not fit.*missing: layers\.linear1\.bias$"):
+        networks.load("mlp_300", path)
+    torch.save({**state, "extra": torch.zeros(1)}, path)
+    with pytest.raises(ArtifactError, match=r"unknown: extra$"):
+        networks.load("mlp_300", path)
+    torch.save({**state, "layers.linear1.bias": torch.zeros(3)}, path)
+    with pytest.raises(
+        ArtifactError, match=r"of another shape: layers\.linear1\.bias \(3,\) instead of \(300,\)"
+    ):
+        networks.load("mlp_300", path)
+    torch.save([1, 2], path)
+    with pytest.raises(ArtifactError, match="does not hold parameters by name"):
+        networks.load("mlp_300", path)
+    path.write_bytes(b"nothing of the kind")
+    with pytest.raises(ArtifactError, match="cannot be read as parameters alone"):
+        networks.load("mlp_300", path)
+    (tmp_path / "wrong.safetensors").write_bytes(b"nothing of the kind")
+    with pytest.raises(ArtifactError, match="not a readable safetensors file"):
+        networks.load("mlp_300", tmp_path / "wrong.safetensors")
+    with pytest.raises(InputError, match="no network 'vgg': choose from resnet34, densenet"):
+        networks.build("vgg")
+
+
+def test_a_pickled_module_is_refused_with_a_way_out(tmp_path):
+    torch.save(networks.build("mlp_300"), tmp_path / "whole.pth")
+    with pytest.raises(ArtifactError, match=r"whole pickled module.*docs/checkpoints\.md"):
+        networks.load("mlp_300", tmp_path / "whole.pth")
+
+
+def test_the_conversion_in_the_docs_works(tmp_path):
+    """The script is run as a user would, on a module of ours in place of another project's."""
+    page = (Path(__file__).parents[1] / "docs" / "checkpoints.md").read_text(encoding="utf-8")
+    script = next(b for b in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "save_file" in b)
+    network = networks.build("mlp_300")
+    torch.save(torch.nn.DataParallel(network), tmp_path / "whole.pth")
+    (tmp_path / "convert.py").write_text(script, encoding="utf-8")
+    command = [sys.executable, "convert.py", "whole.pth", "out.safetensors"]
+    env = {**os.environ, "PYTHONPATH": str(Path(gramwatch.__file__).parents[1])}
+    subprocess.run(command, cwd=tmp_path, env=env, check=True)
+    found = networks.load("mlp_300", tmp_path / "out.safetensors").network.state_dict()
+    assert all(torch.equal(found[key], value) for key, value in network.state_dict().items())

@@ -1,9 +1,14 @@
 """`gramwatch data`: which sets of images there are, downloading and checking them."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from gramwatch.datasets import Download, Source
 
 Root = Annotated[
     Path | None,
@@ -75,7 +80,6 @@ def check(
 ) -> None:
     """Compare downloaded files with their published checksums and read every split."""
     from gramwatch.datasets import CATALOGUE, download
-    from gramwatch.errors import DataError, MissingDataError
 
     folder = _root(root)
     chosen = _known(names or [name for name, source in CATALOGUE.items() if download.found(source, folder)])
@@ -85,25 +89,35 @@ def check(
     for name in chosen:
         source = CATALOGUE[name]
         for item in source.downloads:
-            path = folder / item.folder / item.file
-            if not path.exists():
-                state = "not there, so not compared with its checksum"
-            elif item.md5 is None:
-                state = "no checksum is known"
-            else:
-                try:
-                    download.check(path, item)
-                    state = "checksum right"
-                except DataError as error:
-                    wrong, state = True, f"WRONG: {error}"
-            typer.echo(f"{name}: {item.file}: {state}")
+            wrong |= _tell(f"{name}: {item.file}", partial(_compared, folder / item.folder / item.file, item))
         for split in source.splits if source.place else ():
-            try:
-                typer.echo(f"{name}: {split}: {len(source.read(folder, split)):,} images")
-            except MissingDataError as error:
-                typer.echo(f"{name}: {split}: absent ({error})")
-            except DataError as error:
-                wrong = True
-                typer.echo(f"{name}: {split}: WRONG: {error}")
+            wrong |= _tell(f"{name}: {split}", partial(_counted, source, folder, split))
     if wrong:
         raise typer.Exit(1)
+
+
+def _tell(what: str, find: Callable[[], str]) -> bool:
+    """Say what was found; whether it is wrong. What is absent is not wrong."""
+    from gramwatch.errors import DataError, MissingDataError
+
+    try:
+        typer.echo(f"{what}: {find()}")
+    except MissingDataError as error:
+        typer.echo(f"{what}: absent ({error})")
+    except DataError as error:
+        typer.echo(f"{what}: WRONG: {error}")
+        return True
+    return False
+
+
+def _compared(path: Path, item: "Download") -> str:
+    from gramwatch.datasets import download
+
+    if not path.exists():
+        return "not there, so not compared with its checksum"
+    download.check(path, item)
+    return "checksum right" if item.md5 else "no checksum is known"
+
+
+def _counted(source: "Source", folder: Path, split: str) -> str:
+    return f"{len(source.read(folder, split)):,} images"

@@ -18,7 +18,7 @@ from gramwatch.datasets import cifar, idx, miniplaces, odin, svhn, synthetic, te
 from gramwatch.datasets.folder import folder_source
 from gramwatch.datasets.images import REDUCE, made_grey, pixels
 from gramwatch.datasets.source import Download, Raw, Source
-from gramwatch.errors import DataError
+from gramwatch.errors import DataError, MissingDataError
 
 __all__ = ["CATALOGUE", "Download", "ImageSet", "Source", "default_root", "load"]
 
@@ -158,7 +158,9 @@ def _read(name: str, source: Source, root: Path, split: str) -> Raw:
     except DataError as error:
         if name not in CATALOGUE:
             raise
-        remedy = f"run 'gramwatch data get {name}'" if source.downloads else source.about
+        absent = isinstance(error, MissingDataError)
+        command = f"gramwatch data get {name}{'' if absent else ' --again'}"
+        remedy = f"run '{command}'" if source.downloads else source.about
         raise type(error)(
             f"{source.title}: {error}. It belongs in {root / source.place}: {remedy}, or give another root"
         ) from None

@@ -1,4 +1,4 @@
-"""Downloading sets from their publishers: resumed where it stopped, checked, unpacked, put in place at once."""
+"""Downloading sets from their publishers: resumed where it stopped, checked, put in place at once."""
 
 import hashlib
 import http.client
@@ -42,8 +42,8 @@ def check(path: Path, download: Download) -> None:
     """Compare a file with its published checksum, where one is known."""
     if download.md5 is not None and (actual := md5_of(path)) != download.md5:
         raise DataError(
-            f"{path} is damaged or another file: its MD5 is {actual}, {download.md5} is the one published "
-            f"({download.cited}). Remove it and get it again"
+            f"{path} is damaged, packed anew or another file: its MD5 is {actual}, the published one is "
+            f"{download.md5} ({download.cited}). Remove it and get it again"
         )
 
 
@@ -128,6 +128,11 @@ def unpack(archive: Path, folder: Path) -> None:
 
     Members that would land outside the folder, links out of it and devices are refused.
     """
+    if not hasattr(tarfile, "data_filter"):
+        raise DataError(
+            f"{archive} is there, but this Python is too old to unpack it safely: update to its latest patch "
+            "release, or unpack the file by hand"
+        )
     with tempfile.TemporaryDirectory(prefix=".unpacking-", dir=folder) as beside:
         try:
             if archive.suffix == ".zip":
@@ -138,4 +143,8 @@ def unpack(archive: Path, folder: Path) -> None:
                     tar.extractall(beside, filter="data")
         except (tarfile.TarError, zipfile.BadZipFile, EOFError, OSError) as error:
             raise DataError(f"{archive} cannot be unpacked: {error}") from None
-        shutil.copytree(beside, folder, dirs_exist_ok=True, copy_function=shutil.move)
+        for entry in Path(beside).iterdir():
+            if entry.is_dir():
+                shutil.copytree(entry, folder / entry.name, dirs_exist_ok=True, copy_function=shutil.move)
+            else:
+                entry.replace(folder / entry.name)

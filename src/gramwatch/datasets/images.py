@@ -31,7 +31,8 @@ def pixels(
     if isinstance(images, Tensor):
         if size is None or max(images.shape[-2:]) <= size:
             done = {"padded"} if size is not None and min(images.shape[-2:]) < size else set()
-            return padded(images[torch.as_tensor(chosen)], size), done
+            whole = isinstance(chosen, range) and len(chosen) == len(images)
+            return padded(images if whole else images[torch.as_tensor(chosen)], size), done
         array = images.permute(0, 2, 3, 1).numpy()
         array = array[..., 0] if array.shape[-1] == 1 else array  # Pillow has grey images without an axis
 

@@ -4,8 +4,8 @@ The functions return float32 of shape `(count, *shape)` with `shape` = channels,
 seed. Their authors made them in the space of the network's input. For networks that take pixels in [0, 1]
 (SVHN) these are pixels: Gaussian, Bernoulli, blobs. For networks that take normalised pixels (CIFAR) these
 are normalised values in [-1, 1]: Gaussian, Rademacher, blobs. As sets of images the latter are stored as
-pixels, `0.5 + value / 4`, which a normalisation of mean 0.5 and standard deviation 0.25 turns back into those
-values, and that of a CIFAR network into nearly those.
+pixels, `mean + std * value` with the mean and deviation of their authors' CIFAR networks, so that a network
+with that normalisation (WRN-40-2) gets those values but for rounding, and others nearly those.
 """
 
 from collections.abc import Callable
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from gramwatch.datasets.source import Raw, Source
+from gramwatch.networks.loading import OUTLIER_EXPOSURE
 
 Shape = tuple[int, int, int]
 
@@ -68,8 +69,11 @@ def blobs_normalised(count: int, shape: Shape, seed: int = 0) -> Tensor:
 
 
 def as_pixels(values: Tensor) -> Tensor:
-    """Values of normalised space as pixels: mean 0.5, standard deviation 0.25."""
-    return 0.5 + values / 4
+    """Values of normalised space as pixels; those of grey images with the average of the three channels."""
+    mean, std = (torch.tensor(channels)[:, None, None] for channels in OUTLIER_EXPOSURE)
+    if values.shape[1] == 1:
+        mean, std = mean.mean(0, keepdim=True), std.mean(0, keepdim=True)
+    return mean + std * values
 
 
 _MAKERS: dict[str, tuple[str, str, Callable[[int, Shape, int], Tensor]]] = {
@@ -80,35 +84,37 @@ _MAKERS: dict[str, tuple[str, str, Callable[[int, Shape, int], Tensor]]] = {
     ),
     "gaussian_normalised": (
         "Gaussian noise (normalised)",
-        "normal, mean 0, deviation 0.5, clipped to [-1, 1]; normalised space, as pixels 0.5 + value / 4",
+        "normal, mean 0, deviation 0.5, clipped to [-1, 1]; normalised space, as pixels mean + std * value",
         lambda *how: as_pixels(gaussian_normalised(*how)),
     ),
     "rademacher": (
         "Rademacher noise",
-        "-1 or 1, equally likely; normalised space, as pixels 0.5 + value / 4",
+        "-1 or 1, equally likely; normalised space, as pixels mean + std * value",
         lambda *how: as_pixels(rademacher(*how)),
     ),
     "bernoulli": ("Bernoulli noise", "0 or 1, equally likely; pixel space", bernoulli),
     "blobs": ("blobs", "1 with probability 0.7, blurred by 1.5, all below 0.75 made 0; pixel space", blobs),
     "blobs_normalised": (
         "blobs (normalised)",
-        "blobs, times 2 less 1; normalised space, as pixels 0.5 + value / 4",
+        "blobs, times 2 less 1; normalised space, as pixels mean + std * value",
         lambda *how: as_pixels(blobs_normalised(*how)),
     ),
 }
 
 
-def _source(title: str, about: str, make: Callable[[int, Shape, int], Tensor]) -> Source:
+def _source(name: str) -> Source:
+    title, about, _ = _MAKERS[name]
+
     def read(root: Path, split: str) -> Raw:
-        raise NotImplementedError("made-up images are made, not read")
+        return Raw(made(name))
 
     return Source(title, f"made up: {about} (Hendrycks et al., 2019)", "", read, ("test",))
 
 
-SOURCES = {name: _source(*words) for name, words in _MAKERS.items()}
+SOURCES = {name: _source(name) for name in _MAKERS}
 
 
-def made(name: str, count: int, size: int, channels: int, seed: int) -> Tensor:
+def made(name: str, count: int = 10_000, size: int = 32, channels: int = 3, seed: int = 0) -> Tensor:
     """A made-up set as uint8 images."""
     values = _MAKERS[name][2](count, (channels, size, size), seed)
     return (values * 255).round().to(torch.uint8)
