@@ -3,7 +3,7 @@
 Six detectors are fitted in one pass; with and without normalising, their deviations give twelve settings.
 """
 
-from statistics import mean, pstdev
+from statistics import mean, stdev
 
 from gramwatch.deviation import TotalDeviation
 from gramwatch.evaluate import Row, evaluate_measured
@@ -16,7 +16,7 @@ from gramwatch.together import Measured
 STATISTICS = {"diagonal": "diagonal", "off-diagonal": "off_diagonal", "complete": "row_sums"}
 BOUNDS = {"Min/Max": "min_max", "Mean/Var": "mean_variance"}
 TABLES = ("tab:detailed_ablation",)
-SUMMARIES = {"MEAN": mean, "STD-DEV": pstdev}
+SUMMARIES = {"MEAN": mean, "STD-DEV": stdev}
 
 
 def run(options: Options) -> list[Line]:
@@ -79,7 +79,7 @@ def _summary(rows: list[Row]) -> str:
         ]
         for method in published.ABLATION_METHODS:
             values = [100 * row.mean[metric] for row in rows if row.method == method]
-            ours = [f"{summary(values):.1f}" if values else "" for summary in SUMMARIES.values()]
+            ours = [f"{summary(values):.1f}" if len(values) > 1 else "" for summary in SUMMARIES.values()]
             theirs = [
                 f"{published.find('all', 'all', name, method)[0].figures[metric]:.1f}" for name in SUMMARIES
             ]

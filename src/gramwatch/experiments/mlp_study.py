@@ -11,12 +11,11 @@ from torch import nn
 
 from gramwatch import networks
 from gramwatch.experiments.beside import Line
-from gramwatch.experiments.mlp import METHODS, PAIRS, RECIPE, in_words, judged, trained
+from gramwatch.experiments.mlp import MEAN, METHODS, PAIRS, RECIPE, STD, in_words, judged, trained
 from gramwatch.experiments.paper import Options, entries_for, write
 from gramwatch.experiments.subject import DIGITS, Method, OodSet
 
 NETWORK = "mlp_300_150_50"
-MNIST_MEAN, MNIST_STD = 0.1307, 0.3081
 
 
 @dataclass(frozen=True)
@@ -26,13 +25,12 @@ class Variant:
     recipe: Mapping[str, Any] = field(default_factory=dict)
     between: str = ""
     """What stands in every hidden layer beside the ReLU: `"dropout"` or `"batch_norm"`."""
-    normalised: bool = False
-    """Whether pixels are normalised by the mean and deviation of MNIST."""
+    normalised: bool = True
+    """Whether pixels are normalised, or left between 0 and 1."""
     gram: Mapping[str, Any] = field(default_factory=dict)
     """Settings of the detector."""
 
 
-LINEAR = {"taps": ["layers.linear*"], "orders": [1, 2]}
 VARIANTS = {
     "the recipe": Variant(),
     "5 epochs": Variant({"epochs": 5}),
@@ -46,8 +44,9 @@ VARIANTS = {
     "weight decay 0.0005": Variant({"weight_decay": 5e-4}),
     "dropout 0.5": Variant(between="dropout"),
     "batch normalisation": Variant(between="batch_norm"),
-    "normalised pixels": Variant(normalised=True),
-    "before the ReLUs": Variant(gram=LINEAR),
+    "pixels from 0 to 1": Variant(normalised=False),
+    "pixels from 0 to 1, learning rate 0.003": Variant({"learning_rate": 3e-3}, normalised=False),
+    "before the ReLUs": Variant(gram={"taps": ["layers.linear*"], "orders": [1, 2]}),
     "before and after the ReLUs": Variant(gram={"taps": ["layers.*"], "orders": [1, 2]}),
     "row sums": Variant(gram={"statistic": "row_sums", "orders": list(range(1, 11))}),
 }
@@ -74,7 +73,7 @@ def run(options: Options) -> list[Line]:
 
 def _judged(options: Options, name: str, variant: Variant, sets: list[OodSet]) -> list[Line]:
     """Gram and MSP on one variant; the variant takes the place of the method in the table."""
-    mean, std = (MNIST_MEAN, MNIST_STD) if variant.normalised else (0.0, 1.0)
+    mean, std = (MEAN, STD) if variant.normalised else (0.0, 1.0)
     # What only changes the detector is judged on the same network.
     label = "" if variant.gram else name
     network = with_between(variant.between) if variant.between else None
