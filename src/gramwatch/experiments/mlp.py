@@ -75,8 +75,8 @@ def in_words(recipe: Mapping[str, Any]) -> str:
     rate = "falling along a cosine" if recipe["cosine"] else "constant"
     return (
         f"{recipe['optimiser']}, {recipe['epochs']} epochs, batches of {recipe['batch_size']}, learning rate "
-        f"{recipe['learning_rate']:g} ({rate}), weight decay {recipe['weight_decay']:g}, pixels normalised by "
-        f"mean {MEAN} and deviation {STD}"
+        f"{recipe['learning_rate']:g} ({rate}), weight decay {recipe['weight_decay']:g}, pixels normalised "
+        f"by mean {MEAN} and deviation {STD}"
     )
 
 
