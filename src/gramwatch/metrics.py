@@ -65,7 +65,7 @@ def aupr_out(in_scores: ArrayLike, out_scores: ArrayLike) -> float:
 
 
 def all_metrics(in_scores: ArrayLike, out_scores: ArrayLike) -> dict[str, float]:
-    """The five figures of the paper, by the keys of `METRICS`: those of the functions above, from one sort."""
+    """The five figures of the paper, by the keys of `METRICS`: each as above, all from one sort."""
     ranks, is_out = _ranks(in_scores, out_scores)
     inside, outside = (np.bincount(ranks[part], minlength=ranks.max() + 1) for part in (~is_out, is_out))
     inside_below, outside_below = inside.cumsum(), outside.cumsum()
