@@ -318,7 +318,7 @@ def test_made_up_images_have_the_published_parameters():
     blobs = load("blobs", count=50).images
     assert set(blobs.unique().tolist()) <= {0, *range(191, 256)}
     assert 0.05 < blobs.eq(0).double().mean() < 0.95
-    # The blur goes across channels: shapes are nearly grey.
+    # The blur goes across channels: shapes are white but for their edges.
     assert np.corrcoef(blobs[:, 0].flatten(), blobs[:, 1].flatten())[0, 1] > 0.5
     assert load("gaussian", count=3, size=28, grey=True).images.shape == (3, 1, 28, 28)
     for name in synthetic.SOURCES:

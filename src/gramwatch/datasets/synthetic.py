@@ -52,7 +52,7 @@ def blobs(count: int, shape: Shape, seed: int = 0, sigma: float = 1.5) -> Tensor
     """Soft-edged shapes: pixels of 1 with probability 0.7, blurred, and all below 0.75 made 0.
 
     `sigma` is the blur's width in pixels, 1.5 for images of 28 or 32 pixels a side. As by its authors, the
-    blur goes across channels too, so that shapes are nearly grey.
+    blur goes across channels too: shapes are white with coloured edges. Borders are reflected.
     """
     from scipy import ndimage
 

@@ -19,6 +19,7 @@ from gramwatch.networks.densenet import densenet_bc_100_12
 from gramwatch.networks.mlp import MLP
 from gramwatch.networks.resnet import resnet34
 from gramwatch.networks.wide_resnet import wide_resnet_40_2
+from gramwatch.training import objective_of, weights_of
 
 Channels = tuple[float, ...]
 
@@ -124,10 +125,13 @@ def load(
         raise ArtifactError(f"{weights} holds a '{said['network']}', not a '{name}'")
     network = record.build(10)
     if state is not None:
-        # The last linear layer tells the number of classes.
+        # The last linear layer tells the number of classes, unless the file says it itself.
         head = [key for key, module in network.named_modules() if isinstance(module, nn.Linear)][-1]
-        if f"{head}.weight" in state:
-            network = record.build(len(state[f"{head}.weight"]))
+        if "classes" in said or f"{head}.weight" in state:
+            network = record.build(said.get("classes") or len(state[f"{head}.weight"]))
+        if "objective" in said:
+            state = weights_of(state)
+            objective_of(said["objective"], said.get("settings")).prepare(network, state)
         _check(network.state_dict(), state, name, weights)
         network.load_state_dict(state, strict=False)
 

@@ -4,12 +4,14 @@ The concentrations are `alpha = exp(z)` of the logits `z`, so that the expected 
 `alpha_c / alpha_0`, with `alpha_0 = sum_c alpha_c`, are the softmax of the logits as for any other network.
 """
 
+import math
+
 from torch import Tensor
 
 
 def concentrations(logits: Tensor, most: float) -> Tensor:
     """`exp(z)`, at most `most` and never zero, where the functions below would be infinite."""
-    return logits.exp().clamp(1e-8, most)
+    return logits.clamp(max=math.log(most)).exp() + 1e-8
 
 
 def kl_divergence(alpha: Tensor, beta: Tensor) -> Tensor:

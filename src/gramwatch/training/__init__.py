@@ -61,4 +61,5 @@ __all__ = [
     "recipe",
     "restore",
     "train",
+    "weights_of",
 ]

@@ -80,8 +80,8 @@ def train(
     """Train a network in place. It ends in evaluation mode, on `device`.
 
     SGD with Nesterov's momentum; the learning rate rises in a straight line during the warm-up and then falls
-    to zero along a cosine. The same seed, network and data give the same weights, interrupted or not; on a GPU
-    up to the order of its sums.
+    to zero along a cosine. The same seed, network and data give the same weights, interrupted or not; on a
+    GPU up to the order of its sums.
 
     Args:
         network: what is trained; the objective may replace its last layer.
@@ -102,7 +102,7 @@ def train(
         seed: of order, augmentation and dropout.
         device: where to; by default where the network is.
         precision: "bfloat16" or "float32" in the forward pass; "auto" is bfloat16 on a GPU.
-        compile: use `torch.compile`, which takes a minute before it saves any.
+        compile: use `torch.compile`, which takes its time at the start.
         checkpoint: a file, written after every epoch; after the last one it holds the network alone.
         resume: go on from that file where it exists; otherwise it must not exist.
         name: of the network, for that file.
@@ -135,8 +135,12 @@ def train(
     with _seeded(seed, 0, place):
         objective.prepare(network)
     run = _Run(network, objective, data, plan, place, precision, compile)
-    header = {"network": name, "classes": run.classes, "mean": list(mean), "std": list(std)}
+    header = {"classes": run.classes, "mean": list(mean), "std": list(std)}
+    if name:
+        header["network"] = name
     path = None if checkpoint is None else Path(checkpoint)
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)  # known to be there before an epoch is spent
     done = run.resumed(path) if path is not None and _resumes(path, resume) else []
     for number in range(len(done) + 1, epochs + 1):
         done.append(run.epoch(number, progress))

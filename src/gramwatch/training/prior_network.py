@@ -8,8 +8,8 @@ Malinin & Gales, "Predictive Uncertainty Estimation via Prior Networks" (NeurIPS
 
 Malinin & Gales, "Reverse KL-Divergence Training of Prior Networks" (NeurIPS 2019), take both divergences the
 other way round, which does not ask for a distribution with several modes where labels conflict:
-`reverse=True`. As in the authors' later code the whole is divided by the precision, so that usual learning
-rates serve; that gradients are clipped is our own precaution.
+`reverse=True`. Its gradients grow with the precision, by which it is divided, as in the authors' later code.
+That gradients are clipped, to norm 1, is our own precaution: usual learning rates then serve both.
 """
 
 from dataclasses import dataclass
@@ -59,7 +59,8 @@ class PriorNetwork(Objective):
         logits, strange = both_logits(network, images, outliers)
         inside = self._divergence(logits, self.targets(labels, logits))
         outside = self._divergence(strange, torch.ones_like(strange))
-        return (inside.mean() + self.weight * outside.mean()) / self.precision, logits
+        loss = inside.mean() + self.weight * outside.mean()
+        return loss / self.precision if self.reverse else loss, logits
 
     def targets(self, labels: Tensor, like: Tensor) -> Tensor:
         """The concentrations that images of these labels are to have, `(N, classes)`."""
@@ -67,8 +68,8 @@ class PriorNetwork(Objective):
         largest = 1 - (classes - 1) * self.smoothing
         if largest <= self.smoothing:
             raise TrainingError(
-                f"prior_network: with smoothing {self.smoothing} and {classes} classes the label itself would have "
-                f"a share of {largest:.3g}: choose a smoothing below {1 / classes:.3g}"
+                f"prior_network: with smoothing {self.smoothing} and {classes} classes the label itself "
+                f"would have a share of {largest:.3g}: choose a smoothing below {1 / classes:.3g}"
             )
         shares = torch.full_like(like, self.smoothing).scatter(1, labels[:, None], largest)
         return self.precision * shares

@@ -115,8 +115,8 @@ def read_vectors(path: str | PathLike[str], words: Sequence[str] = ()) -> list[T
     """The labels' vectors in a file.
 
     Args:
-        path: a NumPy file, `.npy`, of shape `(K, classes, size)` or `(classes, size)`; or text as word vectors
-            are published, a word and its numbers on each line, with or without a first line of counts.
+        path: a NumPy file, `.npy`, of shape `(K, classes, size)` or `(classes, size)`; or text as word
+            vectors are published, a word and its numbers on each line, with or without a line of counts.
         words: the labels' names, in order: which lines to take. The last word of a name may be enough
             ("aquarium fish"), as may another spelling of capitals.
 
@@ -133,7 +133,7 @@ def read_vectors(path: str | PathLike[str], words: Sequence[str] = ()) -> list[T
 
 def _read_numpy(path: Path) -> list[Tensor]:
     try:
-        array = np.load(path, allow_pickle=False)
+        array = np.load(path)  # plain numbers only, unless told otherwise
     except (ValueError, EOFError) as error:
         raise TrainingError(f"{path} is no NumPy file of plain numbers: {error}") from None
     if array.ndim not in (2, 3) or array.dtype.kind not in "fiu":

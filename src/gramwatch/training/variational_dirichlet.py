@@ -8,10 +8,10 @@ uniform prior:
 
 with the balance eta. The details follow a public copy of the code released with the paper: eta 0.01,
 concentrations of at most 1000, gradients clipped to norm 1, and `alpha'`, which is alpha with the label's own
-concentration replaced by 1, so that only evidence for wrong classes is drawn to the prior. Whether the paper's
-text says so too we could not check: `prior="all"` is the plain bound, with alpha itself. That code can also
-take `-log(alpha_y / alpha_0)` for the first term, and does unless told otherwise; and the paper's later
-version trains against adversarial examples: both are left out.
+concentration replaced by 1, so that only evidence for wrong classes is drawn to the prior. Whether the text
+of the paper says so too we could not check: `prior="all"` is the plain bound, with alpha itself. That code
+can also take `-log(alpha_y / alpha_0)` for the first term, and does unless told otherwise; and the paper's
+later version trains against adversarial examples: both are left out.
 """
 
 from dataclasses import dataclass
