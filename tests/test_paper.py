@@ -302,7 +302,8 @@ def test_variants_of_gram(options: paper.Options, name: str, monkeypatch: pytest
     lines = paper.run(name, options)
     methods = {each.method for each in lines}
     assert len(methods) == {"ablation": 12, "depth": 4, "order": 22, "triangle": 3}[name]
-    assert sum(each.our("auroc") > 80 for each in lines) > 0.8 * len(lines)
+    # Six validation images: a tap on which none of them deviates is left out.
+    assert all(each.our("auroc") > 70 for each in lines)
     assert (options.output / f"{name}-mnist_convnet.png").exists()
     page = (options.output / f"{name}-mnist_convnet.md").read_text(encoding="utf-8")
     assert {"ablation": "MEAN, published", "triangle": "largest, either way"}.get(name, "AUROC") in page
