@@ -55,7 +55,7 @@ class Options:
     batch: int | None = None
     say: Callable[[str], None] = print
 
-    def subject(self, weights: Path | None = None, label: str = "") -> Subject:
+    def subject(self, weights: Path | None = None) -> Subject:
         """The network to be judged, with the given weights or the only ones there are."""
         if self.network is None:
             raise InputError("which network? Give --network, one of " + ", ".join(networks.NETWORKS))

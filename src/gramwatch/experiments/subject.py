@@ -21,7 +21,7 @@ from gramwatch.errors import InputError, MissingDataError
 from gramwatch.experiments.cells import Cells
 from gramwatch.networks import NETWORKS, Loaded
 from gramwatch.rivals import RIVALS, TRAINED, Rival, fgsm
-from gramwatch.taps import Inputs
+from gramwatch.taps import Inputs, all_finite
 from gramwatch.together import Detector, Measured, fit_together, measure_together
 
 TUNING = 1000
@@ -152,13 +152,13 @@ class GramByOrder(GramDetector):
     @torch.inference_mode()
     def measured(self, inputs: Inputs, logits: Tensor, statistics: Tensor) -> Measurement:
         """The deviations of a batch whose statistics were collected already."""
-        whole = super().measured(inputs, logits, statistics)
         _, bounds = self._fitted()
-        taps = self._layout(statistics.device)
         sizes = [measure.features for measure in self._measures for _ in measure.orders]
         starts = torch.tensor([0, *sizes]).cumsum(0).to(statistics.device)
-        fine = tap_deviations(statistics, logits.argmax(1), bounds, replace(taps, starts=starts))
-        return Measurement(whole.logits, fine, whole.finite)
+        layout = replace(self._layout(statistics.device), starts=starts)
+        deviations = tap_deviations(statistics, logits.argmax(1), bounds, layout)
+        finite = all_finite(inputs) & logits.isfinite().all(1) & deviations.isfinite().all(1)
+        return Measurement(logits, deviations, finite)
 
 
 class Batches:

@@ -17,6 +17,8 @@ from gramwatch.experiments.subject import Method, OodSet, Subject, ood_sets
 
 TABLES = ("tab:exp_ood_results", "released figures", "appendix:dpn+", "appendix:OE")
 TUNED = ("odin", "mahalanobis")
+MOST_DOTS = 6
+"""More methods than this are drawn as a table of shades."""
 HOW = {
     "none": "No method saw an outlier (published: ODIN and Mahalanobis tuned on images of each set).",
     "outliers": "{} tuned on images of each out-of-distribution set; no other method saw an outlier.",
@@ -44,10 +46,19 @@ def run(options: Options) -> list[Line]:
         result.rows,
         lambda each, method: entries_for(subject, each, method, TABLES),
     )
+    from gramwatch.report.comparison import draw_comparison
+
     suffix = "" if options.tune == "none" else f"-{options.tune}"
     title = f"{subject.title}, {subject.inside_title} against everything else"
     protocol = protocol_of(subject, result, told)
-    write(options, f"table2-{subject.loaded.name}{suffix}", title, lines, protocol)
+    write(
+        options,
+        f"table2-{subject.loaded.name}{suffix}",
+        title,
+        lines,
+        protocol,
+        picture=(lambda path: draw_comparison(path, result, title)) if len(methods) > MOST_DOTS else None,
+    )
     return lines
 
 
