@@ -294,9 +294,17 @@ def test_all_metrics_holds_each_figure_under_its_name() -> None:
     inside, outside = [0.0, 1.0, 2.0, 2.5], [1.5, 2.0, 3.0]
     found = all_metrics(inside, outside)
     assert list(found) == list(METRICS) == list(FUNCTIONS)
-    assert found == {name: function(inside, outside) for name, function in FUNCTIONS.items()}
+    apart = {name: function(inside, outside) for name, function in FUNCTIONS.items()}
+    assert found == pytest.approx(apart, rel=1e-15, abs=1e-15)
     assert len(set(found.values())) == 5  # no two are the same figure by mistake
     assert all(type(value) is float for value in found.values())
+
+
+@settings(max_examples=200, deadline=None)
+@given(SCORES, SCORES)
+def test_all_metrics_from_one_sort_equal_each_by_itself(inside: list[float], outside: list[float]) -> None:
+    apart = {name: function(inside, outside) for name, function in FUNCTIONS.items()}
+    assert all_metrics(inside, outside) == pytest.approx(apart, rel=1e-13, abs=1e-13)
 
 
 def test_lists_arrays_and_tensors_of_any_type_and_shape_give_the_same() -> None:

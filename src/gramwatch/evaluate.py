@@ -4,7 +4,7 @@ import csv
 import io
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -142,6 +142,38 @@ def evaluate(
         name: measure_together(by_name, loader, name, progress)
         for name, loader in out_of_distribution.items()
     }
+    totals = {
+        name: TotalDeviation(detector.normalise, detector.confidence)
+        for name, detector in by_name.items()
+        if isinstance(detector, GramDetector)
+    }
+    result = evaluate_measured(
+        inside, sets, totals, draws=draws, validation_share=validation_share, seed=seed
+    )
+    return Evaluation(result.rows, f"{result.protocol} {_outliers_seen(by_name)}")
+
+
+def evaluate_measured(
+    inside: Measured,
+    sets: Mapping[str, Measured],
+    totals: Mapping[str, TotalDeviation],
+    *,
+    draws: int = 10,
+    validation_share: float = 0.1,
+    seed: int = 0,
+) -> Evaluation:
+    """`evaluate` of what was measured already.
+
+    Args:
+        inside: what each method says of the in-distribution test data.
+        sets: the same of each out-of-distribution set.
+        totals: how the deviations of a method become its score, for methods that have deviations and not
+            scores. They are fitted anew in each draw.
+        draws: as in `evaluate`, like the rest.
+        validation_share: the share drawn.
+        seed: of the draws.
+
+    """
     total = _count(inside)
     size = round(validation_share * total)
     if not 1 <= size < total:
@@ -151,19 +183,19 @@ def evaluate(
     for _ in range(draws):
         order = torch.randperm(total, generator=generator)
         validation, test = order[:size], order[size:]
-        for method, detector in by_name.items():
-            score = _scoring(detector, inside[method], validation)
-            scores = score(inside[method])[test]
+        for method, measured in inside.items():
+            score = _scoring(measured, totals.get(method), validation)
+            scores = score(measured)[test]
             for name, outside in sets.items():
                 found = all_metrics(scores, score(outside[method]))
                 figures.setdefault((name, method), []).append(found)
     rows = tuple(
-        _row(method, name, _count(sets[name]), figures[name, method]) for name in sets for method in by_name
+        _row(method, name, _count(sets[name]), figures[name, method]) for name in sets for method in inside
     )
     return Evaluation(
         rows,
         f"In-distribution: {total} examples; {draws} draws of {size} for validation and {total - size} for "
-        f"test, seed {seed}; mean ± standard deviation over the draws, percent. {_outliers_seen(by_name)}",
+        f"test, seed {seed}; mean ± standard deviation over the draws, percent.",
     )
 
 
@@ -199,24 +231,23 @@ def _count(measured: Measured) -> int:
 
 
 def _scoring(
-    detector: Detector, inside: Measurement | torch.Tensor, validation: torch.Tensor
+    inside: Measurement | torch.Tensor, total: TotalDeviation | None, validation: torch.Tensor
 ) -> Callable[[Measurement | torch.Tensor], torch.Tensor]:
     """How a method's scores follow from what was measured of a set."""
-    if isinstance(detector, Rival):
+    if isinstance(inside, torch.Tensor):
         return lambda measured: measured  # type: ignore[return-value]
-    assert isinstance(inside, Measurement)
-    total = _gram_total(detector, inside, validation)
-    return lambda measured: _gram(total, measured)  # type: ignore[arg-type]
+    assert total is not None
+    fitted = _fitted_total(total, inside, validation)
+    return lambda measured: _gram(fitted, measured)  # type: ignore[arg-type]
 
 
-def _gram_total(detector: GramDetector, inside: Measurement, validation: torch.Tensor) -> TotalDeviation:
-    """The detector's total deviation, normalised by some of the in-distribution examples."""
+def _fitted_total(total: TotalDeviation, inside: Measurement, validation: torch.Tensor) -> TotalDeviation:
+    """The total deviation, normalised by some of the in-distribution examples."""
     chosen = validation[inside.finite[validation]]
     if not len(chosen):
         raise InputError(f"all {len(validation)} in-distribution examples of a draw hold NaN or infinity")
-    total = TotalDeviation(detector.normalise, detector.confidence)
     try:
-        return total.fit(inside.deviations[chosen], inside.probability[chosen])
+        return replace(total).fit(inside.deviations[chosen], inside.probability[chosen])
     except ValueError as error:
         raise CalibrationError(str(error)) from None
 

@@ -156,10 +156,29 @@ def triangle_pieces(maps: Tensor, orders: tuple[int, ...]) -> Iterator[tuple[sli
     """
     channels = maps.shape[1]
     size = channels * (channels + 1) // 2
+    if maps.shape[2] == 1:
+        yield from _vector_pieces(maps[:, :, 0], orders)
+        return
     for samples, position, start, gram in _gram_pieces(maps, orders):
         i, j = torch.triu_indices(gram.shape[1], channels, offset=start, device=gram.device)
         first = position * size + start * channels - start * (start - 1) // 2
         yield samples, slice(first, first + i.numel()), gram[:, i, j].float()
+
+
+def _vector_pieces(vectors: Tensor, orders: tuple[int, ...]) -> Iterator[tuple[slice, slice, Tensor]]:
+    """`triangle_pieces` of vectors `(N, C)`: with one pixel a root undoes its power, up to sign.
+
+    `root((a_i a_j)^p)` is `a_i a_j` for odd `p` and its magnitude for even ones.
+    """
+    total, channels = vectors.shape
+    size = channels * (channels + 1) // 2
+    samples_at_once = max(1, PIECE // size)
+    for first in range(0, total, samples_at_once):
+        samples = slice(first, min(first + samples_at_once, total))
+        piece = vectors[samples]
+        pairs = torch.cat([piece[:, i : i + 1] * piece[:, i:] for i in range(channels)], 1).float()
+        for position, order in enumerate(orders):
+            yield samples, slice(position * size, (position + 1) * size), pairs if order % 2 else pairs.abs()
 
 
 STATISTICS: dict[str, Statistic] = {

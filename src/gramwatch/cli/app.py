@@ -7,12 +7,14 @@ import typer
 from gramwatch.cli.data import data
 from gramwatch.cli.demo import demo
 from gramwatch.cli.evaluate import evaluate
+from gramwatch.cli.paper import paper
 from gramwatch.cli.train import train
 from gramwatch.version import __version__
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 app.command()(demo)
 app.command()(evaluate)
+app.command()(paper)
 app.command()(train)
 app.add_typer(data, name="data")
 

@@ -68,18 +68,33 @@ def outlier_sets(data: Digits) -> dict[str, Tensor]:
     }
 
 
-def train(network: nn.Module, images: Tensor, labels: Tensor, epochs: int = 40, seed: int = 0) -> None:
-    """Plain cross-entropy with Adam and a cosine schedule."""
+def train(
+    network: nn.Module,
+    images: Tensor,
+    labels: Tensor,
+    epochs: int = 40,
+    *,
+    batch_size: int = 64,
+    learning_rate: float = 3e-3,
+    weight_decay: float = 1e-4,
+    cosine: bool = True,
+    seed: int = 0,
+    progress: bool = False,
+) -> None:
+    """Plain cross-entropy with Adam; the learning rate falls to zero along a cosine, or stays."""
+    from tqdm.auto import tqdm
+
     generator = torch.Generator().manual_seed(seed)
-    optimiser = torch.optim.Adam(network.parameters(), lr=3e-3, weight_decay=1e-4)
+    optimiser = torch.optim.Adam(network.parameters(), lr=learning_rate, weight_decay=weight_decay)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, epochs)
     network.train()
-    for _ in range(epochs):
-        for batch in torch.randperm(len(images), generator=generator).split(64):
+    for _ in tqdm(range(epochs), desc="training", unit="epoch", disable=None if progress else True):
+        for batch in torch.randperm(len(images), generator=generator).split(batch_size):
             optimiser.zero_grad()
             F.cross_entropy(network(images[batch]), labels[batch]).backward()
             optimiser.step()
-        schedule.step()
+        if cosine:
+            schedule.step()
     network.eval()
 
 
