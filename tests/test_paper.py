@@ -25,6 +25,7 @@ from gramwatch.experiments.depth import stage_of
 from gramwatch.experiments.published import Entry
 from gramwatch.experiments.subject import BLOCK_ENDS, GramByOrder, Method, OodSet, ood_sets
 from gramwatch.metrics import METRICS
+from gramwatch.report.schematic import draw_schematic
 from gramwatch.taps import find_taps
 
 pytestmark = pytest.mark.filterwarnings("ignore::gramwatch.GramwatchWarning")
@@ -260,6 +261,11 @@ def test_pictures_with_and_without_published_figures(tmp_path: Path) -> None:
     draw_beside(tmp_path / "a.png", [line("a", "x", 0.9, published=(entry(80.0),))], "title", "caption")
     draw_beside(tmp_path / "b.png", [line("a", "x", 0.9), line("b", "x", None)], "title")
     assert all((tmp_path / name).stat().st_size > 5000 for name in ("a.png", "b.png"))
+
+
+def test_schematic(tmp_path: Path) -> None:
+    draw_schematic(tmp_path / "schematic.png")
+    assert (tmp_path / "schematic.png").stat().st_size > 50_000
 
 
 # --- the experiments ---------------------------------------------------------------------------------
