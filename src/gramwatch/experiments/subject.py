@@ -353,10 +353,11 @@ class Subject:
         plain = {self._file(m): m for m in (replace(method, tuned_on="") for method in methods)}
         waiting = [method for file, method in plain.items() if not file.exists()]
         if waiting:
-            began = time.monotonic()
             fresh = {m.title: m.make(self.network) for m in waiting}
             needs_data = any(isinstance(d, GramDetector) or d.record.fitted for d in fresh.values())
-            fit_together(fresh, self.training_batches() if needs_data else [])
+            training: Batches | list[Any] = self.training_batches() if needs_data else []
+            began = time.monotonic()
+            fit_together(fresh, training)
             self.cells.folder.mkdir(parents=True, exist_ok=True)
             for method in waiting:
                 fresh[method.title].save(self._file(method))
