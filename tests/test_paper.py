@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from typer.testing import CliRunner
 
-from gramwatch import GramDetector, networks
+from gramwatch import GramDetector, datasets, networks, training
 from gramwatch.cli.app import app
 from gramwatch.datasets.digits import digits
 from gramwatch.errors import GramwatchWarning, InputError
@@ -25,6 +25,7 @@ from gramwatch.experiments.depth import stage_of
 from gramwatch.experiments.published import Entry
 from gramwatch.experiments.subject import BLOCK_ENDS, GramByOrder, Method, OodSet, ood_sets
 from gramwatch.metrics import METRICS
+from gramwatch.report.schematic import draw_schematic
 from gramwatch.taps import find_taps
 
 pytestmark = pytest.mark.filterwarnings("ignore::gramwatch.GramwatchWarning")
@@ -262,6 +263,11 @@ def test_pictures_with_and_without_published_figures(tmp_path: Path) -> None:
     assert all((tmp_path / name).stat().st_size > 5000 for name in ("a.png", "b.png"))
 
 
+def test_schematic(tmp_path: Path) -> None:
+    draw_schematic(tmp_path / "schematic.png")
+    assert (tmp_path / "schematic.png").stat().st_size > 50_000
+
+
 # --- the experiments ---------------------------------------------------------------------------------
 
 
@@ -299,7 +305,7 @@ def test_variants_of_gram(options: paper.Options, name: str, monkeypatch: pytest
     module = {"depth": "curves", "order": "curves"}.get(name, name)
     monkeypatch.setattr(f"gramwatch.experiments.{module}.ood_sets", lambda name: NOISE[1:])
     monkeypatch.setattr(networks.MnistConvNet, "paper_taps", ("conv?",))  # orders are apart in maps only
-    lines = paper.run(name, options)
+    lines = paper.run(name, replace(options, methods="msp,gram"))
     methods = {each.method for each in lines}
     assert len(methods) == {"ablation": 12, "depth": 4, "order": 22, "triangle": 3}[name]
     # Six validation images: a tap on which none of them deviates is left out.
@@ -328,13 +334,29 @@ def test_outlier_exposure(options: paper.Options, monkeypatch: pytest.MonkeyPatc
         paper.run("outlier_exposure", options)
 
 
-def test_trained(options: paper.Options, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trained(options: paper.Options, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("gramwatch.experiments.trained.ood_sets", lambda name: NOISE)
     (file,) = options.weights.values()
-    each = {"cross_entropy": file, "prior_network": file, "variational_dirichlet": file}
+    semantic = tmp_path / "semantic.safetensors"
+    images = datasets.load("mnist", options.data, split="train")
+    assert images.labels is not None
+    training.train(
+        networks.build("mnist_convnet"),
+        images.images,
+        images.labels,
+        training.Semantic(),
+        mean=[0.0],
+        std=[1.0],
+        epochs=1,
+        checkpoint=semantic,
+        name="mnist_convnet",
+        progress=False,
+    )
+    each = {"cross_entropy": file, "prior_network": file, "variational_dirichlet": file, "semantic": semantic}
     lines = paper.run("trained", replace(options, weights=each))
-    assert {line.method for line in lines} == {"MSP", "Gram", "DPN", "VD"}
-    assert sum(line.summary for line in lines) == 4
+    assert {line.method for line in lines} == {"MSP", "Gram", "DPN", "VD", "Semantic"}
+    assert sum(line.summary for line in lines) == 5
+    assert all(line.ours is not None for line in lines)
     page = (options.output / "trained-mnist_convnet.md").read_text(encoding="utf-8")
     assert "Trained with outliers: DPN." in page
     with pytest.raises(InputError, match="no objective 'nonsense'"):

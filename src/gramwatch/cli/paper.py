@@ -30,10 +30,12 @@ def paper(
     auxiliary: Annotated[
         str, typer.Option(help="The set of which networks saw images, as outliers, in training.")
     ] = "",
-    device: Annotated[str, typer.Option(help="Such as cpu or cuda.")] = "cpu",
+    device: Annotated[str | None, typer.Option(help="By default a GPU if there is one.")] = None,
     batch: Annotated[int | None, typer.Option(min=1, help="Images at once.")] = None,
 ) -> None:
     """Compute a table or figure of the paper; published figures stand beside ours."""
+    import torch
+
     from gramwatch.experiments.paper import Options, overview, run
 
     if name == "list":
@@ -45,7 +47,7 @@ def paper(
         weights=dict(_labelled(each) for each in weights or []),
         in_distribution=in_distribution,
         data=data,
-        device=device,
+        device=device or ("cuda" if torch.cuda.is_available() else "cpu"),
         subset=subset,
         methods=methods,
         tune=tune,

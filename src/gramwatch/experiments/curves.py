@@ -31,7 +31,7 @@ def run_curves(
 ) -> list[Line]:
     """Judge every set by every part, for both metrics, and draw one panel for each set."""
     subject = options.subject()
-    rivals = methods_of(subject, options.methods or "msp,gram")
+    rivals = methods_of(subject, options.methods or "msp,odin,mahalanobis,gram")
     grams = [Method(metric, kind, {"taps": "paper", "bounds": bounds}) for metric, bounds in BOUNDS.items()]
     sets = ood_sets(subject.in_distribution)
     parts = parts_of(subject)

@@ -139,13 +139,14 @@ def _comparison(
         )
         for method in columns
     ]
+    beside = any(line.published for line in lines)
     write(
         options,
         f"outlier_exposure-{subject.loaded.name}",
         f"{subject.title}, {subject.inside_title}: Outlier Exposure and Gram",
         lines,
         protocol_of(subject, judged[PLAIN], "Networks of OE were trained with outliers; Gram saw none.")
-        + " Published: OE on its authors' networks, Gram on ResNet-34 and DenseNet.",
+        + (" Published: OE on its authors' networks, Gram on ResNet-34 and DenseNet." if beside else ""),
         metrics=("tnr", "auroc"),
     )
     return lines

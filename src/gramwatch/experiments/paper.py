@@ -22,18 +22,25 @@ from gramwatch.experiments.subject import BLOCK_ENDS, Method, OodSet, Subject
 from gramwatch.rivals import RIVALS
 from gramwatch.version import __version__
 
+_CIFAR = "a CIFAR network: --network and --weights"
 EXPERIMENTS = {
-    "table2": "Table 2 and the expanded table: Baseline, ODIN, Mahalanobis and Gram on every set",
-    "outlier_exposure": "the comparison with Outlier Exposure, and both tables joining it with Gram",
-    "ablation": "twelve settings: statistic x metric x normalisation",
-    "depth": "Fig. 1 and appendix: one stage or dense block at a time",
-    "order": "Fig. 2 and appendix: one order of the Gram matrix at a time",
-    "triangle": "row sums against the full triangle of the Gram matrix",
-    "trained": "DPN, VD, Semantic and Outlier Exposure beside Gram and MSP",
-    "mlp": "fully connected networks on MNIST, trained on the spot",
-    "mlp_study": "what the MLPs' figures depend on",
+    "table2": ("Table 2 and the expanded table: Baseline, ODIN, Mahalanobis, Gram on every set", _CIFAR),
+    "outlier_exposure": (
+        "the comparison with Outlier Exposure, and both tables joining it with Gram",
+        "--weights cross_entropy=FILE and outlier_exposure=FILE of one network",
+    ),
+    "ablation": ("twelve settings: statistic x metric x normalisation", _CIFAR),
+    "depth": ("Fig. 1 and appendix: one stage or dense block at a time", _CIFAR),
+    "order": ("Fig. 2 and appendix: one order of the Gram matrix at a time", _CIFAR),
+    "triangle": ("row sums against the full triangle of the Gram matrix", _CIFAR),
+    "trained": (
+        "DPN, VD, Semantic and Outlier Exposure beside Gram and MSP",
+        "--weights OBJECTIVE=FILE for each",
+    ),
+    "mlp": ("fully connected networks on MNIST, trained on the spot", "MNIST alone"),
+    "mlp_study": ("what the MLPs' figures depend on", "MNIST alone"),
 }
-"""Every experiment: a module of this package with a `run(options)`, and what it shows."""
+"""Every experiment: a module of this package with a `run(options)`; what it shows, and what it needs."""
 
 
 @dataclass(frozen=True)
@@ -207,11 +214,8 @@ def protocol_of(subject: Subject, evaluation: Evaluation, tuned: str = "") -> st
 def overview(data: Path | None, say: Callable[[str], None]) -> None:
     """Say which experiments there are, and which sets are present."""
     say("experiments (gramwatch paper NAME):")
-    for name, what in EXPERIMENTS.items():
-        say(f"  {name:17} {what}")
-    say(
-        "\nThey need CIFAR-10 and a CIFAR network (--network, --weights); mlp and mlp_study need MNIST alone."
-    )
+    for name, (what, needed) in EXPERIMENTS.items():
+        say(f"  {name:17} {what}\n{'':20}needs {needed}")
     say(f"\ndata in {data or datasets.default_root()}:")
     from gramwatch.experiments.subject import ood_sets
 

@@ -162,19 +162,19 @@ class GramByOrder(GramDetector):
 
 
 class Batches:
-    """Images as the network takes them, prepared batch by batch on its device; labels with them, if any."""
+    """Images on the network's device, prepared for it batch by batch; labels with them, if any."""
 
     def __init__(self, loaded: Loaded, images: Tensor, labels: Tensor | None, size: int) -> None:
-        self.loaded, self.images, self.labels, self.size = loaded, images, labels, size
+        self.loaded, self.labels, self.size = loaded, labels, size
+        self.images = images.to(next(loaded.network.parameters()).device)
 
     def __len__(self) -> int:
         return -(-len(self.images) // self.size)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor] | Tensor]:
-        device = next(self.loaded.network.parameters()).device
         for start in range(0, len(self.images), self.size):
             part = slice(start, start + self.size)
-            batch = self.loaded.prepare(self.images[part].to(device, non_blocking=True))
+            batch = self.loaded.prepare(self.images[part])
             yield batch if self.labels is None else (batch, self.labels[part])
 
 
@@ -353,10 +353,11 @@ class Subject:
         plain = {self._file(m): m for m in (replace(method, tuned_on="") for method in methods)}
         waiting = [method for file, method in plain.items() if not file.exists()]
         if waiting:
-            began = time.monotonic()
             fresh = {m.title: m.make(self.network) for m in waiting}
             needs_data = any(isinstance(d, GramDetector) or d.record.fitted for d in fresh.values())
-            fit_together(fresh, self.training_batches() if needs_data else [])
+            training: Batches | list[Any] = self.training_batches() if needs_data else []
+            began = time.monotonic()
+            fit_together(fresh, training)
             self.cells.folder.mkdir(parents=True, exist_ok=True)
             for method in waiting:
                 fresh[method.title].save(self._file(method))
