@@ -242,6 +242,15 @@ def test_a_line_shows_ours_published_and_difference() -> None:
     assert "88.0 (t) and 91.25 (t)" in text
 
 
+def test_a_table_ends_with_the_mean_and_the_worst() -> None:
+    lines = [line("a", "x", 0.9), line("a", "y", 0.8), line("b", "x", 0.5), line("b", "y", 0.7)]
+    lines += [line("c", "x", None), line("c", "y", None)]
+    text = markdown_tables(lines, ["tnr"])
+    assert "| **mean** | 70.00 | 75.00 |\n| **worst** | 50.00 | 70.00 |" in text
+    assert "worst" not in markdown_tables(lines[:2], ["tnr"])
+    assert "worst" not in markdown_tables([*lines, mean_line(lines, "x"), mean_line(lines, "y")], ["tnr"])
+
+
 def test_tally_counts_as_the_paper_does() -> None:
     lines = [line("a", "x", 0.9), line("a", "y", 0.895), line("b", "x", 0.5), line("b", "y", 0.7)]
     lines += [line("c", "x", 0.5), line("c", "y", None), line("mean", "x", 1.0, summary=True)]

@@ -168,7 +168,16 @@ def _table(lines: Sequence[Line], metric: str, head: str) -> str:
         first = next(line for line in row if line is not None)
         images = f" ({first.ours.examples:,})" if first.ours else f": {ABSENT}"
         rows.append([f"{ood}{images}", *("" if line is None else line.cell(metric) for line in row)])
-    return markdown(rows)
+    return markdown([*rows, *_mean_and_worst(lines, methods, metric)])
+
+
+def _mean_and_worst(lines: Sequence[Line], methods: Sequence[str], metric: str) -> list[list[str]]:
+    """Each method's mean over the sets that are present, and its worst; none where lines sum up already."""
+    present = {m: [v for li in lines if li.method == m and (v := li.our(metric)) is not None] for m in methods}
+    if any(line.summary for line in lines) or any(len(values) < 2 for values in present.values()):
+        return []
+    means = (f"{sum(values) / len(values):.2f}" for values in present.values())
+    return [["**mean**", *means], ["**worst**", *(f"{min(values):.2f}" for values in present.values())]]
 
 
 def markdown(rows: Sequence[Sequence[str]], left: int = 1) -> str:
