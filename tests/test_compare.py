@@ -71,7 +71,9 @@ def _few(method):
 def test_all_methods_without_gradients_share_one_pass(net, sets, monkeypatch):
     small_methods(monkeypatch)
     methods = [
-        name for name in compare.method_names("all") if name == "gram" or not RIVALS[name](net).gradients
+        name
+        for name in compare.method_names("all")
+        if name in ("guard", "gram") or not RIVALS[name](net).gradients
     ]
     detectors = compare.fitted(net, training(), methods)
     passes = []
@@ -129,7 +131,8 @@ def test_methods_that_need_a_linear_head_are_left_out_with_a_reason(sets, monkey
     found = compare.fitted(NotLinear().eval(), training(), compare.method_names("all"), said.append)
     needy = [m.record.title for m in RIVALS.values() if m.needs & {"features", "head"}]
     assert not set(needy) & set(found)
-    assert {"Gram", "MSP", "energy"} <= set(found)
+    assert {"Guard", "Gram", "MSP", "energy"} <= set(found)
+    assert list(found["Guard"].members) == ["gram", "energy"]
     assert len(said) == len(needy)
     assert all("not made by one linear layer" in line for line in said)
 
@@ -156,18 +159,27 @@ def test_the_picture_is_drawn(net, sets, tmp_path):
 
 
 def test_method_names():
-    assert compare.method_names("all") == ["gram", *RIVALS]
+    assert compare.method_names("all") == ["guard", "gram", *RIVALS]
     assert compare.method_names("energy, gram,energy") == ["energy", "gram"]
-    with pytest.raises(ValueError, match="there is no method 'magic': choose from gram"):
+    with pytest.raises(ValueError, match="there is no method 'magic': choose from guard, gram"):
         compare.method_names("magic")
 
 
 def test_the_command_prints_tables_and_draws(tmp_path):
-    arguments = ["evaluate", "--methods", "gram,msp,energy", "--networks", "mlp", "--output", str(tmp_path)]
+    arguments = [
+        "evaluate",
+        "--methods",
+        "guard,gram,msp",
+        "--networks",
+        "mlp",
+        "--output",
+        str(tmp_path),
+    ]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
     assert "mlp, AUROC in percent" in result.output
     assert "worst" in result.output
+    assert "\nGuard " in result.output
     assert {path.name for path in tmp_path.iterdir()} == {"mlp.csv", "mlp.md", "mlp.png"}
     assert CliRunner().invoke(app, ["evaluate", "--methods", "magic"]).exit_code == 2
 

@@ -25,7 +25,7 @@ def test_it_leaves_a_picture_tables_and_detectors(shown):
     with Image.open(folder / "demo.png") as picture:
         assert picture.width > 900
         assert len(set(picture.convert("L").resize((64, 64)).tobytes())) > 20
-    assert (folder / "convnet.csv").read_text().count("\n") == 1 + 12
+    assert (folder / "convnet.csv").read_text().count("\n") == 1 + 18
     assert any("Look at" in line for line in said)
     assert sum("photograph patches" in line for line in said) == 2
 
@@ -53,6 +53,15 @@ def test_its_saved_detector_loads(shown):
     loaded = gramwatch.load(folder / "convnet.safetensors", convnet.detector.model)
     x = digits().test[:50]
     assert torch.equal(loaded(x).score, convnet.detector(x).score)
+    guard = gramwatch.load(folder / "convnet-guard.safetensors", convnet.guard.model)
+    assert torch.equal(guard(x).score, convnet.guard(x).score)
+
+
+def test_guard_is_better_than_gram_where_gram_is_weak(shown):
+    for judged in shown[2]:
+        figures = {(row.ood, row.method): row.mean["auroc"] for row in judged.evaluation.rows}
+        near = "digits 8 and 9, held out"
+        assert figures[near, "Guard"] > figures[near, "Gram"] + 0.03
 
 
 def test_the_command_knows_its_version():

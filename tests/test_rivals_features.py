@@ -25,7 +25,8 @@ from gramwatch.rivals import (
 )
 from gramwatch.rivals.features import Neighbours, largest_products, unit
 from gramwatch.rivals.vim import default_dimensions
-from gramwatch.together import fit_together, shared_observer
+from gramwatch.together import fit_together
+from gramwatch.watch import shared_observer
 
 METHODS = (KNN, NNGuide, ViM, FDBD, NCI, RelativeMahalanobis)
 WITH_HEAD = (ViM, FDBD, NCI)

@@ -16,6 +16,7 @@ from gramwatch.errors import (
     TrainingError,
 )
 from gramwatch.evaluate import Evaluation, evaluate
+from gramwatch.guard import Guard
 from gramwatch.loading import load
 from gramwatch.taps import Tap, Taps, find_taps, mark
 from gramwatch.version import __version__
@@ -29,6 +30,7 @@ __all__ = [
     "GramDetector",
     "GramwatchError",
     "GramwatchWarning",
+    "Guard",
     "InputError",
     "MissingDataError",
     "MissingExtraError",

@@ -15,7 +15,7 @@ from operator import itemgetter
 from os import PathLike
 from pathlib import Path
 from stat import S_IMODE
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -28,6 +28,25 @@ from gramwatch.version import __version__
 
 FORMAT = 1
 """The version of the file's layout. Files of every version up to this one can be read."""
+
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+class Storable(Protocol):
+    """What can be read back: first as its header describes it, then with its tensors."""
+
+    metadata: dict[str, Any]
+
+    @classmethod
+    def described(cls: "type[_S]", header: Mapping[str, Any], model: nn.Module) -> "tuple[_S, Shapes]":
+        """The object without its tensors, and the names and shapes that these must have."""
+
+    def restore(self, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        """Take over the tensors."""
+
+
+_S = TypeVar("_S", bound=Storable)
 
 
 @dataclass
@@ -72,6 +91,24 @@ class Saved:
                     f"{self.path} was fitted on a network of the same form with other weights. Load the "
                     "weights it was fitted with, fit anew, or pass accept_other_weights=True"
                 )
+
+    def batches(self) -> int:
+        """How many batches the checkpoint of a fit holds."""
+        batches = self.header.get("batches")
+        if not isinstance(batches, int):
+            raise ArtifactError(f"{self.path} is a finished detector, not the checkpoint of a fit")
+        return batches
+
+    def restored(self, kind: type[_S], model: nn.Module, accept_other_weights: bool) -> _S:
+        """The detector that the file holds."""
+        self.check_network(model, accept_other_weights)
+        with reading(self.path):
+            detector, shapes = kind.described(self.header, model)
+            detector.metadata = dict(self.header["metadata"])
+        tensors = self.tensors(shapes)
+        with reading(self.path):
+            detector.restore(self.header, tensors)
+        return detector
 
 
 def write(path: str | PathLike[str], header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -52,6 +52,7 @@ MOST_STATISTICS = 2**30
 """Statistics of a batch that would take more bytes are never held together: the batch is run twice."""
 CHECKPOINT_SECONDS = 60.0
 """How often a fit with a checkpoint writes it."""
+_B = TypeVar("_B")
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,8 @@ class Detection:
     class_support: Tensor | None = None
     """How many training examples stand behind each verdict, `(N,)`. Where it is small, the bounds are
     narrow; where it is zero, bounds pooled over all classes were used, and an outlier may look normal."""
+    parts: Mapping[str, Tensor] | None = None
+    """The p-value of each member of a `Guard` by itself, `(N,)`: which of them raised the alarm."""
 
     def __len__(self) -> int:
         return len(self.score)
@@ -80,12 +83,18 @@ class Detection:
     def __repr__(self) -> str:
         rows = [
             f"  {i}: class {int(self.predicted[i])}, score {float(self.score[i]):.4g}, "
-            f"p {float(self.p_value[i]):.2g}{', out-of-distribution' if self.is_ood[i] else ''}"
+            f"p {float(self.p_value[i]):.2g}{self._shown_parts(i)}"
+            f"{', out-of-distribution' if self.is_ood[i] else ''}"
             for i in range(min(len(self), 10))
         ]
         if len(self) > 10:
             rows.append(f"  ... {len(self) - 10} more")
         return "\n".join([f"Detection: {int(self.is_ood.sum())} of {len(self)} out-of-distribution", *rows])
+
+    def _shown_parts(self, i: int) -> str:
+        if self.parts is None:
+            return ""
+        return f" ({', '.join(f'{name} {float(p[i]):.2g}' for name, p in self.parts.items())})"
 
 
 @dataclass(frozen=True)
@@ -105,6 +114,10 @@ class Measurement:
                 for name in ("logits", "deviations", "finite")
             )
         )
+
+    def __getitem__(self, index: Any) -> "Measurement":
+        """The measurement of some examples."""
+        return Measurement(self.logits[index], self.deviations[index], self.finite[index])
 
     @property
     def predicted(self) -> Tensor:
@@ -222,8 +235,7 @@ class GramDetector:
         _check_choice("bounds", bounds, list(BOUNDS))
         _check_choice("confidence", confidence, CONFIDENCES)
         _check_choice("storage", storage, STORAGES)
-        if not 0 < level < 1:
-            raise ValueError(f"level must lie between 0 and 1, got {level}")
+        check_level(level)
         if storage == "float16" and bounds != "min_max":
             raise ValueError(
                 f"storage='float16' is for bounds='min_max': with bounds={bounds!r} use storage='float32'"
@@ -274,12 +286,17 @@ class GramDetector:
         """The score above which an input is out-of-distribution (Eq. 6)."""
         return threshold(self._calibrated()[1], self.level)
 
+    def class_support(self, predicted: Tensor) -> Tensor:
+        """How many training examples were predicted to be of each of these classes."""
+        return self._fitted()[0][predicted]
+
     def _fitted(self) -> tuple[Tensor, Bounds]:
-        if self._class_counts is None or self._bounds is None or not self._has_examples():
+        if self._class_counts is None or self._bounds is None or not self.has_examples():
             raise NotFittedError("this detector is not fitted: call detector.fit(train_loader) first")
         return self._class_counts, self._bounds
 
-    def _has_examples(self) -> bool:
+    def has_examples(self) -> bool:
+        """Whether it has taken in anything."""
         if not self._taken:  # once yes, always yes: a GPU is not asked, and waited for, again
             self._taken = self._class_counts is not None and int(self._class_counts.sum()) > 0
         return self._taken
@@ -337,26 +354,16 @@ class GramDetector:
         done = self._resume(checkpoint)
         self.forget_calibration()
         left_out: Tensor | int = 0
-        seen, saved_at = 0, time.monotonic()
-        try:
-            batches = _inputs(loader, "fitting", progress)
-            for number, inputs in enumerate(on_device_ahead(batches, self.model)):
-                seen += 1
-                if number < done:
-                    continue
-                left_out = left_out + self.take_alone(inputs)
-                done = number + 1
-                if checkpoint is not None and time.monotonic() - saved_at > CHECKPOINT_SECONDS:
-                    self._write(checkpoint, batches=done)
-                    saved_at = time.monotonic()
-        except BaseException:
-            if checkpoint is not None and self._has_examples():
+
+        def take(inputs: Inputs) -> None:
+            nonlocal left_out
+            left_out = left_out + self.take_alone(inputs)
+
+        def write(done: int) -> None:
+            if checkpoint is not None and self.has_examples():
                 self._write(checkpoint, batches=done)
-            raise
-        if seen == 0:
-            raise InputError("the loader yielded no batch: there is nothing to fit")
-        if seen < done:
-            raise InputError(f"the checkpoint holds {done} batches, but the loader yielded only {seen}")
+
+        take_batches(on_device_ahead(_inputs(loader, "fitting", progress), self.model), take, done, write)
         self.finish(int(left_out))
         if checkpoint is not None:
             Path(checkpoint).unlink(missing_ok=True)
@@ -499,7 +506,7 @@ class GramDetector:
         """Say what a user should know of the fit, or that there was nothing to fit."""
         if left_out:
             warn(f"{left_out} training example(s) with NaN or infinity were left out")
-        if self._class_counts is None or not self._has_examples():
+        if self._class_counts is None or not self.has_examples():
             what = "every training example held NaN or infinity" if left_out else "every batch was empty"
             raise InputError(f"{what}: there is nothing to fit")
         counts = self._class_counts
@@ -518,19 +525,23 @@ class GramDetector:
 
         Both keep their settings; the calibration must be done anew.
         """
-        for name, mine, theirs in self._differing_settings(other):
-            raise ValueError(f"the two differ in {name}: {mine!r} and {theirs!r}")
+        self.check_merge(other)
         (counts, bounds), (their_counts, their_bounds) = self._fitted(), other._fitted()
-        if self.taps != other.taps:
-            raise ValueError("the two watch different tensors: they must be fitted on the same network")
-        if counts.shape != their_counts.shape:
-            raise ValueError(f"the two have {len(counts)} and {len(their_counts)} classes")
-        if artifact.fingerprint(self.model) != artifact.fingerprint(other.model):
-            raise ValueError("the two were fitted on networks with different weights")
         bounds.merge(their_bounds)
         self._class_counts = counts + their_counts.to(counts.device)
         self.forget_calibration()
         return self
+
+    def check_merge(self, other: "GramDetector") -> None:
+        """Make sure that another detector can be merged into this one."""
+        for name, mine, theirs in self.differing_settings(other):
+            raise ValueError(f"the two differ in {name}: {mine!r} and {theirs!r}")
+        (counts, _), (their_counts, _) = self._fitted(), other._fitted()
+        if self.taps != other.taps:
+            raise ValueError("the two watch different tensors: they must be fitted on the same network")
+        if counts.shape != their_counts.shape:
+            raise ValueError(f"the two have {len(counts)} and {len(their_counts)} classes")
+        check_same_weights(self.model, other.model)
 
     # --- calibrate -----------------------------------------------------------------------------------
 
@@ -557,37 +568,28 @@ class GramDetector:
             warn(f"{left_out} calibration example(s) with NaN or infinity were left out")
         deviations = measured.deviations[measured.finite]
         probability = measured.probability[measured.finite]
-        self._check_calibration(deviations, split)
-        normalising, ranking = _halves(len(deviations), seed) if split else (slice(None), slice(None))
+        check_enough(len(deviations), self.level, split)
+        check_deviating(deviations)
+        normalising, ranking = halves(len(deviations), seed) if split else (slice(None), slice(None))
         total = TotalDeviation(self.normalise, self.confidence)
         try:
             total.fit(deviations[normalising], probability[normalising])
         except ValueError as error:
             raise CalibrationError(str(error)) from None
-        silent = (total.expectation_ == 0).nonzero().flatten().tolist()  # type: ignore[union-attr]
-        if silent and self.normalise:
-            warn(
-                f"{len(silent)} of {len(self.taps)} taps never deviate on the calibration data and are left "
-                f"out of the score: {_listed([self.taps[i].name for i in silent])}"
-            )
+        self.warn_of_silent_taps(total)
         self._scores = total(deviations[ranking], probability[ranking]).sort().values
         self._total = total
         self._calibration = {"split": split, "seed": seed, "examples": len(deviations)}
         return self
 
-    def _check_calibration(self, deviations: Tensor, split: bool) -> None:
-        needed = examples_needed(self.level) * (2 if split else 1)
-        if len(deviations) < needed:
-            raise CalibrationError(
-                f"{len(deviations)} calibration examples cannot support level {self.level}: "
-                f"at least {needed} are needed" + (" (half of them rank)" if split else "")
-            )
-        # A training example run again in another batch deviates by rounding alone.
-        deviating = (deviations > 1e-3).any(1).double().mean().item()
-        if deviating < 0.01:
-            raise CalibrationError(
-                f"only {deviating:.1%} of the calibration examples deviate from the training data at all: "
-                "they look like training examples. Calibrate on data that the detector was not fitted on"
+    def warn_of_silent_taps(self, total: TotalDeviation) -> None:
+        """Name the taps that a score leaves out."""
+        assert total.expectation_ is not None
+        silent = (total.expectation_ == 0).nonzero().flatten().tolist()
+        if silent and total.normalise:
+            warn(
+                f"{len(silent)} of {len(self.taps)} taps never deviate on the calibration data and are left "
+                f"out of the score: {_listed([self.taps[i].name for i in silent])}"
             )
 
     # --- judge ---------------------------------------------------------------------------------------
@@ -611,7 +613,7 @@ class GramDetector:
                 p_value=p_value(score, calibration),
                 is_ood=is_above_threshold(score, calibration, self.level),
                 deviations=measured.deviations.clone(),
-                class_support=self._fitted()[0][measured.predicted],
+                class_support=self.class_support(measured.predicted),
             )
             # The device is waited for here and nowhere before.
             broken = int((~measured.finite).sum())
@@ -687,7 +689,7 @@ class GramDetector:
             "storage": self.storage,
         }
 
-    def _differing_settings(self, other: "GramDetector") -> Iterator[tuple[str, Any, Any]]:
+    def differing_settings(self, other: "GramDetector") -> Iterator[tuple[str, Any, Any]]:
         """Each setting in which two detectors differ: its name, this one's value, the other's."""
         theirs = other._settings()
         for name, mine in self._settings().items():
@@ -703,6 +705,13 @@ class GramDetector:
         self._write(path)
 
     def _write(self, path: str | PathLike[str], batches: int | None = None) -> None:
+        header, tensors = self.contents()
+        network = artifact.fingerprint(self.model)
+        more = {"network": network, "batches": batches, "metadata": self.metadata}
+        artifact.write(path, header | more, tensors)
+
+    def contents(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """What is to be saved, but for the network's fingerprint: plain values, and tensors."""
         counts, bounds = self._fitted()
         tensors = {"class_counts": counts}
         tensors |= {f"bounds.{name}": tensor for name, tensor in bounds.state().items()}
@@ -718,71 +727,72 @@ class GramDetector:
             "detector": type(self).__name__,
             # Left out where it says nothing new, so that version 0.1.0 can read the file too.
             "settings": {k: v for k, v in self._settings().items() if (k, v) != ("storage", "float32")},
-            "network": artifact.fingerprint(self.model),
             "inputs": self._signature,
             "taps": artifact.taps_to_json(self.taps),
             "classes": len(counts),
             "calibration": calibration,
-            "batches": batches,
-            "metadata": self.metadata,
         }
-        artifact.write(path, header, tensors)
+        return header, tensors
 
     @classmethod
     def from_artifact(
         cls, saved: artifact.Saved, model: nn.Module, accept_other_weights: bool = False
     ) -> "GramDetector":
         """The detector in an opened file; `gramwatch.load` is the short way."""
-        saved.check_network(model, accept_other_weights)
-        header = saved.header
-        with artifact.reading(saved.path):
-            detector = cls(model, **header["settings"])
-            detector.metadata = dict(header["metadata"])
-            detector._signature = [[list(shape), str(dtype)] for shape, dtype in header["inputs"]]
-            taps = artifact.taps_from_json(header["taps"])
-            detector._measures = [detector._measure(tap) for tap in taps]
-            classes, calibration = int(header["classes"]), header["calibration"]
-            expected: dict[str, tuple[int, ...]] = {"class_counts": (classes,)}
-            state = detector._empty_bounds(classes, "meta").state()
-            for name, empty in state.items():
-                expected[f"bounds.{name}"] = tuple(empty.shape)
-            if calibration is not None:
-                examples = int(calibration["examples"])
-                ranking = examples - examples // 2 if calibration["split"] else examples
-                expected |= {"calibration.scores": (ranking,), "calibration.expectation": (len(taps),)}
-        tensors = saved.tensors(expected)
-        place = next(unwrap(model).parameters(), torch.empty(0)).device
-        with artifact.reading(saved.path):
-            detector._taps = taps
-            detector._class_counts = tensors["class_counts"].to(place)
-            detector._bounds = detector._empty_bounds(classes, place)
-            detector._bounds.load_state({name: tensors[f"bounds.{name}"] for name in state})
-            if calibration is not None:
-                detector._scores = tensors["calibration.scores"]
-                detector._total = TotalDeviation(
-                    detector.normalise,
-                    detector.confidence,
-                    tensors["calibration.expectation"],
-                    float(calibration["maximum"]),
-                )
-                detector._calibration = {k: calibration[k] for k in ("split", "seed", "examples")}
-        return detector
+        return saved.restored(cls, model, accept_other_weights)
+
+    @classmethod
+    def described(
+        cls, header: Mapping[str, Any], model: nn.Module
+    ) -> "tuple[GramDetector, dict[str, tuple[int, ...]]]":
+        """The detector without its tensors, and the names and shapes that these must have."""
+        detector = cls(model, **header["settings"])
+        detector._signature = [[list(shape), str(dtype)] for shape, dtype in header["inputs"]]
+        detector._taps = artifact.taps_from_json(header["taps"])
+        detector._measures = [detector._measure(tap) for tap in detector._taps]
+        classes, calibration = int(header["classes"]), header["calibration"]
+        shapes: dict[str, tuple[int, ...]] = {"class_counts": (classes,)}
+        for name, empty in detector._empty_bounds(classes, "meta").state().items():
+            shapes[f"bounds.{name}"] = tuple(empty.shape)
+        if calibration is not None:
+            ranking = how_many_rank(calibration)
+            shapes |= {"calibration.scores": (ranking,), "calibration.expectation": (len(detector._taps),)}
+        return detector, shapes
+
+    def restore(self, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        """Take over the tensors of a file."""
+        place = next(unwrap(self.model).parameters(), torch.empty(0)).device
+        self._class_counts = tensors["class_counts"].to(place)
+        self._bounds = self._empty_bounds(int(header["classes"]), place)
+        self._bounds.load_state({name: tensors[f"bounds.{name}"] for name in self._bounds.state()})
+        calibration = header["calibration"]
+        if calibration is not None:
+            self._scores = tensors["calibration.scores"]
+            self._total = TotalDeviation(
+                self.normalise,
+                self.confidence,
+                tensors["calibration.expectation"],
+                float(calibration["maximum"]),
+            )
+            self._calibration = {k: calibration[k] for k in ("split", "seed", "examples")}
+
+    def take_over(self, before: "GramDetector") -> None:
+        """Go on from what another detector has seen."""
+        for name in ("_taps", "_measures", "_bounds", "_signature", "_class_counts"):
+            setattr(self, name, getattr(before, name))
 
     def _resume(self, checkpoint: str | PathLike[str] | None) -> int:
         """Take over the state of an interrupted fit; the number of batches it holds."""
         if checkpoint is None or not Path(checkpoint).exists():
             return 0
         saved = artifact.read(checkpoint)
-        batches = saved.header.get("batches")
-        if not isinstance(batches, int):
-            raise ArtifactError(f"{checkpoint} is a finished detector, not the checkpoint of a fit")
+        batches = saved.batches()
         before = GramDetector.from_artifact(saved, self.model)
-        for name, mine, theirs in self._differing_settings(before):
+        for name, mine, theirs in self.differing_settings(before):
             raise ArtifactError(
                 f"{checkpoint} was begun with {name} = {theirs!r}, not {mine!r}: delete it to start anew"
             )
-        for name in ("_taps", "_measures", "_bounds", "_signature", "_class_counts"):
-            setattr(self, name, getattr(before, name))
+        self.take_over(before)
         return batches
 
 
@@ -821,7 +831,70 @@ def _with_labels(loader: Iterable[Any], doing: str, progress: bool) -> Iterator[
             yield batch, None
 
 
-def _halves(examples: int, seed: int) -> tuple[Tensor, Tensor]:
+def check_level(level: float) -> None:
+    """A share, or a plain error."""
+    if not 0 < level < 1:
+        raise ValueError(f"level must lie between 0 and 1, got {level}")
+
+
+def check_same_weights(model: nn.Module, other: nn.Module) -> None:
+    """Two networks with the same weights, or a plain error."""
+    if model is not other and artifact.fingerprint(model) != artifact.fingerprint(other):
+        raise ValueError("the two were fitted on networks with different weights")
+
+
+def check_enough(examples: int, level: float, split: bool) -> None:
+    """Enough calibration examples for the level, or a plain error."""
+    needed = examples_needed(level) * (2 if split else 1)
+    if examples < needed:
+        raise CalibrationError(
+            f"{examples} calibration examples cannot support level {level}: "
+            f"at least {needed} are needed" + (" (half of them rank)" if split else "")
+        )
+
+
+def check_deviating(deviations: Tensor) -> None:
+    """Calibration examples that are not training examples, or a plain error."""
+    # A training example run again in another batch deviates by rounding alone.
+    deviating = (deviations > 1e-3).any(1).double().mean().item()
+    if deviating < 0.01:
+        raise CalibrationError(
+            f"only {deviating:.1%} of the calibration examples deviate from the training data at all: "
+            "they look like training examples. Calibrate on data that the detector was not fitted on"
+        )
+
+
+def take_batches(
+    batches: Iterable[_B], take: Callable[[_B], None], done: int, write: Callable[[int], None]
+) -> None:
+    """Take in every batch after the first `done`; call `write(done)` every minute and on interruption."""
+    seen, saved_at = 0, time.monotonic()
+    try:
+        for number, batch in enumerate(batches):
+            seen += 1
+            if number < done:
+                continue
+            take(batch)
+            done = number + 1
+            if time.monotonic() - saved_at > CHECKPOINT_SECONDS:
+                write(done)
+                saved_at = time.monotonic()
+    except BaseException:
+        write(done)
+        raise
+    if seen == 0:
+        raise InputError("the loader yielded no batch: there is nothing to fit")
+    if seen < done:
+        raise InputError(f"the checkpoint holds {done} batches, but the loader yielded only {seen}")
+
+
+def how_many_rank(calibration: Mapping[str, Any]) -> int:
+    """How many of the calibration examples rank."""
+    examples = int(calibration["examples"])
+    return examples - examples // 2 if calibration["split"] else examples
+
+
+def halves(examples: int, seed: int) -> tuple[Tensor, Tensor]:
     """Two random halves; where the number is odd, the half that ranks is the larger."""
     order = torch.randperm(examples, generator=torch.Generator().manual_seed(seed))
     return order[: examples // 2], order[examples // 2 :]

@@ -15,6 +15,8 @@ import torch
 from gramwatch.detector import GramDetector, Measurement
 from gramwatch.deviation import TotalDeviation
 from gramwatch.errors import CalibrationError, InputError
+from gramwatch.guard import Guard
+from gramwatch.joint import JointMeasurement, JointRule
 from gramwatch.metrics import METRICS, all_metrics
 from gramwatch.rivals.base import Rival
 from gramwatch.rivals.msp import MSP
@@ -117,13 +119,14 @@ def evaluate(
 ) -> Evaluation:
     """Judge fitted detectors of one network by the paper's protocol, in one pass over each set.
 
-    In each draw a random tenth of the in-distribution test data sets E[delta_l] of Gram; the other nine
-    tenths are compared with each out-of-distribution set, by every method alike. The detectors themselves,
-    their calibration included, are unchanged: they need not be calibrated.
+    In each draw a random tenth of the in-distribution test data sets E[delta_l] of Gram, and standardises the
+    members of a guard; the other nine tenths are compared with each out-of-distribution set, by every method
+    alike. The detectors themselves, their calibration included, are unchanged: they need not be calibrated.
 
     Args:
         detectors: fitted on training data: several, by name, or a single one. Beside a single `GramDetector`
-            stands "MSP", the baseline of Hendrycks & Gimpel, from the same forward pass.
+            or `Guard` stands "MSP", the baseline of Hendrycks & Gimpel, from the same forward pass; beside a
+            `Guard` its members, too.
         in_distribution: a loader of in-distribution test data, not used for training.
         out_of_distribution: loaders by name.
         draws: how many times to draw the validation data.
@@ -142,11 +145,12 @@ def evaluate(
         name: measure_together(by_name, loader, name, progress)
         for name, loader in out_of_distribution.items()
     }
-    totals = {
-        name: TotalDeviation(detector.normalise, detector.confidence)
-        for name, detector in by_name.items()
-        if isinstance(detector, GramDetector)
-    }
+    totals: dict[str, TotalDeviation | JointRule] = {}
+    for name, detector in by_name.items():
+        if isinstance(detector, GramDetector):
+            totals[name] = TotalDeviation(detector.normalise, detector.confidence)
+        elif isinstance(detector, Guard):
+            totals[name] = detector.rule()
     result = evaluate_measured(
         inside, sets, totals, draws=draws, validation_share=validation_share, seed=seed
     )
@@ -156,7 +160,7 @@ def evaluate(
 def evaluate_measured(
     inside: Measured,
     sets: Mapping[str, Measured],
-    totals: Mapping[str, TotalDeviation],
+    totals: Mapping[str, TotalDeviation | JointRule],
     *,
     draws: int = 10,
     validation_share: float = 0.1,
@@ -167,8 +171,8 @@ def evaluate_measured(
     Args:
         inside: what each method says of the in-distribution test data.
         sets: the same of each out-of-distribution set.
-        totals: how the deviations of a method become its score, for methods that have deviations and not
-            scores. They are fitted anew in each draw.
+        totals: how the deviations of a method, or what the members of a guard say, become its score. They
+            are fitted anew in each draw.
         draws: as in `evaluate`, like the rest.
         validation_share: the share drawn.
         seed: of the draws.
@@ -202,6 +206,12 @@ def evaluate_measured(
 def _by_name(detectors: Detector | Mapping[str, Detector]) -> dict[str, Detector]:
     if isinstance(detectors, GramDetector):
         return {"Gram": detectors, "MSP": MSP(detectors.model)}
+    if isinstance(detectors, Guard):
+        members = {
+            each.record.title if isinstance(each, Rival) else name.capitalize(): each
+            for name, each in detectors.members.items()
+        }
+        return {"Guard": detectors, **members, "MSP": MSP(detectors.model)}
     if isinstance(detectors, Rival):
         return {detectors.record.title: detectors}
     if not detectors:
@@ -231,25 +241,25 @@ def _count(measured: Measured) -> int:
 
 
 def _scoring(
-    inside: Measurement | torch.Tensor, total: TotalDeviation | None, validation: torch.Tensor
-) -> Callable[[Measurement | torch.Tensor], torch.Tensor]:
-    """How a method's scores follow from what was measured of a set."""
+    inside: Measurement | torch.Tensor | JointMeasurement,
+    total: TotalDeviation | JointRule | None,
+    validation: torch.Tensor,
+) -> Callable[[Any], torch.Tensor]:
+    """How scores follow from what was measured of a set, by some of the in-distribution examples."""
     if isinstance(inside, torch.Tensor):
-        return lambda measured: measured  # type: ignore[return-value]
-    assert total is not None
-    fitted = _fitted_total(total, inside, validation)
-    return lambda measured: _gram(fitted, measured)  # type: ignore[arg-type]
-
-
-def _fitted_total(total: TotalDeviation, inside: Measurement, validation: torch.Tensor) -> TotalDeviation:
-    """The total deviation, normalised by some of the in-distribution examples."""
-    chosen = validation[inside.finite[validation]]
-    if not len(chosen):
+        return lambda measured: measured
+    chosen = inside[validation[inside.finite[validation]]]
+    if not len(chosen.logits):
         raise InputError(f"all {len(validation)} in-distribution examples of a draw hold NaN or infinity")
+    if isinstance(chosen, JointMeasurement):
+        assert isinstance(total, JointRule)
+        return replace(total).fit(chosen)
+    assert isinstance(total, TotalDeviation)
     try:
-        return replace(total).fit(inside.deviations[chosen], inside.probability[chosen])
+        fitted = replace(total).fit(chosen.deviations, chosen.probability)
     except ValueError as error:
         raise CalibrationError(str(error)) from None
+    return lambda measured: _gram(fitted, measured)
 
 
 def _gram(total: TotalDeviation, measured: Measurement) -> torch.Tensor:

@@ -5,14 +5,12 @@ from os import PathLike
 from torch import nn
 
 from gramwatch import artifact
-from gramwatch.detector import GramDetector
 from gramwatch.errors import ArtifactError
-from gramwatch.rivals import RIVALS, TRAINED, Rival
+from gramwatch.guard import SINGLES, Guard
+from gramwatch.together import Detector
 
 
-def load(
-    path: str | PathLike[str], model: nn.Module, *, accept_other_weights: bool = False
-) -> GramDetector | Rival:
+def load(path: str | PathLike[str], model: nn.Module, *, accept_other_weights: bool = False) -> Detector:
     """Read a saved detector for the network it was fitted on. Nothing in the file is executed.
 
     Args:
@@ -24,9 +22,8 @@ def load(
     """
     saved = artifact.read(path)
     name = saved.header["detector"]
-    if name == GramDetector.__name__:
-        return GramDetector.from_artifact(saved, model, accept_other_weights)
-    methods = {**RIVALS, **TRAINED}
-    if name in methods:
-        return methods[name].from_artifact(saved, model, accept_other_weights)
+    if name == Guard.__name__:
+        return Guard.from_artifact(saved, model, accept_other_weights)
+    if name in SINGLES:
+        return SINGLES[name].from_artifact(saved, model, accept_other_weights)
     raise ArtifactError(f"{path} holds a {name!r}, which this version does not know")

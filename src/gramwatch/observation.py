@@ -200,10 +200,12 @@ class Observer:
                 zero = weight.new_zeros(len(weight))
                 self.head = Head(weight, zero if bias is None else bias.detach().float())
 
-        watchers = [(taps, receive), *((each.taps, each.receive) for each in beside)]
-        together, receive_all = _watching_together(watchers)
+        watchers = [(taps, receive, None), *((each.taps, each.receive, each.repeat) for each in beside)]
+        together = _watching_together(watchers)
         head = (self._head_call, at_head)
-        logits = observe(self.model, together, inputs, receive_all, head=head, gradients=gradients).float()
+        logits = observe(
+            self.model, together[0], inputs, *together[1:], head=head, gradients=gradients
+        ).float()
         finite = all_finite([inputs, logits, features, means])
         return Observation(
             logits,
@@ -216,17 +218,22 @@ class Observer:
 
 
 Receive = Callable[[int, Tensor], None]
+Watcher = tuple[Taps, Receive, Callable[[int, int], None] | None]
 
 
-def _watching_together(watchers: Sequence[tuple[Taps, Receive]]) -> tuple[Taps, Receive]:
-    """The taps of several watchers of one network together, and what hands each tensor to those it is for."""
+def _watching_together(watchers: Sequence[Watcher]) -> Watcher:
+    """The taps of several watchers of one network together, and what hands each tensor to those it is for.
+
+    Only a watcher who is alone is told that a tensor is one it has seen before: others may not have seen it.
+    """
+    watchers = [each for each in watchers if len(each[0])] or watchers[:1]
     if len(watchers) == 1:
         return watchers[0]
-    taps = {tap.call: tap for watched, _ in watchers for tap in watched}
+    taps = {tap.call: tap for watched, _, _ in watchers for tap in watched}
     together = Taps((taps[call] for call in sorted(taps)), watchers[0][0].operations)
     wanted: list[list[tuple[Receive, int]]] = [[] for _ in together]
     place = {tap.call: i for i, tap in enumerate(together)}
-    for watched, receive in watchers:
+    for watched, receive, _ in watchers:
         for number, tap in enumerate(watched):
             wanted[place[tap.call]].append((receive, number))
 
@@ -234,4 +241,4 @@ def _watching_together(watchers: Sequence[tuple[Taps, Receive]]) -> tuple[Taps, 
         for receive, own_number in wanted[number]:
             receive(own_number, maps)
 
-    return together, receive_all
+    return together, receive_all, None

@@ -268,6 +268,8 @@ def find_head(model: nn.Module, inputs: Inputs) -> int | None:
     A convolution over the whole of its input counts: it is the same thing.
     """
     model = unwrap(model)
+    # An input that is not finite shows nothing; where the logits come from does not depend on it.
+    inputs = _mapped(inputs, lambda t: t.nan_to_num(0.0, 0.0, 0.0) if t.is_floating_point() else t)
     with _judging(model):
         probe = _Probe(model)
         logits = probe.run(_repeated(inputs, 2))

@@ -6,12 +6,16 @@ equally likely to take any of the `n + 1` ranks. So `p = (1 + #{calibration >= s
 """
 
 import math
+from dataclasses import dataclass, fields
 from fractions import Fraction
 
 import torch
 from torch import Tensor
 
 from gramwatch.errors import CalibrationError
+
+LEAST_OF_A_CLASS = 100
+"""A class with fewer calibration examples than this is not ranked by itself."""
 
 
 def rank_of_threshold(examples: int, level: float) -> int:
@@ -56,3 +60,71 @@ def p_value(scores: Tensor, calibration: Tensor) -> Tensor:
     ascending = calibration.to(scores.device).sort().values
     below = torch.searchsorted(ascending, scores.to(ascending), side="left")
     return (1 + len(ascending) - below).double() / (len(ascending) + 1)
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Calibration scores of one or several kinds, to rank new ones among, all together or class by class.
+
+    Class by class (Mondrian calibration), an example is ranked among those that were predicted to be of its
+    class, so that its p-value holds for each class and not just on the whole. A class of which there are
+    fewer than 100, or too few for the level, shares its ranks with all others of which there are too few; if
+    even these are too few together, they are ranked among all examples.
+
+    A group is a set of examples to rank among. Nothing here waits for a GPU: examples of all groups are
+    ranked at once, by keys that sort first by group and then by score.
+    """
+
+    ascending: Tensor
+    """`(kinds, n)`"""
+    keys: Tensor
+    """Of each group in turn, `group * (n + 1) +` how many of all scores are lower: `(kinds, m)`."""
+    group_of: Tensor
+    """The group that each class is ranked in, `(classes,)`."""
+    starts: Tensor
+    """Where the keys of each group begin, `(groups,)`."""
+    sizes: Tensor
+    """How many examples each group has, `(groups,)`."""
+    needed: Tensor
+    """How many scores of the group must be lower than that of an outlier, `(groups,)`: Eq. 6."""
+
+    @staticmethod
+    def of(
+        scores: Tensor, level: float, predicted: Tensor, classes: int, *, per_class: bool = False
+    ) -> "Ranks":
+        """The ranks of calibration scores `(n, kinds)` of examples with these predicted classes, `(n,)`."""
+        _rank(scores, level)
+        groups, group_of = [torch.arange(len(scores))], torch.zeros(classes, dtype=torch.int64)
+        if per_class:
+            groups, group_of = _by_class(predicted, classes, max(LEAST_OF_A_CLASS, examples_needed(level)))
+        ascending = scores.T.contiguous().sort(1).values
+        lower = torch.searchsorted(ascending, scores.T.contiguous())
+        keys = [lower[:, group].sort(1).values + i * (len(scores) + 1) for i, group in enumerate(groups)]
+        sizes = torch.tensor([len(group) for group in groups])
+        needed = torch.tensor([rank_of_threshold(len(group), level) for group in groups])
+        return Ranks(ascending, torch.cat(keys, 1), group_of, sizes.cumsum(0) - sizes, sizes, needed)
+
+    def to(self, device: torch.device) -> "Ranks":
+        """The same on another device."""
+        return Ranks(*(getattr(self, field.name).to(device) for field in fields(self)))
+
+    def judged(self, scores: Tensor, predicted: Tensor) -> tuple[Tensor, Tensor]:
+        """The p-values of scores `(N, kinds)`; whether that of the first is at most `1 - level`, `(N,)`."""
+        group = self.group_of[predicted]
+        lower = torch.searchsorted(self.ascending, scores.T.contiguous())
+        keys = lower + group * (self.ascending.shape[1] + 1)
+        below = (torch.searchsorted(self.keys, keys) - self.starts[group]).T
+        size = self.sizes[group].unsqueeze(1)
+        return (1 + size - below).double() / (size + 1), below[:, 0] >= self.needed[group]
+
+
+def _by_class(predicted: Tensor, classes: int, least: int) -> tuple[list[Tensor], Tensor]:
+    """The examples of each group, those of too few a class first; and the group of each class."""
+    counts = predicted.bincount(minlength=classes)
+    many = (counts >= least).nonzero().flatten()
+    few = (counts[predicted] < least).nonzero().flatten()
+    if len(few) < least:
+        few = torch.arange(len(predicted))
+    group_of = torch.zeros(classes, dtype=torch.int64)
+    group_of[many] = torch.arange(1, len(many) + 1)
+    return [few, *((predicted == c).nonzero().flatten() for c in many.tolist())], group_of

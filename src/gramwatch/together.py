@@ -1,103 +1,89 @@
 """Several detectors of one network at once: fitted, or measured, from the same forward passes."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gramwatch.detector import Collector, GramDetector, Measurement, batches_of
+from gramwatch.detector import GramDetector, Measurement, batches_of
 from gramwatch.errors import InputError
-from gramwatch.observation import Observation, Observer
+from gramwatch.guard import Guard
+from gramwatch.joint import JointMeasurement, Part, joined_parts
 from gramwatch.rivals.base import Rival
-from gramwatch.taps import Inputs, on_device_ahead
+from gramwatch.taps import on_device_ahead
+from gramwatch.watch import Single, Watch
 
-Detector = GramDetector | Rival
-Measured = dict[str, Measurement | Tensor]
-"""What each method says of a set: Gram its deviations, the others their scores."""
+Detector = GramDetector | Rival | Guard
+Measured = dict[str, Measurement | Tensor | JointMeasurement]
+"""What each method says of a set: Gram its deviations, a guard what its members say, others their scores."""
 
 
 def fit_together(detectors: Mapping[str, Detector], loader: Iterable[Any], *, progress: bool = True) -> None:
-    """Fit several detectors of one network from one pass over the training data."""
-    rivals = [d for d in detectors.values() if isinstance(d, Rival)]
-    grams = {name: d for name, d in detectors.items() if isinstance(d, GramDetector)}
-    waiting = [rival for rival in rivals if rival.record.fitted]
-    left_out: dict[str, Tensor | int] = dict.fromkeys(grams, 0)
-    for gram in grams.values():
-        gram.forget_calibration()
-    if waiting or grams:
-        watch = _Watch(waiting, grams)
-        # What most methods keep of a batch, so that all of them share one copy.
-        shared = frozenset({"features", "head"})
+    """Fit several detectors of one network from one pass over the training data.
+
+    A member of a guard that is given by itself too takes part once.
+    """
+    guards = [each for each in detectors.values() if isinstance(each, Guard)]
+    for each in (*guards, *_singles(detectors)):
+        if isinstance(each, Guard | GramDetector):
+            each.forget_calibration()
+    if _waiting(detectors):
+        watch: Watch | None = None
         batches = batches_of(loader, "fitting", progress)
-        for inputs, labels in on_device_ahead(batches, watch.model):
-            observation, collected = watch(inputs, labels)
-            for name, collector in collected.items():
-                left_out[name] = left_out[name] + grams[name].take(
-                    inputs, observation.logits, collector.statistics
-                )
-            for name in grams.keys() - collected.keys():
-                left_out[name] = left_out[name] + grams[name].take_alone(inputs)
-            kept = observation.kept(shared)
-            for rival in waiting:
-                rival.take(kept if rival.needs <= shared else observation)
-    for name, gram in grams.items():
-        gram.finish(int(left_out[name]))
-    for rival in rivals:
-        rival.finish()
+        for inputs, labels in on_device_ahead(batches, next(iter(detectors.values())).model):
+            if watch is None:
+                for guard in guards:
+                    guard.settle(inputs)
+                watch = Watch(_waiting(detectors))
+            watch.take(inputs, labels)
+        (watch or Watch(_waiting(detectors))).finish()
+    for each in _singles(detectors):
+        if isinstance(each, Rival) and not each.record.fitted:
+            each.finish()
 
 
 def measure_together(
     detectors: Mapping[str, Detector], loader: Iterable[Any], doing: str, progress: bool
 ) -> Measured:
     """Every detector over one set, all that need no passes of their own from the same forward passes."""
-    alone = {name: d for name, d in detectors.items() if isinstance(d, Rival) and d.alone}
-    rivals = {name: d for name, d in detectors.items() if isinstance(d, Rival) and not d.alone}
-    grams = {name: d for name, d in detectors.items() if isinstance(d, GramDetector)}
-    watch = _Watch(list(rivals.values()), grams) if rivals or grams else None
-    parts: dict[str, list[Any]] = {name: [] for name in detectors}
-    model = next(iter(detectors.values())).model
+    guarded = any(isinstance(each, Guard) for each in detectors.values())
+    parts: dict[Single, list[Part]] = {each: [] for each in _singles(detectors)}
+    alone = [each for each in parts if isinstance(each, Rival) and each.alone]
+    watching = [each for each in parts if each not in alone]
+    watch = Watch(watching) if watching else None
+    logits: list[Tensor] = []
     batches = (inputs for inputs, _ in batches_of(loader, doing, progress))
-    for inputs in on_device_ahead(batches, model):
+    for inputs in on_device_ahead(batches, next(iter(parts)).model):
         if watch is not None:
-            observation, collected = watch(inputs, None)
-            for name, collector in collected.items():
-                parts[name].append(grams[name].measured(inputs, observation.logits, collector.statistics))
-            for name in grams.keys() - collected.keys():
-                parts[name].append(grams[name].measure(inputs))
-            for name, rival in rivals.items():
-                parts[name].append(rival.judged(observation).cpu())
-        for name, rival in alone.items():
-            parts[name].append(rival.score_inputs(inputs)[1].cpu())
+            seen, found = watch.measure(inputs)
+            if guarded:
+                logits.append(seen.cpu())
+            for each, part in found.items():
+                parts[each].append(part.cpu() if isinstance(part, Tensor) else part)
+        for rival in alone:
+            parts[rival].append(rival.score_inputs(inputs)[1].cpu())
     if not next(iter(parts.values())):
         raise InputError(f"the loader yielded no example: {doing} needs some")
-    return {
-        name: torch.cat(each) if isinstance(each[0], Tensor) else Measurement.joined(each)
-        for name, each in parts.items()
-    }
+    joined = {each: joined_parts(list_of_parts) for each, list_of_parts in parts.items()}
+    measured: Measured = {}
+    for name, detector in detectors.items():
+        if isinstance(detector, Guard):
+            of_members = {member: joined[each] for member, each in detector.members.items()}
+            measured[name] = JointMeasurement(torch.cat(logits), of_members)
+        else:
+            measured[name] = joined[detector]
+    return measured
 
 
-def shared_observer(rivals: Iterable[Rival]) -> Observer:
-    """An observer that collects what all of them need."""
-    rivals = list(rivals)
-    first = rivals[0]
-    for rival in rivals:
-        if rival.model is not first.model or (rival.features, rival.taps) != (first.features, first.taps):
-            raise ValueError("detectors that share a pass must have the same model, features and taps")
-    needs = frozenset().union(*(rival.needs for rival in rivals))
-    return Observer(first.model, needs, taps=first.taps, features=first.features)
+def _waiting(detectors: Mapping[str, Detector]) -> list[Single]:
+    """Those that need training data."""
+    return [each for each in _singles(detectors) if isinstance(each, GramDetector) or each.record.fitted]
 
 
-class _Watch:
-    """Runs the network once for all: an observation for the rivals, collected statistics for Gram."""
-
-    def __init__(self, rivals: Sequence[Rival], grams: Mapping[str, GramDetector]) -> None:
-        self._grams = grams
-        self.model = rivals[0].model if rivals else next(iter(grams.values())).model
-        self._observer = shared_observer(rivals) if rivals else Observer(self.model)
-
-    def __call__(self, inputs: Inputs, labels: Tensor | None) -> tuple[Observation, dict[str, Collector]]:
-        """What was seen of a batch. A Gram detector with too many statistics for one pass is left out."""
-        collected = {name: gram.collector(inputs) for name, gram in self._grams.items()}
-        collected = {name: each for name, each in collected.items() if not self._grams[name].is_large(inputs)}
-        return self._observer(inputs, labels, list(collected.values())), collected
+def _singles(detectors: Mapping[str, Detector]) -> list[Single]:
+    """Those that look for themselves, each once: detectors given, and members of guards."""
+    found: dict[Single, None] = {}
+    for each in detectors.values():
+        found |= dict.fromkeys(each.members.values() if isinstance(each, Guard) else (each,))
+    return list(found)

@@ -1,4 +1,4 @@
-"""Every method on the demo's networks: Gram and its rivals, from one pass over the data."""
+"""Every method on the demo's networks: Guard, Gram and its rivals, from one pass over the data."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
@@ -13,19 +13,20 @@ from gramwatch.detector import GramDetector
 from gramwatch.errors import TapError
 from gramwatch.evaluate import Evaluation, evaluate
 from gramwatch.experiments.demo import outlier_sets, small_convnet, small_mlp, train
+from gramwatch.guard import MEMBERS, Guard
 from gramwatch.observation import Observer
-from gramwatch.rivals import RIVALS, Rival
-from gramwatch.together import fit_together
+from gramwatch.rivals import RIVALS
+from gramwatch.together import Detector, fit_together
+from gramwatch.watch import Single
 
-GRAM = "gram"
+GUARD, GRAM = "guard", "gram"
 
 
-def method_names(chosen: str | Iterable[str]) -> list[str]:
+def method_names(chosen: str | Iterable[str], every: Sequence[str] = (GUARD, GRAM, *RIVALS)) -> list[str]:
     """The names of the chosen methods; `"all"` for all there are."""
-    every = [GRAM, *RIVALS]
     names = [name.strip() for name in chosen.split(",")] if isinstance(chosen, str) else list(chosen)
     if names == ["all"]:
-        return every
+        return list(every)
     for name in names:
         if name not in every:
             raise ValueError(f"there is no method '{name}': choose from {', '.join(every)}, or all")
@@ -38,23 +39,31 @@ def fitted(
     methods: Iterable[str],
     say: Callable[[str], None] = print,
     **gram_settings: Any,
-) -> dict[str, GramDetector | Rival]:
+) -> dict[str, Detector]:
     """The chosen methods fitted on training data, by the titles that tables show.
 
-    Methods that cannot be used on the network are left out, with the reason.
+    Methods that cannot be used on the network are left out, with the reason. The members of Guard are the
+    very detectors that stand beside it.
     """
     methods = list(methods)
-    rivals = {name: RIVALS[name](network) for name in methods if name != GRAM}
+    wanted = dict.fromkeys([*methods, *(MEMBERS if GUARD in methods else ())])
+    rivals = {name: RIVALS[name](network) for name in wanted if name not in (GUARD, GRAM)}
     try:
         first = loader[0]
         Observer(network, ["features", "head"])(first[0] if isinstance(first, tuple | list) else first)
     except TapError as reason:
         for name in [name for name, rival in rivals.items() if rival.needs & {"features", "head"}]:
             say(f"{rivals.pop(name).record.title} is left out: {reason}")
-    found: dict[str, GramDetector | Rival] = {}
-    if GRAM in methods:
-        found["Gram"] = GramDetector(network, **gram_settings)
-    found |= {rival.record.title: rival for rival in rivals.values()}
+    singles: dict[str, Single] = {}
+    if GRAM in wanted:
+        singles[GRAM] = GramDetector(network, **gram_settings)
+    singles |= rivals
+    found: dict[str, Detector] = {}
+    if GUARD in methods:
+        found["Guard"] = Guard.of({name: singles[name] for name in MEMBERS if name in singles})
+    for name in methods:
+        if name in singles:
+            found["Gram" if name == GRAM else RIVALS[name].record.title] = singles[name]
     fit_together(found, loader)
     return found
 

@@ -16,6 +16,10 @@ from gramwatch.datasets import synthetic
 from gramwatch.datasets.digits import Digits, digits, photograph_patches
 from gramwatch.detector import Detection, GramDetector
 from gramwatch.evaluate import Evaluation, evaluate
+from gramwatch.guard import Guard
+from gramwatch.rivals.energy import Energy
+from gramwatch.rivals.fdbd import FDBD
+from gramwatch.rivals.msp import MSP
 from gramwatch.threshold import rank_of_threshold
 
 OUTLIERS = 500
@@ -24,11 +28,12 @@ OUTLIERS = 500
 
 @dataclass(frozen=True)
 class Judged:
-    """One network of the demo: how good it is, its detector, and what that said of every set."""
+    """One network of the demo: how good it is, its detectors, and what Gram said of every set."""
 
     name: str
     accuracy: float
     detector: GramDetector
+    guard: Guard
     inside: Detection
     outside: dict[str, Detection]
     evaluation: Evaluation
@@ -99,22 +104,28 @@ def train(
 
 
 def judge(name: str, make: Callable[[], nn.Module], data: Digits, outliers: dict[str, Tensor]) -> Judged:
-    """Train a network, fit and calibrate a detector for it, and judge every set."""
+    """Train a network, fit and calibrate Guard and the Gram detector in it, and judge every set."""
     torch.manual_seed(0)
     network = make()
     train(network, data.train, data.train_labels)
     detector = GramDetector(network)
-    detector.fit(data.train.split(256))
+    guard = Guard.of({"gram": detector, "fdbd": FDBD(network), "energy": Energy(network)})
+    guard.fit(data.train.split(256))
     detector.calibrate(data.validation.split(256))
+    guard.calibrate(data.validation.split(256))
     inside = detector(data.test)
     return Judged(
         name,
         float((inside.predicted == data.test_labels).double().mean()),
         detector,
+        guard,
         inside,
         {set_name: detector(images) for set_name, images in outliers.items()},
         evaluate(
-            detector, data.test.split(256), {n: x.split(256) for n, x in outliers.items()}, progress=False
+            {"Guard": guard, "Gram": detector, "MSP": MSP(network)},
+            data.test.split(256),
+            {n: x.split(256) for n, x in outliers.items()},
+            progress=False,
         ),
     )
 
@@ -153,9 +164,12 @@ def run(folder: str | PathLike[str] = "gramwatch-demo", say: Callable[[str], Non
             f"(asked for: {1 - result.detector.level:.0%};\nwith {len(result.detector.calibration_scores_)} "
             f"digits to rank by, {low:.1%} to {high:.1%} is within chance)\n"
         )
+        guarded = float(result.guard(data.test).is_ood.double().mean())
+        say(f"The same for Guard, which joins Gram with fDBD and energy: {guarded:.1%} flagged\n")
         say(str(result.evaluation))
         result.evaluation.to_csv(folder / f"{name}.csv")
         result.detector.save(folder / f"{name}.safetensors")
+        result.guard.save(folder / f"{name}-guard.safetensors")
     picture = folder / "demo.png"
     first = judged[0]
     draw_overview(

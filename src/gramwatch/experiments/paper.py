@@ -114,7 +114,7 @@ def methods_of(
     ends = {"taps": list(BLOCK_ENDS.get(subject.loaded.name, ())) or "all"}
     moved = {"scale": list(subject.loaded.std)}
     found = []
-    for name in method_names(chosen):
+    for name in method_names(chosen, (GRAM, *RIVALS)):
         if name == GRAM:
             found.append(Method("Gram", GRAM, {"taps": "paper", **(gram or {})}))
         else:

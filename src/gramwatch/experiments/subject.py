@@ -19,10 +19,12 @@ from gramwatch.detector import GramDetector, Measurement
 from gramwatch.deviation import tap_deviations
 from gramwatch.errors import InputError, MissingDataError
 from gramwatch.experiments.cells import Cells
+from gramwatch.joint import JointMeasurement
 from gramwatch.networks import NETWORKS, Loaded
 from gramwatch.rivals import RIVALS, TRAINED, Rival, fgsm
 from gramwatch.taps import Inputs, all_finite
-from gramwatch.together import Detector, Measured, fit_together, measure_together
+from gramwatch.together import Measured, fit_together, measure_together
+from gramwatch.watch import Single
 
 TUNING = 1000
 """Images of each kind that ODIN and Mahalanobis are tuned on; a fifth of the set, where that is less."""
@@ -131,13 +133,13 @@ class Method:
     """What it is tuned on: the title of a set, or "FGSM"."""
 
     @property
-    def detector_class(self) -> type[Detector]:
+    def detector_class(self) -> type[Single]:
         """What is made."""
         if self.kind.startswith("gram"):
             return GramByOrder if self.kind == "gram_by_order" else GramDetector
         return (RIVALS | TRAINED)[self.kind]
 
-    def make(self, network: nn.Module) -> Detector:
+    def make(self, network: nn.Module) -> Single:
         """A detector, not fitted."""
         return self.detector_class(network, **self.settings)
 
@@ -288,8 +290,8 @@ class Subject:
             for which in (self._inside, *sets)
         }
         waiting = [m for m in methods if any(m in missing for missing in unfinished.values())]
-        detectors: dict[str, Detector] = {}
-        found = {}
+        detectors: dict[str, Single] = {}
+        found: dict[str, Measured] = {}
         for which, missing in unfinished.items():
             if missing:
                 if not self.present(which):
@@ -312,7 +314,7 @@ class Subject:
         self.say(f"{which.title}: {len(images):,} images loaded", began)
         return True
 
-    def _measure(self, which: OodSet, methods: Sequence[Method], detectors: Mapping[str, Detector]) -> None:
+    def _measure(self, which: OodSet, methods: Sequence[Method], detectors: Mapping[str, Single]) -> None:
         began = time.monotonic()
         titles = [method.title for method in methods]
         chosen = {title: detectors[title] for title in titles}
@@ -348,7 +350,7 @@ class Subject:
 
     # --- detectors -----------------------------------------------------------------------------------
 
-    def _fitted(self, methods: Sequence[Method]) -> dict[str, Detector]:
+    def _fitted(self, methods: Sequence[Method]) -> dict[str, Single]:
         """The methods fitted, and tuned where they are to be, by title; from their files where there are."""
         plain = {self._file(m): m for m in (replace(method, tuned_on="") for method in methods)}
         waiting = [method for file, method in plain.items() if not file.exists()]
@@ -367,10 +369,10 @@ class Subject:
     def _file(self, method: Method) -> Path:
         return self.cells.path(f"{self.loaded.name} {method.title} fitted", self._settings(method))
 
-    def _read_detector(self, method: Method) -> Detector:
+    def _read_detector(self, method: Method) -> Single:
         return method.detector_class.from_artifact(artifact.read(self._file(method)), self.network)
 
-    def _tuned(self, method: Method) -> Detector:
+    def _tuned(self, method: Method) -> Single:
         if not method.tuned_on or self._file(method).exists():
             return self._read_detector(method)
         began = time.monotonic()
@@ -400,7 +402,8 @@ def _listed(titles: Sequence[str], most: int = 4) -> str:
     return ", ".join(titles) if len(titles) <= most else f"{len(titles)} methods"
 
 
-def _as_tensors(measured: Measurement | Tensor) -> dict[str, Tensor]:
+def _as_tensors(measured: Measurement | Tensor | JointMeasurement) -> dict[str, Tensor]:
     if isinstance(measured, Tensor):
         return {"scores": measured}
+    assert isinstance(measured, Measurement)  # no method is a guard: its members are methods
     return {"logits": measured.logits, "deviations": measured.deviations, "finite": measured.finite}

@@ -57,6 +57,7 @@ def methods_table() -> str:
     rows = [
         "| method | name | training data | outliers | gradients | retraining | cost beside the pass |",
         "| --- | --- | :---: | :---: | :---: | :---: | --- |",
+        "| [**Guard**](../guard.md) | `guard` | yes | no | no | no | that of Gram and a little more |",
         "| **Gram** | `gram` | yes | no | no | no | a few passes over each watched tensor |",
     ]
     for name, method in (RIVALS | TRAINED).items():

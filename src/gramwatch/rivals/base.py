@@ -1,7 +1,7 @@
 """What all rivals share: fit, calibrate, judge, save and load, each from one forward pass."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from os import PathLike
 from typing import Any, ClassVar
@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from gramwatch import artifact
-from gramwatch.detector import Detection, batches_of, warn
-from gramwatch.errors import ArtifactError, CalibrationError, InputError, NotFittedError
+from gramwatch.detector import Detection, batches_of, check_level, check_same_weights, warn
+from gramwatch.errors import CalibrationError, InputError, NotFittedError
 from gramwatch.observation import Observation, Observer
 from gramwatch.taps import Inputs
 from gramwatch.threshold import examples_needed, is_above_threshold, p_value, threshold
@@ -64,6 +64,8 @@ class Rival(ABC):
     """What it looks at beside the logits: see `gramwatch.observation.NEEDS`."""
     settings: ClassVar[tuple[str, ...]] = ()
     """The method's own settings: attributes, and arguments of the same name."""
+    running: ClassVar[bool] = False
+    """Whether what it learns is a running state: fitting again adds to it, and two can be merged exactly."""
 
     def __init__(
         self,
@@ -75,8 +77,7 @@ class Rival(ABC):
         most_examples: int = 50_000,
         seed: int = 0,
     ) -> None:
-        if not 0 < level < 1:
-            raise ValueError(f"level must lie between 0 and 1, got {level}")
+        check_level(level)
         if most_examples < 1:
             raise ValueError(f"most_examples must be at least 1, got {most_examples}")
         self.model, self.level, self.most_examples, self.seed = model, float(level), most_examples, seed
@@ -139,8 +140,11 @@ class Rival(ABC):
     def finish(self) -> None:
         """Learn from what was taken in."""
         self._scores = None
-        if not self.record.fitted:
-            return
+        if self.record.fitted:
+            self._learn()
+        self._fitted = True
+
+    def _learn(self) -> None:
         if self._sample is None or not len(self._sample):
             raise InputError(f"{self.name} has seen no finite training example: there is nothing to fit")
         training = self._sample.observation()
@@ -148,7 +152,37 @@ class Rival(ABC):
             self.width_ = torch.tensor(training.features.shape[1])
         with torch.inference_mode():
             self._fit(training)
-        self._sample, self._fitted = None, True
+        self._sample = None
+
+    def merge(self, other: "Rival") -> "Rival":
+        """Join what another detector of the same network, fitted on other data, has seen.
+
+        Only methods for which this is exact can be merged. The calibration must be done anew.
+        """
+        self.check_merge(other)
+        if self.record.fitted:
+            self._merge(other)
+        self._scores = None
+        return self
+
+    def check_merge(self, other: "Rival") -> None:
+        """Make sure that another detector can be merged into this one."""
+        if type(other) is not type(self):
+            raise ValueError(f"the two are different methods: {self.name} and {other.name}")
+        for name, mine, theirs in self.differing_settings(other):
+            raise ValueError(f"the two differ in {name}: {mine!r} and {theirs!r}")
+        self.check_fitted()
+        other.check_fitted()
+        if self.record.fitted and not self.running:
+            raise ValueError(
+                f"{self.name} cannot be merged: what it learns from two parts of the data does not say what "
+                "it would learn from both. Fit it on all the data"
+            )
+        check_same_weights(self.model, other.model)
+
+    def _merge(self, other: "Rival") -> None:
+        """Add what another has learnt."""
+        raise NotImplementedError(f"{self.name} says that it can be merged, but not how")
 
     # --- calibrate and judge -------------------------------------------------------------------------
 
@@ -175,14 +209,14 @@ class Rival(ABC):
 
     def score_inputs(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
         """The logits and the scores of a batch."""
-        self._check_fitted()
+        self.check_fitted()
         observation = self._observer(inputs)
         return observation.logits, self.judged(observation)
 
     @torch.inference_mode()
     def judged(self, observation: Observation) -> Tensor:
         """The scores in float64, infinite where the example or what was seen of it is not finite."""
-        self._check_fitted()
+        self.check_fitted()
         if self.alone:
             means = "gradients at the inputs" if self.gradients else "a tensor inside the network"
             raise InputError(
@@ -225,12 +259,13 @@ class Rival(ABC):
         """The score above which an input is out-of-distribution."""
         return threshold(self._calibrated(), self.level)
 
-    def _check_fitted(self) -> None:
+    def check_fitted(self) -> None:
+        """It has been fitted, if it has to be, or a plain error."""
         if not self._fitted:
             raise NotFittedError(f"{self.name} is not fitted: call detector.fit(train_loader) first")
 
     def _calibrated(self) -> Tensor:
-        self._check_fitted()
+        self.check_fitted()
         if self._scores is None:
             raise NotFittedError(
                 f"{self.name} is not calibrated: call detector.calibrate(validation_loader) after fitting"
@@ -244,6 +279,13 @@ class Rival(ABC):
         return f"{type(self).__name__}({type(self.model).__name__}: {state})"
 
     # --- save and load -------------------------------------------------------------------------------
+
+    def differing_settings(self, other: "Rival") -> Iterator[tuple[str, Any, Any]]:
+        """Each setting in which two detectors differ: its name, this one's value, the other's."""
+        theirs = other._all_settings()
+        for name, mine in self._all_settings().items():
+            if mine != theirs[name]:
+                yield name, mine, theirs[name]
 
     def _all_settings(self) -> dict[str, Any]:
         names = ("level", "features", "taps", "most_examples", "seed", *self.settings)
@@ -259,38 +301,56 @@ class Rival(ABC):
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the detector to one safetensors file. The network itself is not saved."""
-        self._check_fitted()
+        self.check_fitted()
+        header, tensors = self.contents()
+        more = {"network": artifact.fingerprint(self.model), "metadata": self.metadata}
+        artifact.write(path, header | more, tensors)
+
+    def contents(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """What is to be saved, but for the network's fingerprint: plain values, and tensors."""
         tensors = {f"state.{name}": tensor for name, tensor in self.state().items()}
         if self._scores is not None:
             tensors["calibration.scores"] = self._scores
         header = {
             "detector": self.name,
             "settings": self._all_settings(),
-            "network": artifact.fingerprint(self.model),
             "shapes": {name: list(tensor.shape) for name, tensor in tensors.items()},
-            "metadata": self.metadata,
         }
-        artifact.write(path, header, tensors)
+        return header, tensors
 
     @classmethod
     def from_artifact(
         cls, saved: artifact.Saved, model: nn.Module, accept_other_weights: bool = False
     ) -> "Rival":
         """The detector in an opened file."""
-        saved.check_network(model, accept_other_weights)
-        with artifact.reading(saved.path):
-            detector = cls(model, **saved.header["settings"])
-            shapes = {name: tuple(shape) for name, shape in saved.header["shapes"].items()}
-            detector.metadata = dict(saved.header["metadata"])
-        for name, tensor in saved.tensors(shapes).items():
-            if name == "calibration.scores":
-                detector._scores = tensor
-            elif name.startswith("state.") and name.endswith("_"):
-                setattr(detector, name.removeprefix("state."), tensor)
-            else:
-                raise ArtifactError(f"{saved.path}: the tensor '{name}' does not belong there")
-        detector._fitted = True
-        return detector
+        return saved.restored(cls, model, accept_other_weights)
+
+    @classmethod
+    def described(
+        cls, header: Mapping[str, Any], model: nn.Module
+    ) -> "tuple[Rival, dict[str, tuple[int, ...]]]":
+        """The detector without its tensors, and the names and shapes that these must have."""
+        for name in header["shapes"]:
+            if name != "calibration.scores" and not (name.startswith("state.") and name.endswith("_")):
+                raise ValueError(f"the tensor '{name}' does not belong there")
+        shapes = {name: tuple(shape) for name, shape in header["shapes"].items()}
+        return cls(model, **header["settings"]), shapes
+
+    def restore(self, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        """Take over the tensors of a file."""
+        self._scores = tensors.get("calibration.scores")
+        self._set(
+            {name.removeprefix("state."): t for name, t in tensors.items() if name.startswith("state.")}
+        )
+        self._fitted = True
+
+    def take_over(self, before: "Rival") -> None:
+        """Go on from what another detector has seen."""
+        self._set(before.state())
+
+    def _set(self, state: Mapping[str, Tensor]) -> None:
+        for name, tensor in state.items():
+            setattr(self, name, tensor)
 
 
 class _Sample:

@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from gramwatch.errors import InputError
 from gramwatch.observation import Head, Observation
 from gramwatch.rivals.base import Record
-from gramwatch.rivals.features import TINY, HeadRival, features_of, head_of, lengths, mean_of
+from gramwatch.rivals.features import TINY, MeanRival, features_of, head_of, lengths
 
 
-class FDBD(HeadRival):
+class FDBD(MeanRival):
     """The mean distance to the decision boundaries, regularised (Liu & Qin, 2024, Eq. 8: regDistDB).
 
     Two classes with the same weights have no boundary between them; such pairs are left out.
@@ -34,25 +34,24 @@ class FDBD(HeadRival):
 
     def __init__(self, model: nn.Module, **options: Any) -> None:
         super().__init__(model, **options)
-        self.mean_: Tensor | None = None
         self._head: Head | None = None
         self._apart = torch.empty(0)
 
-    def _fit(self, training: Observation) -> None:
-        if training.logits.shape[1] < 2:
+    def take(self, observation: Observation) -> None:
+        """Take in one batch; a GPU is not waited for."""
+        if observation.logits.shape[1] < 2:
             raise InputError(f"{self.name} needs decision boundaries: one class has none")
-        self.mean_ = mean_of(training, self.name)
+        super().take(observation)
 
     def score(self, observation: Observation) -> Tensor:
         """Minus the regularised mean distance."""
-        assert self.mean_ is not None
         logits, predicted = observation.logits.double(), observation.predicted
         apart = self._weights_apart(head_of(observation, self.name), logits.device)[predicted]
         gaps = (logits.gather(1, predicted.unsqueeze(1)) - logits).abs()
         there = apart > 0  # not for the predicted class itself
         distances = torch.where(there, gaps / torch.where(there, apart, 1.0), 0.0)
         mean = distances.sum(1) / there.sum(1).clamp_min(1)
-        away = lengths(features_of(observation, self.name).double() - self.mean_.to(logits.device))
+        away = lengths(features_of(observation, self.name).double() - self.mean_on(logits.device))
         return -mean / away.clamp_min(TINY)
 
     def _weights_apart(self, head: Head, device: torch.device) -> Tensor:

@@ -84,6 +84,65 @@ class HeadRival(Rival):
         super().take(observation)
 
 
+class MeanRival(HeadRival):
+    """A method that learns no more than the mean of the training features, and so keeps no examples.
+
+    Fitting again adds to what was seen before.
+    """
+
+    running = True
+
+    def __init__(self, model: nn.Module, **options: Any) -> None:
+        super().__init__(model, **options)
+        self.mean_: Tensor | None = None
+        self.count_: Tensor | None = None  # of the examples behind the mean
+        self._mean_for: Tensor | None = None
+        self._mean_there = torch.empty(0)
+
+    def take(self, observation: Observation) -> None:
+        """Take in one batch; a GPU is not waited for."""
+        head_of(observation, self.name)
+        features = features_of(observation, self.name)
+        finite = observation.finite
+        if finite is None:
+            finite = torch.ones(len(features), dtype=torch.bool, device=features.device)
+        self.width_ = torch.tensor(features.shape[1])
+        count = finite.sum()
+        total = torch.where(finite.unsqueeze(1), features, 0.0).sum(0, dtype=torch.float64)
+        self._add(total / count.clamp_min(1), count)
+
+    def _learn(self) -> None:
+        if self.count_ is None or not self.count_:
+            raise InputError(f"{self.name} has seen no finite training example: there is nothing to fit")
+
+    def _merge(self, other: Rival) -> None:
+        assert isinstance(other, MeanRival)
+        if other.mean_ is None or other.count_ is None:
+            raise InputError(f"{self.name}: the other was saved without its number of examples; fit it anew")
+        assert self.mean_ is not None
+        place = self.mean_.device
+        self._add(other.mean_.to(place), other.count_.to(place))
+
+    def _add(self, mean: Tensor, count: Tensor) -> None:
+        if self.mean_ is None:
+            self.mean_, self.count_ = torch.zeros_like(mean), torch.zeros_like(count)
+        elif self.count_ is None:
+            raise InputError(
+                f"{self.name} was saved without its number of examples, so none can be added: fit a new one"
+            )
+        before, self.count_ = self.mean_.to(mean.device), self.count_.to(mean.device) + count
+        self.mean_ = before + (mean - before) * (count / self.count_.clamp_min(1).double())
+
+    def mean_on(self, device: torch.device) -> Tensor:
+        """The mean on a device, kept there."""
+        assert self.mean_ is not None
+        if self.mean_.device == device:
+            return self.mean_
+        if self._mean_for is not self.mean_ or self._mean_there.device != device:
+            self._mean_for, self._mean_there = self.mean_, self.mean_.to(device)
+        return self._mean_there
+
+
 class Neighbours:
     """The entries of a bank with the largest inner products with a query, exactly, in bounded memory.
 

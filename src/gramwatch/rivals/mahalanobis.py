@@ -196,7 +196,7 @@ class Mahalanobis(Rival):
         """The logits of a batch, and its scores."""
         if not self.gradients:
             return super().score_inputs(inputs)
-        self._check_fitted()
+        self.check_fitted()
         logits, distances, finite = self._distances_on(inputs, [self.eps])
         return logits, self._infinite_where_broken(self._joined(distances[0]), finite)
 
@@ -242,7 +242,7 @@ class Mahalanobis(Rival):
         TPR 95 %, then AUROC. They take 1,000 images of each kind. What was tuned on outliers has seen
         outliers: tables must say so. Calibrate afterwards, on other data.
         """
-        self._check_fitted()
+        self.check_fitted()
         steps = [checked_eps(eps) for eps in steps]
         if not steps:
             raise ValueError("steps must be some")

@@ -6,10 +6,10 @@ from torch import Tensor, nn
 
 from gramwatch.observation import Observation
 from gramwatch.rivals.base import Record
-from gramwatch.rivals.features import TINY, HeadRival, features_of, head_of, lengths, mean_of
+from gramwatch.rivals.features import TINY, MeanRival, features_of, head_of, lengths
 
 
-class NCI(HeadRival):
+class NCI(MeanRival):
     """The proximity to the weights of the predicted class, plus the norm (Liu & Qin, 2025: pScore, filtered).
 
     Args:
@@ -37,16 +37,11 @@ class NCI(HeadRival):
         if not alpha >= 0:
             raise ValueError(f"alpha must not be negative, got {alpha}")
         self.alpha = float(alpha)
-        self.mean_: Tensor | None = None
-
-    def _fit(self, training: Observation) -> None:
-        self.mean_ = mean_of(training, self.name)
 
     def score(self, observation: Observation) -> Tensor:
         """Minus the proximity and the norm."""
-        assert self.mean_ is not None
         features = features_of(observation, self.name).double()
         weight = head_of(observation, self.name).weight.to(features.device)[observation.predicted].double()
-        centred = features - self.mean_.to(features.device)
+        centred = features - self.mean_on(features.device)
         proximity = (weight * centred).sum(1) / lengths(centred).clamp_min(TINY)
         return -(proximity + self.alpha * features.abs().sum(1))

@@ -1,0 +1,487 @@
+"""Guard: Gram, which sees texture, joined with scores that see meaning, from one forward pass.
+
+The rule is in `joint`, the ranks are in `threshold`; here is the object a user holds.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gramwatch import artifact
+from gramwatch.detector import (
+    Detection,
+    GramDetector,
+    Measurement,
+    batches_of,
+    check_deviating,
+    check_enough,
+    check_level,
+    how_many_rank,
+    take_batches,
+    warn,
+)
+from gramwatch.deviation import TotalDeviation
+from gramwatch.errors import ArtifactError, InputError, NotFittedError, TapError
+from gramwatch.joint import Calibration, JointMeasurement, JointRule
+from gramwatch.rivals import RIVALS, TRAINED
+from gramwatch.rivals.base import Rival
+from gramwatch.taps import Inputs, find_head, on_device, on_device_ahead, unwrap
+from gramwatch.threshold import Ranks, threshold
+from gramwatch.watch import Single, Watch
+
+MEMBERS = ("gram", "fdbd", "energy")
+"""Whose scores are joined, unless others are named."""
+STANDARD = ("mean", "deviation", "lowest")
+"""What scores are standardised by, and saved."""
+SINGLES: dict[str, type[Single]] = {GramDetector.__name__: GramDetector, **RIVALS, **TRAINED}
+"""Every detector that looks for itself, by what its file calls it."""
+
+
+class Guard:
+    """Tells whether a classifier is looking at something it was never trained on, by several scores at once.
+
+    Gram sees texture, fDBD and energy see what the network makes of it. Each is standardised on
+    in-distribution data, and their sum is ranked: see docs/guard.md.
+
+    Example:
+        >>> guard = gramwatch.Guard(model)
+        >>> guard.fit(train_loader)
+        >>> guard.calibrate(validation_loader)
+        >>> found = guard(images)
+        >>> found.is_ood, found.parts
+
+    Args:
+        model: any classifier that returns logits. It is not changed.
+        taps: which tensors Gram watches, as for `GramDetector`.
+        orders: the orders of the Gram matrices, P.
+        statistic: of Gram, as for `GramDetector`.
+        storage: of Gram's bounds, as for `GramDetector`.
+        level: the share of in-distribution inputs to keep; `1 - level` is the false-alarm rate.
+        per_class: let that rate hold for each predicted class of which at least 100 calibration examples
+            rank, not just on the whole.
+        members: whose scores are joined: `"gram"`, and names of `gramwatch.rivals.RIVALS` that need no
+            passes of their own. Those that look at the features are left out, with a warning, where the
+            network's logits are not made by one linear layer.
+
+    Attributes:
+        members: the detectors that are joined, by name.
+        metadata: a free dictionary that is saved with the guard (preprocessing, class names, ...).
+
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        taps: str | Iterable[str] = "all",
+        orders: Iterable[int] = range(1, 11),
+        statistic: str = "auto",
+        storage: str = "float32",
+        level: float = 0.95,
+        per_class: bool = False,
+        members: Iterable[str] = MEMBERS,
+    ) -> None:
+        made: dict[str, Single] = {}
+        for name in members:
+            if name == "gram":
+                made[name] = GramDetector(
+                    model, taps=taps, orders=orders, statistic=statistic, storage=storage, level=level
+                )
+            elif name in RIVALS:
+                made[name] = RIVALS[name](model, level=level)
+            else:
+                raise ValueError(f"there is no member '{name}': choose from gram, {', '.join(RIVALS)}")
+        self._begin(made, level, per_class)
+
+    @classmethod
+    def of(cls, members: Mapping[str, Single], *, level: float = 0.95, per_class: bool = False) -> "Guard":
+        """A guard of detectors of one network that may be in use elsewhere too.
+
+        What is fitted is shared: after one of them is fitted further, calibrate the guard anew.
+        """
+        guard = cls.__new__(cls)
+        guard._begin(dict(members), level, per_class)
+        return guard
+
+    def _begin(self, members: dict[str, Single], level: float, per_class: bool) -> None:
+        check_level(level)
+        if not members:
+            raise ValueError("a guard needs at least one member")
+        self.model = next(iter(members.values())).model
+        for name, member in members.items():
+            if member.model is not self.model:
+                raise ValueError(f"'{name}' judges another network than the first member")
+            if isinstance(member, Rival) and member.alone:
+                raise ValueError(f"'{name}' takes passes of its own, and a guard has one: leave it out")
+            if isinstance(member, GramDetector) and member.confidence == "subtract":
+                raise ValueError(f"'{name}' has confidence='subtract', whose score has no logarithm")
+        self.members = members
+        self.level, self.per_class = float(level), bool(per_class)
+        self.metadata: dict[str, Any] = {}
+        self._chosen = list(members)
+        self._watch: Watch | None = None
+        self._settled = False
+        self.forget_calibration()
+
+    # --- what is known so far ------------------------------------------------------------------------
+
+    @property
+    def grams(self) -> dict[str, GramDetector]:
+        """The members that watch the network's inside."""
+        return {name: each for name, each in self.members.items() if isinstance(each, GramDetector)}
+
+    @property
+    def calibration_scores_(self) -> Tensor:
+        """The in-distribution scores that rank, ascending."""
+        return self._calibrated().scores[:, 0].sort().values
+
+    @property
+    def threshold_(self) -> float:
+        """The score above which an input is out-of-distribution."""
+        scores = self._calibrated().scores[:, 0]
+        if self.per_class:
+            raise ValueError("with per_class=True classes have thresholds of their own: see found.is_ood")
+        return threshold(scores, self.level)
+
+    @property
+    def trained_on_outliers(self) -> bool:
+        """Whether the network was trained with outliers for one of the members: a table has to say so."""
+        return any(isinstance(each, Rival) and each.trained_on_outliers for each in self.members.values())
+
+    @property
+    def tuned_on_outliers(self) -> bool:
+        """Whether one of the members has itself seen outliers: a table has to say so."""
+        return any(isinstance(each, Rival) and each.tuned_on_outliers for each in self.members.values())
+
+    def rule(self) -> JointRule:
+        """How the scores become one, not fitted."""
+        return JointRule(
+            {name: TotalDeviation(gram.normalise, gram.confidence) for name, gram in self.grams.items()}
+        )
+
+    def forget_calibration(self) -> None:
+        """What was calibrated no longer holds: there is more training data."""
+        self._calibration: Calibration | None = None
+        self._how: dict[str, Any] = {}
+        self._moved: tuple[torch.device, Calibration] | None = None
+
+    def _calibrated(self) -> Calibration:
+        if self._calibration is None:
+            raise NotFittedError(
+                "this guard is not calibrated: call guard.fit(train_loader), then "
+                "guard.calibrate(validation_loader)"
+            )
+        return self._calibration
+
+    def _calibrated_on(self, device: torch.device) -> Calibration:
+        """The calibration on a device, kept there."""
+        if self._moved is None or self._moved[0] != device:
+            self._moved = (device, self._calibrated().to(device))
+        return self._moved[1]
+
+    def __repr__(self) -> str:
+        state = "not calibrated"
+        if self._calibration is not None:
+            state = "calibrated per class" if self.per_class else f"threshold {self.threshold_:.4g}"
+        return f"Guard({type(unwrap(self.model)).__name__}: {' + '.join(self.members)}, {state})"
+
+    # --- fit -----------------------------------------------------------------------------------------
+
+    def fit(
+        self,
+        loader: Iterable[Any],
+        *,
+        checkpoint: str | PathLike[str] | None = None,
+        progress: bool = True,
+    ) -> "Guard":
+        """Take in what training data looks like, all members from the same forward passes.
+
+        Fitting again adds to what was seen before and asks for a new calibration. An interruption keeps
+        all finished batches.
+
+        Args:
+            loader: as for `GramDetector.fit`.
+            checkpoint: as for `GramDetector.fit`.
+            progress: show a progress bar (on a terminal only).
+
+        """
+        self._check_adding(checkpoint is not None)
+        done = self._resume(checkpoint)
+        self.forget_calibration()
+        for gram in self.grams.values():
+            gram.forget_calibration()
+
+        def take(batch: tuple[Inputs, Tensor | None]) -> None:
+            self.settle(batch[0])
+            self._watching().take(*batch)
+
+        def write(done: int) -> None:
+            if checkpoint is not None and all(gram.has_examples() for gram in self.grams.values()):
+                self._write(checkpoint, batches=done)
+
+        batches = on_device_ahead(batches_of(loader, "fitting", progress), self.model)
+        take_batches(batches, take, done, write)
+        self._watching().finish()
+        if checkpoint is not None:
+            Path(checkpoint).unlink(missing_ok=True)
+        return self
+
+    def settle(self, inputs: Inputs) -> None:
+        """At the first batch, leave out members that cannot be used on this network."""
+        if self._settled:
+            return
+        needy = [
+            name
+            for name, each in self.members.items()
+            if isinstance(each, Rival) and each.features is None and each.needs & {"features", "head"}
+        ]
+        if needy and find_head(self.model, on_device(inputs, self.model)) is None:
+            network = type(unwrap(self.model)).__name__
+            why = f"the logits of {network} are not made by one linear layer, whose input it needs"
+            if len(needy) == len(self.members):
+                raise TapError(f"no member can be used, {', '.join(needy)}: {why}")
+            warn(f"{', '.join(needy)} is left out of the guard: {why}")
+            self.members = {name: each for name, each in self.members.items() if name not in needy}
+            self._watch = None
+        self._settled = True
+
+    def _watching(self) -> Watch:
+        if self._watch is None:
+            self._watch = Watch(self.members.values())
+        return self._watch
+
+    def _check_adding(self, checkpoint: bool) -> None:
+        """Members that keep examples cannot take up an earlier fit."""
+        for name, each in self.members.items():
+            if isinstance(each, Rival) and each.record.fitted and not each.running:
+                if checkpoint:
+                    raise ValueError(f"'{name}' keeps examples, which a checkpoint does not: leave it out")
+                if each.state():
+                    raise ValueError(f"'{name}' is fitted already and cannot add to it: make a new guard")
+
+    @torch.inference_mode()
+    def merge(self, other: "Guard") -> "Guard":
+        """Join what another guard of the same network, fitted on other data, has seen.
+
+        Every member must be of a kind that merges exactly, as the default ones are; otherwise an error names
+        it. Both keep their settings; the calibration must be done anew.
+        """
+        for name, mine, theirs in self._differing_settings(other):
+            raise ValueError(f"the two differ in {name}: {mine!r} and {theirs!r}")
+        if list(self.members) != list(other.members):
+            raise ValueError(f"the two have the members {list(self.members)} and {list(other.members)}")
+        pairs: list[tuple[Any, Any]] = [(each, other.members[name]) for name, each in self.members.items()]
+        for mine, theirs in pairs:
+            if type(mine) is not type(theirs):
+                raise ValueError(f"the two have members of different kinds: {mine!r} and {theirs!r}")
+            mine.check_merge(theirs)
+        for mine, theirs in pairs:
+            mine.merge(theirs)
+        self.forget_calibration()
+        return self
+
+    # --- calibrate and judge -------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def calibrate(
+        self, loader: Iterable[Any], *, split: bool = True, seed: int = 0, progress: bool = True
+    ) -> "Guard":
+        """Set the threshold from in-distribution data that was not used for training.
+
+        Args:
+            loader: as for `fit`.
+            split: half of the data, drawn by `seed`, standardises; the other half ranks. Then fresh
+                in-distribution inputs are flagged at a rate of at most `1 - level`. With `False` the same
+                data do both, and the rate is only approximate.
+            seed: of the split; stored.
+            progress: show a progress bar (on a terminal only).
+
+        """
+        measured = self.measure_all(loader, "calibrating", progress)
+        finite = measured.finite
+        if not finite.all():
+            warn(f"{int((~finite).sum())} calibration example(s) with NaN or infinity were left out")
+            measured = measured[finite]
+        check_enough(len(measured.logits), self.level, split)
+        for part in measured.parts.values():
+            if isinstance(part, Measurement):
+                check_deviating(part.deviations)
+        self.forget_calibration()
+        found = Calibration.of(
+            measured, self.rule(), self.level, per_class=self.per_class, split=split, seed=seed
+        )
+        self._warn_of_silence(found.rule)
+        examples, classes = measured.logits.shape
+        self._calibration = found
+        self._how = {"split": split, "seed": seed, "examples": examples, "classes": classes}
+        return self
+
+    def _warn_of_silence(self, rule: JointRule) -> None:
+        for name, gram in self.grams.items():
+            gram.warn_of_silent_taps(rule.totals[name])
+        assert rule.standard.deviation_ is not None
+        for name, deviation in zip(self.members, rule.standard.deviation_.tolist(), strict=True):
+            if deviation == 0:
+                warn(f"{name} says the same of all calibration examples and is left out of the score")
+
+    def __call__(self, inputs: Inputs) -> Detection:
+        """Judge a batch in one forward pass.
+
+        An input that is not finite, or makes the network's activations so, gets an infinite score.
+        """
+        self._calibrated()
+        measured = self.measure(inputs)
+        calibration = self._calibrated_on(measured.logits.device)
+        grams = [part for part in measured.parts.values() if isinstance(part, Measurement)]
+        # Out of inference mode, so that the results are ordinary tensors; measured ones are copied for that.
+        with torch.inference_mode(False), torch.no_grad():
+            score, p_values, is_ood = calibration.judged(measured)
+            predicted = measured.predicted
+            support = next((gram.class_support(predicted) for gram in self.grams.values()), None)
+            found = Detection(
+                logits=measured.logits.clone(),
+                predicted=predicted,
+                score=score.clone(),
+                p_value=p_values[:, 0].clone(),
+                is_ood=is_ood,
+                deviations=grams[0].deviations.clone() if grams else None,
+                class_support=support,
+                parts={name: p_values[:, 1 + i].clone() for i, name in enumerate(self.members)},
+            )
+            # The device is waited for here and nowhere before.
+            broken = int((~measured.finite).sum())
+        if broken:
+            warn(f"{broken} input(s) with NaN or infinity: their score is infinite")
+        return found
+
+    @torch.inference_mode()
+    def measure(self, inputs: Inputs) -> JointMeasurement:
+        """What all members say of a batch, without the calibration: what scores are made of."""
+        inputs = on_device(inputs, self.model)
+        logits, found = self._watching().measure(inputs)
+        return JointMeasurement(logits, {name: found[each] for name, each in self.members.items()})
+
+    def measure_all(
+        self, loader: Iterable[Any], doing: str = "measuring", progress: bool = True
+    ) -> JointMeasurement:
+        """`measure` over a whole loader, on the CPU."""
+        batches = (inputs for inputs, _ in batches_of(loader, doing, progress))
+        parts = [self.measure(inputs) for inputs in on_device_ahead(batches, self.model)]
+        if not parts:
+            raise InputError(f"the loader yielded no example: {doing} needs some")
+        return JointMeasurement.joined(parts)
+
+    # --- save and load -------------------------------------------------------------------------------
+
+    def _settings(self) -> dict[str, Any]:
+        return {"members": self._chosen, "level": self.level, "per_class": self.per_class}
+
+    def _differing_settings(self, other: "Guard") -> Iterator[tuple[str, Any, Any]]:
+        theirs = other._settings()
+        for name, mine in self._settings().items():
+            if mine != theirs[name]:
+                yield name, mine, theirs[name]
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the guard with all its members to one safetensors file. The network itself is not saved."""
+        for each in self.members.values():
+            if isinstance(each, Rival):
+                each.check_fitted()
+        self._write(path)
+
+    def _write(self, path: str | PathLike[str], batches: int | None = None) -> None:
+        members: dict[str, Any] = {}
+        tensors: dict[str, Tensor] = {}
+        for name, each in self.members.items():
+            members[name], own = each.contents()
+            tensors |= {f"members.{name}.{key}": tensor for key, tensor in own.items()}
+        found = self._calibration
+        if found is not None:
+            tensors |= {"calibration.scores": found.scores, "calibration.predicted": found.predicted}
+            for name in STANDARD:
+                tensors[f"calibration.{name}"] = getattr(found.rule.standard, f"{name}_")
+            for name, total in found.rule.totals.items():
+                assert total.expectation_ is not None
+                tensors[f"calibration.expectation.{name}"] = total.expectation_
+        header = {
+            "detector": type(self).__name__,
+            "settings": self._settings(),
+            "network": artifact.fingerprint(self.model),
+            "members": members,
+            "calibration": None if found is None else self._how,
+            "batches": batches,
+            "metadata": self.metadata,
+        }
+        artifact.write(path, header, tensors)
+
+    @classmethod
+    def from_artifact(
+        cls, saved: artifact.Saved, model: nn.Module, accept_other_weights: bool = False
+    ) -> "Guard":
+        """The guard in an opened file; `gramwatch.load` is the short way."""
+        return saved.restored(cls, model, accept_other_weights)
+
+    @classmethod
+    def described(cls, header: Mapping[str, Any], model: nn.Module) -> tuple["Guard", artifact.Shapes]:
+        """The guard without its tensors, and the names and shapes that these must have."""
+        members: dict[str, Single] = {}
+        shapes: artifact.Shapes = {}
+        for name, own in header["members"].items():
+            members[name], expected = SINGLES[own["detector"]].described(own, model)
+            shapes |= {f"members.{name}.{key}": shape for key, shape in expected.items()}
+        settings, how = header["settings"], header["calibration"]
+        guard = cls.of(members, level=settings["level"], per_class=settings["per_class"])
+        guard._chosen = [str(name) for name in settings["members"]]
+        if how is not None:
+            ranking = how_many_rank(how)
+            shapes |= {
+                "calibration.scores": (ranking, 1 + len(members)),
+                "calibration.predicted": (ranking,),
+                **{f"calibration.{name}": (len(members),) for name in STANDARD},
+            }
+            for name, gram in guard.grams.items():
+                shapes[f"calibration.expectation.{name}"] = (len(gram.taps),)
+        return guard, shapes
+
+    def restore(self, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        """Take over the tensors of a file."""
+        for name, each in self.members.items():
+            start = f"members.{name}."
+            own = {key.removeprefix(start): t for key, t in tensors.items() if key.startswith(start)}
+            each.restore(header["members"][name], own)
+        how = header["calibration"]
+        if how is None:
+            return
+        rule = self.rule()
+        for name, total in rule.totals.items():
+            total.expectation_ = tensors[f"calibration.expectation.{name}"]
+        for name in STANDARD:
+            setattr(rule.standard, f"{name}_", tensors[f"calibration.{name}"])
+        scores, predicted = tensors["calibration.scores"], tensors["calibration.predicted"]
+        ranks = Ranks.of(scores, self.level, predicted, int(how["classes"]), per_class=self.per_class)
+        self._calibration = Calibration(rule, scores, predicted, ranks)
+        self._how = {key: how[key] for key in ("split", "seed", "examples", "classes")}
+
+    def _resume(self, checkpoint: str | PathLike[str] | None) -> int:
+        """Take over the state of an interrupted fit; the number of batches it holds."""
+        if checkpoint is None or not Path(checkpoint).exists():
+            return 0
+        saved = artifact.read(checkpoint)
+        batches = saved.batches()
+        before = Guard.from_artifact(saved, self.model)
+        anew = "delete it to start anew"
+        for name, mine, theirs in self._differing_settings(before):
+            raise ArtifactError(f"{checkpoint} was begun with {name} = {theirs!r}, not {mine!r}: {anew}")
+        for name, earlier in before.members.items():
+            own: Any = self.members[name]
+            for setting, mine, theirs in own.differing_settings(earlier):
+                what = f"{setting} = {theirs!r}, not {mine!r}, for {name}"
+                raise ArtifactError(f"{checkpoint} was begun with {what}: {anew}")
+            own.take_over(earlier)
+        self.members = {name: each for name, each in self.members.items() if name in before.members}
+        self._watch = None
+        return batches

@@ -1,0 +1,218 @@
+"""Joining: from what several members say of an input to one score and its p-value.
+
+    gram = log(1 + mean over taps of delta_l / E[delta_l]),    other members: their scores as they are
+    score = sum over members of (s - mean(s)) / deviation(s)
+
+E, mean and deviation are taken over in-distribution data alone; those that rank are others (see `threshold`).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gramwatch.detector import Measurement, halves
+from gramwatch.deviation import TotalDeviation
+from gramwatch.errors import CalibrationError
+from gramwatch.threshold import Ranks
+
+Part = Measurement | Tensor
+"""What one member says of a set: Gram its deviations, the others their scores."""
+
+
+@dataclass(frozen=True)
+class JointMeasurement:
+    """What all members say of N inputs, before any calibration."""
+
+    logits: Tensor
+    parts: Mapping[str, Part]
+
+    @property
+    def predicted(self) -> Tensor:
+        """The predicted class, D_c."""
+        return self.logits.argmax(1)
+
+    @property
+    def finite(self) -> Tensor:
+        """Which examples, and all that was seen of them, are free of NaN and infinity, `(N,)`."""
+        each = [part.isfinite() if isinstance(part, Tensor) else part.finite for part in self.parts.values()]
+        return torch.stack(each).all(0)
+
+    def __getitem__(self, index: Any) -> "JointMeasurement":
+        """The measurement of some examples."""
+        return JointMeasurement(self.logits[index], {name: part[index] for name, part in self.parts.items()})
+
+    @staticmethod
+    def joined(batches: "Sequence[JointMeasurement]") -> "JointMeasurement":
+        """Several batches together, on the CPU."""
+        parts = {name: joined_parts([each.parts[name] for each in batches]) for name in batches[0].parts}
+        return JointMeasurement(torch.cat([each.logits.cpu() for each in batches]), parts)
+
+
+def joined_parts(parts: Sequence[Part]) -> Part:
+    """What one member says of several batches, on the CPU."""
+    if isinstance(parts[0], Measurement):
+        return Measurement.joined(parts)  # type: ignore[arg-type]
+    return torch.cat([part.cpu() for part in parts])  # type: ignore[union-attr]
+
+
+# --- the rule ----------------------------------------------------------------------------------------
+
+
+def gram_score(total: TotalDeviation, measured: Measurement) -> Tensor:
+    """`log(1 + mean over taps of delta_l / E[delta_l])`; taps whose expectation is zero are left out."""
+    assert total.expectation_ is not None
+    counted = (total.expectation_ > 0) if total.normalise else torch.ones_like(total.expectation_)
+    mean = total(measured.deviations, measured.probability) / counted.sum().clamp_min(1)
+    return mean.log1p()
+
+
+def sum_of_members(standardised: Tensor) -> Tensor:
+    """From `(N, members)` to `(N,)`."""
+    return standardised.sum(1)
+
+
+@dataclass
+class ZScore:
+    """Each member's scores less their mean, divided by their standard deviation.
+
+    A member that says the same of all examples is left out: its standardised score is zero.
+
+    Args:
+        floor: let no member find an input more normal than the most normal example it was fitted on. Without
+            it, energy may vouch for an input of huge activations so strongly that nobody else is heard.
+
+    """
+
+    floor: bool = False
+    mean_: Tensor | None = None
+    deviation_: Tensor | None = None
+    """`(members,)` each, after `fit`; a deviation of zero: that member is left out."""
+    lowest_: Tensor | None = None
+    """The lowest score of each member, `(members,)`, after `fit`."""
+
+    def fit(self, scores: Tensor) -> "ZScore":
+        """Take mean and deviation from scores `(N, members)`."""
+        self.mean_, deviation = scores.mean(0), scores.std(0, correction=0)
+        rounding = 1e-9 * scores.abs().amax(0)
+        self.deviation_ = torch.where(deviation > rounding, deviation, 0.0)
+        self.lowest_ = scores.amin(0)
+        return self
+
+    def __call__(self, scores: Tensor) -> Tensor:
+        """The standardised scores, `(N, members)`."""
+        assert self.mean_ is not None
+        assert self.deviation_ is not None
+        assert self.lowest_ is not None
+        if self.floor:
+            scores = scores.maximum(self.lowest_)
+        there = self.deviation_ > 0
+        return torch.where(there, (scores - self.mean_) / torch.where(there, self.deviation_, 1.0), 0.0)
+
+
+@dataclass
+class JointRule:
+    """How the scores of the members become one.
+
+    Args:
+        totals: for each member that measures deviations, how they are totalled.
+        standard: how scores are made comparable; it has `fit` and call like `ZScore`.
+        join: how comparable scores become one.
+
+    """
+
+    totals: Mapping[str, TotalDeviation]
+    standard: ZScore = field(default_factory=ZScore)
+    join: Callable[[Tensor], Tensor] = sum_of_members
+
+    def fit(self, measured: JointMeasurement) -> "JointRule":
+        """Take expectations, means and deviations from in-distribution examples, all finite."""
+        self.totals = {
+            name: replace(total).fit(part.deviations, part.probability)
+            for name, total in self.totals.items()
+            if isinstance(part := measured.parts[name], Measurement)
+        }
+        self.standard = replace(self.standard).fit(self.member_scores(measured))
+        if self.standard.deviation_ is not None and not self.standard.deviation_.any():
+            raise CalibrationError(
+                f"every member says the same of all {len(measured.logits)} examples: there is nothing to "
+                "standardise by. Use more, and different, in-distribution examples"
+            )
+        return self
+
+    def member_scores(self, measured: JointMeasurement) -> Tensor:
+        """The score of each member, not standardised, `(N, members)`, in float64."""
+        scores = [
+            gram_score(self.totals[name], part) if isinstance(part, Measurement) else part.double()
+            for name, part in measured.parts.items()
+        ]
+        return torch.stack(scores, 1)
+
+    def all_scores(self, measured: JointMeasurement) -> Tensor:
+        """The joint score, then each member's: `(N, 1 + members)`; infinite where something is not finite."""
+        scores = self.member_scores(measured)
+        every = torch.cat([self.join(self.standard(scores)).unsqueeze(1), scores], 1)
+        return torch.where(measured.finite.unsqueeze(1), every, torch.inf)
+
+    def __call__(self, measured: JointMeasurement) -> Tensor:
+        """The score of each example, `(N,)`: higher is more out-of-distribution."""
+        return self.all_scores(measured)[:, 0]
+
+    def to(self, device: torch.device) -> "JointRule":
+        """The same on another device."""
+
+        def moved(tensor: Tensor | None) -> Tensor | None:
+            return None if tensor is None else tensor.to(device)
+
+        totals = {
+            name: replace(total, expectation_=moved(total.expectation_))
+            for name, total in self.totals.items()
+        }
+        standard = copy(self.standard)
+        for name, value in vars(standard).items():
+            if isinstance(value, Tensor):
+                setattr(standard, name, value.to(device))
+        return replace(self, totals=totals, standard=standard)
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A rule that was fitted, and the in-distribution scores that rank."""
+
+    rule: JointRule
+    scores: Tensor
+    """The joint score, then each member's, of the examples that rank: `(n, 1 + members)`."""
+    predicted: Tensor
+    """Their predicted classes, `(n,)`."""
+    ranks: Ranks
+
+    @staticmethod
+    def of(
+        measured: JointMeasurement,
+        rule: JointRule,
+        level: float,
+        *,
+        per_class: bool = False,
+        split: bool = True,
+        seed: int = 0,
+    ) -> "Calibration":
+        """From in-distribution examples, all finite: half of them fit the rule, the others rank."""
+        every = torch.arange(len(measured.logits))
+        normalising, ranking = halves(len(every), seed) if split else (every, every)
+        rule = replace(rule).fit(measured[normalising])
+        ranked = measured[ranking]
+        scores, predicted, classes = rule.all_scores(ranked), ranked.predicted, ranked.logits.shape[1]
+        ranks = Ranks.of(scores, level, predicted, classes, per_class=per_class)
+        return Calibration(rule, scores, predicted, ranks)
+
+    def judged(self, measured: JointMeasurement) -> tuple[Tensor, Tensor, Tensor]:
+        """The joint score `(N,)`, the p-values of it and of each member `(N, 1 + members)`, the verdict."""
+        scores = self.rule.all_scores(measured)
+        return scores[:, 0], *self.ranks.judged(scores, measured.predicted)
+
+    def to(self, device: torch.device) -> "Calibration":
+        """The same on another device; the scores that were ranked stay."""
+        return replace(self, rule=self.rule.to(device), ranks=self.ranks.to(device))

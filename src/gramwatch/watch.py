@@ -1,0 +1,92 @@
+"""Watch: one forward pass for several detectors of one network, whichever methods they are."""
+
+from collections.abc import Iterable
+
+from torch import Tensor
+
+from gramwatch.detector import Collector, GramDetector, Measurement
+from gramwatch.observation import Observation, Observer
+from gramwatch.rivals.base import Rival
+from gramwatch.taps import Inputs
+
+Single = GramDetector | Rival
+"""A detector that looks for itself."""
+KEPT = frozenset({"features", "head"})
+"""What most methods that keep examples need of them, so that all of these share one copy."""
+
+
+class Watch:
+    """Runs the network once for all: an observation for the rivals, collected statistics for Gram.
+
+    Args:
+        detectors: of one network, each once; none that takes passes of its own.
+
+    """
+
+    def __init__(self, detectors: Iterable[Single]) -> None:
+        detectors = list(detectors)
+        self.model = detectors[0].model
+        self._grams = [each for each in detectors if isinstance(each, GramDetector)]
+        self._rivals = [each for each in detectors if isinstance(each, Rival)]
+        self._observer = shared_observer(self._rivals) if self._rivals else Observer(self.model)
+        self._left_out: dict[GramDetector, Tensor | int] = dict.fromkeys(self._grams, 0)
+
+    def take(self, inputs: Inputs, labels: Tensor | None) -> None:
+        """Let every detector take in a batch of training examples."""
+        observation, collected = self._look(inputs, labels)
+        for gram in self._grams:
+            left_out: Tensor | int
+            if gram in collected:
+                left_out = gram.take(inputs, observation.logits, collected[gram].statistics)
+            else:
+                left_out = gram.take_alone(inputs)
+            self._left_out[gram] = self._left_out[gram] + left_out
+        kept = None
+        for rival in self._rivals:
+            if not rival.record.fitted:
+                continue
+            if rival.running or not rival.needs <= KEPT:
+                rival.take(observation)
+            else:
+                kept = observation.kept(KEPT) if kept is None else kept
+                rival.take(kept)
+
+    def finish(self) -> None:
+        """Let every detector learn from what it took in."""
+        for gram, left_out in self._left_out.items():
+            gram.finish(int(left_out))
+        self._left_out = dict.fromkeys(self._grams, 0)
+        for rival in self._rivals:
+            rival.finish()
+
+    def measure(self, inputs: Inputs) -> tuple[Tensor, dict[Single, Measurement | Tensor]]:
+        """The logits of a batch, and what each says of it: Gram its deviations, the others their scores."""
+        observation, collected = self._look(inputs, None)
+        found: dict[Single, Measurement | Tensor] = {}
+        for gram in self._grams:
+            if gram in collected:
+                found[gram] = gram.measured(inputs, observation.logits, collected[gram].statistics)
+            else:
+                found[gram] = gram.measure(inputs)
+        for rival in self._rivals:
+            found[rival] = rival.judged(observation)
+        return observation.logits, found
+
+    def _look(
+        self, inputs: Inputs, labels: Tensor | None
+    ) -> tuple[Observation, dict[GramDetector, Collector]]:
+        """One forward pass. A Gram detector with too many statistics for one pass is left out."""
+        collected = {gram: gram.collector(inputs) for gram in self._grams}
+        collected = {gram: each for gram, each in collected.items() if not gram.is_large(inputs)}
+        return self._observer(inputs, labels, list(collected.values())), collected
+
+
+def shared_observer(rivals: Iterable[Rival]) -> Observer:
+    """An observer that collects what all of them need."""
+    rivals = list(rivals)
+    first = rivals[0]
+    for rival in rivals:
+        if rival.model is not first.model or (rival.features, rival.taps) != (first.features, first.taps):
+            raise ValueError("detectors that share a pass must have the same model, features and taps")
+    needs = frozenset().union(*(rival.needs for rival in rivals))
+    return Observer(first.model, needs, taps=first.taps, features=first.features)

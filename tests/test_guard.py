@@ -1,0 +1,791 @@
+"""Guard: the formula of docs/guard.md, p-values that hold, and everything a detector must stand."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import gramwatch
+from gramwatch import (
+    ArtifactError,
+    CalibrationError,
+    GramDetector,
+    GramwatchWarning,
+    Guard,
+    InputError,
+    NotFittedError,
+    TapError,
+    artifact,
+    detector,
+)
+from gramwatch.detector import Collector
+from gramwatch.experiments import compare, false_alarms
+from gramwatch.joint import JointRule, ZScore
+from gramwatch.metrics import auroc
+from gramwatch.rivals import FDBD, KNN, MSP, NCI, RIVALS, Energy
+from gramwatch.threshold import Ranks, p_value, rank_of_threshold
+from gramwatch.together import fit_together, measure_together
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*fewer than 20:gramwatch.GramwatchWarning")
+DOCS = Path(__file__).parents[1] / "docs"
+CLASSES = 4
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(1, 5, 3, padding=1), nn.Conv2d(5, 6, 3)
+        self.head = nn.Linear(6, CLASSES)
+
+    def features(self, x):
+        return F.relu(self.conv2(F.relu(self.conv1(x)))).mean((2, 3))
+
+    def forward(self, x):
+        return self.head(self.features(x))
+
+
+class Cosine(Net):
+    """Its logits are not made by a linear layer."""
+
+    def forward(self, x):
+        return 20 * F.normalize(self.features(x) - 0.2) @ F.normalize(self.head.weight).T
+
+
+def images(count: int, seed: int, scale: float = 1.0) -> torch.Tensor:
+    return scale * torch.randn(count, 1, 7, 7, generator=torch.Generator().manual_seed(seed))
+
+
+def made(kind: type[Net] = Net) -> Net:
+    torch.manual_seed(5)
+    net = kind()
+    with torch.no_grad():
+        net.head.weight *= 30  # so that all classes are predicted
+        net.head.bias -= F.linear(net.features(images(500, 9)), net.head.weight, net.head.bias).mean(0)
+    return net.eval()
+
+
+@pytest.fixture
+def net() -> Net:
+    return made()
+
+
+@pytest.fixture
+def fitted(net) -> Guard:
+    return Guard(net).fit(images(300, 0).split(64), progress=False)
+
+
+@pytest.fixture
+def ready(fitted) -> Guard:
+    return fitted.calibrate(images(200, 1).split(64), progress=False)
+
+
+def assert_same(a: Guard, b: Guard, x: torch.Tensor) -> None:
+    mine, theirs = a(x), b(x)
+    for field in dataclasses.fields(mine):
+        one, other = getattr(mine, field.name), getattr(theirs, field.name)
+        if field.name == "parts":
+            assert one.keys() == other.keys()
+            assert all(torch.equal(one[name], other[name]) for name in one)
+        else:
+            assert torch.equal(one, other), field.name
+
+
+# --- the formula -------------------------------------------------------------------------------------
+
+
+def transcription(net: Net, deltas: np.ndarray, x: torch.Tensor, mean: np.ndarray) -> dict[str, np.ndarray]:
+    """delta_l / confidence, fDBD and energy, one example at a time."""
+    w = net.head.weight.detach().double().numpy()
+    with torch.no_grad():
+        all_z, all_h = net(x).double().numpy(), net.features(x).double().numpy()
+    confident, fdbd, energy = [], [], []
+    for delta, z, h in zip(deltas, all_z, all_h, strict=True):
+        y = int(z.argmax())
+        confident.append(delta / (np.exp(z[y]) / np.exp(z).sum()))
+        distances = [abs(z[y] - z[c]) / np.linalg.norm(w[y] - w[c]) for c in range(len(z)) if c != y]
+        fdbd.append(-np.mean(distances) / np.linalg.norm(h - mean))
+        energy.append(-np.log(np.exp(z).sum()))
+    return {"delta": np.array(confident), "fdbd": np.array(fdbd), "energy": np.array(energy)}
+
+
+def test_scores_and_p_values_equal_the_transcription(net):
+    train, validation, test = images(300, 0), images(161, 1), images(40, 2, scale=1.3)
+    guard = Guard(net, level=0.9).fit(train.split(64), progress=False)
+    guard.calibrate(validation.split(50), seed=7, progress=False)
+    found = guard(test)
+
+    with torch.no_grad():
+        mean = net.features(train).double().numpy().mean(0)
+    gram = GramDetector(net).fit(train.split(64), progress=False)
+    known = transcription(net, gram.measure(validation).deviations.double().numpy(), validation, mean)
+    new = transcription(net, gram.measure(test).deviations.double().numpy(), test, mean)
+    order = torch.randperm(161, generator=torch.Generator().manual_seed(7)).numpy()
+    normalising, ranking = order[:80], order[80:]
+    expectation = known["delta"][normalising].mean(0)
+    assert (expectation > 0).all()
+    for each in (known, new):
+        each["gram"] = np.log(1 + (each["delta"] / (expectation + 1e-7)).mean(1))
+    names = ("gram", "fdbd", "energy")
+    middle = {name: known[name][normalising].mean() for name in names}
+    spread = {name: known[name][normalising].std() for name in names}
+    for each in (known, new):
+        each["score"] = sum((each[name] - middle[name]) / spread[name] for name in names)
+
+    np.testing.assert_allclose(found.score.numpy(), new["score"], rtol=1e-4, atol=1e-5)
+    ranks = np.sort(known["score"][ranking])
+    np.testing.assert_allclose(guard.calibration_scores_.numpy(), ranks, rtol=1e-4, atol=1e-5)
+    exact = guard.calibration_scores_.numpy()
+    for i, score in enumerate(found.score.numpy()):
+        p = (1 + sum(exact >= score)) / (len(exact) + 1)
+        assert found.p_value[i].item() == pytest.approx(p, abs=1e-12)
+        assert bool(found.is_ood[i]) == (p <= 0.1 + 1e-12)
+        assert bool(found.is_ood[i]) == (score > guard.threshold_)
+    for name in names:
+        among = [(1 + sum(known[name][ranking] >= value)) / 82 for value in new[name]]
+        # One rank more or less, where float32 and float64 sort two examples differently.
+        np.testing.assert_allclose(found.parts[name].numpy(), among, atol=1.01 / 82)
+        assert np.mean(np.abs(found.parts[name].numpy() - among) < 1e-12) > 0.9
+    assert torch.equal(found.deviations, gram.measure(test).deviations)
+    assert torch.equal(found.class_support, gram.class_counts_[found.predicted])
+    assert torch.equal(found.logits.argmax(1), found.predicted)
+
+
+def test_taps_that_never_deviate_are_left_out_of_the_mean():
+    measured = false_alarms.simulated(100, torch.Generator().manual_seed(0))
+    gram = measured.parts["gram"]
+    silent = dataclasses.replace(gram, deviations=F.pad(gram.deviations, (0, 3)))
+    with_silent = dataclasses.replace(measured, parts={**measured.parts, "gram": silent})
+    scores = [
+        JointRule({"gram": gramwatch.detector.TotalDeviation()}).fit(each).member_scores(each)
+        for each in (measured, with_silent)
+    ]
+    torch.testing.assert_close(*scores)
+
+
+def test_standardising_leaves_out_what_is_constant():
+    scores = torch.stack([torch.linspace(-3, 5, 50), torch.full((50,), 0.1)], 1).double()
+    standard = ZScore().fit(scores)
+    found = standard(scores)
+    assert found[:, 0].mean().item() == pytest.approx(0, abs=1e-12)
+    assert found[:, 0].std(correction=0).item() == pytest.approx(1)
+    assert (standard(scores + 1)[:, 1] == 0).all()
+
+
+def test_a_rule_can_standardise_and_join_otherwise():
+    class Doubled(ZScore):
+        def __call__(self, scores):
+            return 2 * super().__call__(scores)
+
+    measured = false_alarms.simulated(200, torch.Generator().manual_seed(0))
+    totals = {"gram": gramwatch.detector.TotalDeviation()}
+    plain = JointRule(totals).fit(measured)
+    highest = JointRule(totals, Doubled(), lambda z: z.amax(1)).fit(measured)
+    scores = plain.member_scores(measured)
+    standardised = (scores - scores.mean(0)) / scores.std(0, correction=0)
+    torch.testing.assert_close(plain(measured), standardised.sum(1))
+    torch.testing.assert_close(highest(measured), 2 * standardised.amax(1))
+
+
+# --- p-values ----------------------------------------------------------------------------------------
+
+
+def largest_share(alpha: float, ranking: int, fresh: int, repeats: int) -> float:
+    """Alpha plus three standard deviations of the mean share over so many calibrations.
+
+    The rate of one calibration with `ranking` scores follows a beta distribution, and the share of `fresh`
+    examples a beta-binomial one.
+    """
+    k, n = int(alpha * (ranking + 1)), ranking + 1
+    rate = k / n
+    variance = rate * (1 - rate) / (n + 1) * (1 - 1 / fresh) + rate * (1 - rate) / fresh
+    return alpha + 3 * (variance / repeats) ** 0.5
+
+
+@pytest.mark.parametrize("calibration", [200, 1001])
+def test_p_values_hold_on_the_whole(calibration):
+    found = false_alarms.rates(per_class=False, calibration=calibration, fresh=500, repeats=150, seed=3)
+    for share, alpha in zip(found.overall.tolist(), false_alarms.ALPHAS, strict=True):
+        assert share <= largest_share(alpha, calibration - calibration // 2, 500, 150)
+        assert share > alpha - 0.012  # and not by flagging nothing
+
+
+def test_p_values_hold_for_each_class():
+    calibration, fresh, repeats = 4000, 2000, 60
+    found = false_alarms.rates(per_class=True, calibration=calibration, fresh=fresh, repeats=repeats, seed=4)
+    for i, alpha in enumerate(false_alarms.ALPHAS):
+        for c, frequency in enumerate(false_alarms.SHARES[: -false_alarms.RARE]):
+            most = largest_share(alpha, int(frequency * calibration / 2), int(frequency * fresh), repeats)
+            assert found.by_class[c, i] <= most
+        rare = sum(false_alarms.SHARES[-false_alarms.RARE :])
+        most = largest_share(alpha, int(rare * calibration / 2), int(rare * fresh), repeats)
+        assert found.rare[i] <= most
+    together = false_alarms.rates(
+        per_class=False, calibration=calibration, fresh=fresh, repeats=repeats, seed=4
+    )
+    assert together.by_class[-4, 1] > 0.06  # what per_class is for
+    assert together.rare[1] > 0.1
+
+
+def test_the_rates_in_the_docs_are_those_measured():
+    assert false_alarms.table() in (DOCS / "guard.md").read_text(encoding="utf-8")
+
+
+def test_p_values_of_a_network_hold(fitted):
+    """Fresh images, 40 calibrations."""
+    measured = fitted.measure_all(images(16_000, 20).split(1000), progress=False)
+    flagged = {0.01: [], 0.05: [], 0.1: []}
+    for part in torch.arange(16_000).split(400):
+        found = gramwatch.joint.Calibration.of(measured[part[:300]], fitted.rule(), 0.95)
+        p = found.judged(measured[part[300:]])[1][:, 0]
+        for alpha, shares in flagged.items():
+            shares.append((p <= alpha).double().mean().item())
+    for alpha, shares in flagged.items():
+        assert np.mean(shares) <= largest_share(alpha, 150, 100, 40)
+
+
+@pytest.mark.parametrize("per_class", [False, True])
+def test_ranks_are_those_of_counting(per_class):
+    generator = torch.Generator().manual_seed(0)
+    # With ties, and a class without any example.
+    scores = torch.randint(0, 40, (700, 3), generator=generator).double()
+    predicted = torch.multinomial(torch.tensor([0.5, 0.3, 0.1, 0.1, 0.0]), 700, True, generator=generator)
+    new = torch.randint(-2, 43, (200, 3), generator=generator).double()
+    new[0] = torch.inf
+    classes = torch.randint(0, 5, (200,), generator=generator)
+    p, is_ood = Ranks.of(scores, 0.95, predicted, 5, per_class=per_class).judged(new, classes)
+    counts = predicted.bincount(minlength=5)
+    assert counts[0] >= 100 > counts[2]
+    few = counts < 100
+    assert few[predicted].sum() >= 100
+    for i in range(200):
+        among = torch.ones(700, dtype=torch.bool)
+        if per_class:
+            among = few[predicted] if few[classes[i]] else predicted == classes[i]
+        n = int(among.sum())
+        for kind in range(3):
+            higher = int((scores[among, kind] >= new[i, kind]).sum())
+            assert p[i, kind].item() == pytest.approx((1 + higher) / (n + 1), abs=1e-15)
+        lower = n - int((scores[among, 0] >= new[i, 0]).sum())
+        assert bool(is_ood[i]) == (lower >= rank_of_threshold(n, 0.95))
+    if not per_class:
+        assert torch.equal(p[:, 1], p_value(new[:, 1].contiguous(), scores[:, 1]))
+
+
+def test_too_few_of_the_rare_classes_are_ranked_among_all():
+    scores = torch.arange(300).double().unsqueeze(1)
+    predicted = torch.cat([torch.zeros(250), torch.ones(50)]).long()
+    ranks = Ranks.of(scores, 0.95, predicted, 3, per_class=True)
+    p, _ = ranks.judged(torch.tensor([[200.0]] * 3).double(), torch.tensor([0, 1, 2]))
+    assert p.flatten().tolist() == pytest.approx([51 / 251, 101 / 301, 101 / 301])
+
+
+def test_a_class_must_have_enough_for_the_level():
+    scores = torch.arange(1000).double().unsqueeze(1)
+    predicted = (torch.arange(1000) >= 850).long()
+    for level, among in ((0.95, 150), (0.995, 1000)):
+        ranks = Ranks.of(scores, level, predicted, 2, per_class=True)
+        p, is_ood = ranks.judged(torch.tensor([[1e9]]).double(), torch.tensor([1]))
+        assert p.item() == pytest.approx(1 / (among + 1))
+        assert is_ood.item()
+
+
+def test_per_class_ranks_within_the_class(net):
+    guard = Guard(net, per_class=True).fit(images(300, 0).split(64), progress=False)
+    guard.calibrate(images(1200, 1).split(200), progress=False)
+    pooled = Guard.of(guard.members).calibrate(images(1200, 1).split(200), progress=False)
+    x = images(50, 2)
+    found, expected = guard(x), pooled(x)
+    assert torch.equal(found.score, expected.score)
+    calibration = guard._calibration
+    counts = calibration.predicted.bincount(minlength=CLASSES)
+    assert (counts >= 100).any()
+    for i in range(50):
+        c = found.predicted[i]
+        if counts[c] >= 100:
+            own = calibration.scores[calibration.predicted == c, 0]
+            assert found.p_value[i] == p_value(found.score[i : i + 1], own)
+    assert not torch.equal(found.p_value, expected.p_value)
+    assert "per class" in repr(guard)
+    with pytest.raises(ValueError, match="thresholds of their own"):
+        guard.threshold_  # noqa: B018
+
+
+# --- what a user sees --------------------------------------------------------------------------------
+
+
+def test_parts_tell_which_member_raised_the_alarm(ready):
+    found = ready(images(20, 3))
+    assert list(found.parts) == ["gram", "fdbd", "energy"]
+    for p in (*found.parts.values(), found.p_value):
+        assert p.shape == (20,)
+        assert ((p > 0) & (p <= 1)).all()
+    far = ready(images(20, 3, scale=8))
+    assert far.parts["gram"].max() < 0.05
+    assert far.parts["energy"].min() > 0.5
+    assert "gram 0.0" in repr(far)
+    alone = ready.members["gram"].calibrate([images(80, 1)], progress=False)
+    assert alone(images(2, 2)).parts is None
+
+
+def test_with_a_floor_no_member_can_silence_the_others(fitted):
+    """Huge activations look normal to energy, and more so than any calibration example."""
+    inside, outside = fitted.measure(images(400, 1)), fitted.measure(images(20, 3, scale=8))
+    for floor, caught in ((False, 0), (True, 20)):
+        rule = JointRule(fitted.rule().totals, ZScore(floor))
+        found = gramwatch.joint.Calibration.of(inside, rule, 0.95)
+        assert int(found.judged(outside)[2].sum()) == caught
+
+
+def test_results_are_ordinary_tensors(ready):
+    found = ready(images(3, 2))
+    tensors = [getattr(found, field.name) for field in dataclasses.fields(found) if field.name != "parts"]
+    assert not any(t.is_inference() for t in (*tensors, *found.parts.values()))
+
+
+def test_one_batch_takes_one_forward_pass(ready):
+    passes = []
+    ready.model.register_forward_hook(lambda *_: passes.append(1))
+    ready(images(9, 2))
+    ready(images(1, 2))
+    assert len(passes) == 2
+
+
+def test_fitting_takes_one_pass_over_the_data(net):
+    passes = []
+    net.register_forward_hook(lambda *_: passes.append(1))
+    Guard(net).fit(images(300, 0).split(50), progress=False)
+    looking = 2 + 2 + 2 + 2  # for the layer that makes the logits, by the guard and by the observer; for taps
+    assert len(passes) <= 6 + looking
+
+
+def test_a_marked_tensor_is_not_computed_twice(monkeypatch):
+    class Marked(Net):
+        def features(self, x):
+            x = gramwatch.mark(F.relu(self.conv1(x)), "again")
+            return F.relu(self.conv2(x)).mean((2, 3))
+
+    net, repeated = made(Marked), []
+    plain = Collector.repeat
+    monkeypatch.setattr(Collector, "repeat", lambda *args: (repeated.append(1), plain(*args)))
+    guard = Guard(net, taps=["*", "again"]).fit(images(300, 0).split(100), progress=False)
+    assert len(repeated) == 3
+    gram = GramDetector(net, taps=["*", "again"]).fit(images(300, 0).split(100), progress=False)
+    x = images(9, 2, scale=2)
+    assert torch.equal(guard.measure(x).parts["gram"].deviations, gram.measure(x).deviations)
+
+
+def test_large_statistics_are_measured_all_the_same(ready, monkeypatch):
+    x = images(9, 2, scale=2)
+    expected = ready(x)
+    monkeypatch.setattr(detector, "MOST_STATISTICS", 0)
+    torch.testing.assert_close(ready(x).score, expected.score)
+
+
+def test_the_network_is_not_changed(net):
+    before = {key: value.clone() for key, value in net.state_dict().items()}
+    net.train()
+    guard = Guard(net).fit(images(300, 0).split(64), progress=False)
+    guard.calibrate([images(100, 1)], progress=False)(images(5, 2))
+    assert net.training
+    assert all(torch.equal(before[key], value) for key, value in net.state_dict().items())
+
+
+def test_what_comes_first_is_said(net):
+    guard = Guard(net)
+    with pytest.raises(NotFittedError, match="not calibrated"):
+        guard(images(2, 0))
+    with pytest.raises(NotFittedError, match="not fitted"):
+        guard.calibrate([images(100, 0)], progress=False)
+    with pytest.raises(NotFittedError):
+        guard.save("nowhere.safetensors")
+    with pytest.raises(InputError, match="nothing to fit"):
+        guard.fit([], progress=False)
+    assert repr(guard) == "Guard(Net: gram + fdbd + energy, not calibrated)"
+
+
+def test_settings_are_checked(net):
+    with pytest.raises(ValueError, match="level must lie between"):
+        Guard(net, level=1.5)
+    with pytest.raises(ValueError, match="no member 'magic': choose from gram, msp"):
+        Guard(net, members=["magic"])
+    with pytest.raises(ValueError, match="at least one"):
+        Guard(net, members=[])
+    with pytest.raises(ValueError, match="'odin' takes passes of its own"):
+        Guard(net, members=["gram", "odin"])
+    with pytest.raises(ValueError, match="'b' judges another network"):
+        Guard.of({"a": MSP(net), "b": MSP(made())})
+    with pytest.raises(ValueError, match="confidence='subtract'"):
+        Guard.of({"gram": GramDetector(net, confidence="subtract")})
+    with pytest.raises(ValueError, match="storage must be one of"):
+        Guard(net, storage="int4")
+
+
+def test_members_without_gram(net):
+    guard = Guard(net, members=["energy", "msp"]).fit([images(9, 0)], progress=False)
+    found = guard.calibrate([images(100, 1)], progress=False)(images(5, 2))
+    assert found.deviations is None
+    assert found.class_support is None
+    assert list(found.parts) == ["energy", "msp"]
+
+
+# --- bad luck ----------------------------------------------------------------------------------------
+
+
+def test_inputs_that_are_not_finite(net, ready):
+    x = images(6, 2)
+    expected = ready(x)
+    x[1], x[4, 0, 3, 3] = torch.nan, torch.inf
+    with pytest.warns(GramwatchWarning, match=r"2 input\(s\) with NaN or infinity"):
+        found = ready(x)
+    assert found.score.isinf().tolist() == [False, True, False, False, True, False]
+    assert found.is_ood[[1, 4]].all()
+    for p in (found.p_value, *found.parts.values()):
+        assert p[1] == p[4] == 1 / 101
+    good = [0, 2, 3, 5]
+    torch.testing.assert_close(found.score[good], expected.score[good])
+
+
+def test_training_and_calibration_data_that_are_not_finite(net, ready):
+    train, validation = images(300, 0), images(200, 1)
+    bad = torch.full((3, 1, 7, 7), torch.nan)
+    guard = Guard(net)
+    with pytest.warns(GramwatchWarning, match=r"3 training example\(s\) with NaN"):
+        guard.fit([*train.split(64), bad], progress=False)
+    with pytest.warns(GramwatchWarning, match=r"3 calibration example\(s\) with NaN"):
+        guard.calibrate([*validation.split(64), bad], progress=False)
+    assert_same(guard, ready, images(20, 2))
+
+
+def test_a_network_without_a_linear_head(tmp_path):
+    net = made(Cosine)
+    guard = Guard(net)
+    with pytest.warns(GramwatchWarning, match=r"fdbd is left out of the guard: the logits of Cosine") as said:
+        guard.fit(images(300, 0).split(64), progress=False)
+    assert sum("left out of the guard" in str(each.message) for each in said) == 1
+    found = guard.calibrate([images(100, 1)], progress=False)(images(5, 2))
+    assert list(found.parts) == ["gram", "energy"]
+    guard.save(tmp_path / "g.safetensors")
+    assert_same(gramwatch.load(tmp_path / "g.safetensors", net), guard, images(9, 3))
+    with pytest.raises(TapError, match="no member can be used, fdbd"):
+        Guard(net, members=["fdbd"]).fit([images(9, 0)], progress=False)
+    again = Guard(net)
+    with pytest.warns(GramwatchWarning, match="fdbd is left out"):
+        fit_together({"Guard": again, "MSP": MSP(net)}, images(300, 0).split(64), progress=False)
+    assert_same(again.calibrate([images(100, 1)], progress=False), guard, images(9, 3))
+
+
+def test_too_few_calibration_examples(fitted):
+    with pytest.raises(CalibrationError, match=r"37 calibration examples .* at least 38 are needed"):
+        fitted.calibrate([images(37, 1)], progress=False)
+    fitted.calibrate([images(38, 1)], progress=False)
+    fitted.calibrate([images(19, 1)], split=False, progress=False)
+    assert len(fitted.calibration_scores_) == 19
+    with pytest.raises(InputError, match="no example"):
+        fitted.calibrate([], progress=False)
+
+
+def test_training_data_cannot_calibrate(fitted):
+    with pytest.raises(CalibrationError, match="look like training examples"):
+        fitted.calibrate(images(300, 0).split(64), progress=False)
+
+
+def test_a_member_that_never_differs_is_left_out(net):
+    class Same(MSP):
+        def score(self, observation):
+            return torch.full((len(observation),), 0.3)
+
+    both = Guard.of({"gram": GramDetector(net), "same": Same(net)}).fit([images(300, 0)], progress=False)
+    with pytest.warns(GramwatchWarning, match="same says the same of all calibration examples"):
+        both.calibrate([images(200, 1)], progress=False)
+    alone = Guard.of({"gram": both.members["gram"]}).calibrate([images(200, 1)], progress=False)
+    torch.testing.assert_close(both(images(9, 2)).score, alone(images(9, 2)).score)
+    nothing = Guard.of({"same": Same(net)}).fit([images(9, 0)], progress=False)
+    with pytest.raises(CalibrationError, match="every member says the same"):
+        nothing.calibrate([images(200, 1)], progress=False)
+
+
+@pytest.mark.parametrize("per_class", [False, True])
+def test_a_class_that_is_never_predicted(net, per_class, tmp_path):
+    with torch.no_grad():
+        net.head.bias[2] -= 1e4
+    guard = Guard(net, per_class=per_class)
+    with pytest.warns(GramwatchWarning, match="1 of them for none: class 2"):
+        guard.fit(images(300, 0).split(64), progress=False)
+    guard.calibrate([images(600, 1)], progress=False)
+    with torch.no_grad():
+        net.head.bias[2] += 2e4
+    found = guard(images(5, 2))
+    assert (found.predicted == 2).all()
+    assert (found.class_support == 0).all()
+    assert ((found.p_value > 0) & (found.p_value <= 1)).all()
+    assert found.score.isfinite().all()
+
+
+# --- more data ---------------------------------------------------------------------------------------
+
+
+def test_shards_merged_equal_a_fit_on_all(net, ready):
+    parts = [Guard(net).fit(part.split(64), progress=False) for part in images(300, 0).split([170, 30, 100])]
+    merged = parts[0].merge(parts[1]).merge(parts[2])
+    with pytest.raises(NotFittedError, match="not calibrated"):
+        merged(images(2, 0))
+    assert int(merged.members["fdbd"].count_) == 300
+    torch.testing.assert_close(merged.members["fdbd"].mean_, ready.members["fdbd"].mean_, rtol=1e-14, atol=0)
+    merged.calibrate(images(200, 1).split(64), progress=False)
+    x = images(40, 2, scale=1.5)
+    found, expected = merged(x), ready(x)
+    assert torch.equal(found.deviations, expected.deviations)
+    torch.testing.assert_close(found.score, expected.score, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(found.p_value, expected.p_value)
+
+
+def test_fitting_again_adds(net, ready):
+    first, second = images(300, 0).split([128, 172])
+    guard = Guard(net).fit(first.split(64), progress=False).fit(second.split(64), progress=False)
+    guard.calibrate(images(200, 1).split(64), progress=False)
+    x = images(20, 2)
+    torch.testing.assert_close(guard(x).score, ready(x).score, rtol=1e-9, atol=1e-9)
+
+
+def test_what_cannot_be_merged_is_named_and_nothing_is_changed(net, fitted):
+    for settings, match in (
+        ({"level": 0.9}, "level: 0.95 and 0.9"),
+        ({"per_class": True}, "per_class"),
+        ({"members": ["gram", "energy"]}, "members"),
+        ({"orders": [1, 2]}, "orders"),
+    ):
+        other = Guard(net, **settings).fit([images(300, 5)], progress=False)
+        with pytest.raises(ValueError, match=match):
+            fitted.merge(other)
+    other = made()
+    with torch.no_grad():
+        other.head.bias += 1
+    with pytest.raises(ValueError, match="different weights"):
+        fitted.merge(Guard(other).fit([images(300, 5)], progress=False))
+
+    def with_knn(seed: int) -> Guard:
+        guard = Guard.of({"gram": GramDetector(net), "knn": KNN(net, k=5)})
+        return guard.fit([images(300, seed)], progress=False)
+
+    one, two = with_knn(0), with_knn(1)
+    counts = one.members["gram"].class_counts_
+    with pytest.raises(ValueError, match="knn cannot be merged"):
+        one.merge(two)
+    assert torch.equal(one.members["gram"].class_counts_, counts)
+    with pytest.raises(ValueError, match="'knn' is fitted already"):
+        one.fit([images(300, 2)], progress=False)
+    with pytest.raises(ValueError, match="'knn' keeps examples"):
+        Guard.of({"knn": KNN(net, k=5)}).fit([images(300, 2)], checkpoint="c", progress=False)
+
+
+@pytest.mark.parametrize("method", [FDBD, NCI, Energy])
+def test_methods_that_merge_exactly(method, net, tmp_path):
+    x = images(300, 0)
+    whole, one, two = (method(net).fit(part.split(50), progress=False) for part in (x, x[:90], x[90:]))
+    one.calibrate([images(50, 3)], progress=False)
+    one.merge(two)
+    new = images(20, 2)
+    torch.testing.assert_close(one.score_inputs(new)[1], whole.score_inputs(new)[1], rtol=1e-9, atol=1e-12)
+    with pytest.raises(NotFittedError, match="not calibrated"):
+        one(new)
+    with pytest.raises(ValueError, match=r"different methods|differ in"):
+        one.merge(MSP(net))
+    if method is Energy:
+        with pytest.raises(ValueError, match="differ in temperature"):
+            one.merge(Energy(net, temperature=2.0))
+
+
+def test_a_mean_saved_without_its_count_judges_but_does_not_grow(net, tmp_path):
+    """As files had it before counts were kept."""
+    whole = FDBD(net).fit([images(300, 0)], progress=False)
+    header, tensors = whole.contents()
+    header["shapes"].pop("state.count_")
+    tensors.pop("state.count_")
+    more = {"network": artifact.fingerprint(net), "metadata": {}}
+    artifact.write(tmp_path / "old.safetensors", header | more, tensors)
+    old = gramwatch.load(tmp_path / "old.safetensors", net)
+    x = images(9, 2)
+    assert torch.equal(old.score_inputs(x)[1], whole.score_inputs(x)[1])
+    with pytest.raises(InputError, match="without its number of examples"):
+        old.fit([x], progress=False)
+    with pytest.raises(InputError, match="without its number of examples"):
+        whole.merge(old)
+    with pytest.raises(InputError, match="without its number of examples"):
+        old.merge(whole)
+
+
+class StoppedError(Exception):
+    pass
+
+
+def broken_after(batches: int):
+    for number, batch in enumerate(images(300, 0).split(64)):
+        if number == batches:
+            raise StoppedError
+        yield batch
+
+
+def test_an_interrupted_fit_goes_on(net, ready, tmp_path):
+    file = tmp_path / "fit.safetensors"
+    with pytest.raises(StoppedError):
+        Guard(net).fit(broken_after(3), checkpoint=file, progress=False)
+    with pytest.raises(ArtifactError, match=r"begun with orders = .* for gram"):
+        Guard(net, orders=[1, 2]).fit(images(300, 0).split(64), checkpoint=file, progress=False)
+    with pytest.raises(ArtifactError, match="begun with level"):
+        Guard(net, level=0.9).fit(images(300, 0).split(64), checkpoint=file, progress=False)
+    guard = Guard(net).fit(images(300, 0).split(64), checkpoint=file, progress=False)
+    assert not file.exists()
+    assert_same(guard.calibrate(images(200, 1).split(64), progress=False), ready, images(20, 2))
+    ready.save(file)
+    with pytest.raises(ArtifactError, match="finished detector, not the checkpoint"):
+        Guard(net).fit([images(9, 0)], checkpoint=file, progress=False)
+
+
+# --- save and load -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("choices", [{}, {"per_class": True, "level": 0.9}, {"storage": "float16"}], ids=str)
+def test_a_loaded_guard_equals_the_saved_one(choices, tmp_path):
+    guard = Guard(made(), **choices).fit(images(300, 0).split(64), progress=False)
+    guard.calibrate([images(901, 1)], seed=3, progress=False)
+    guard.metadata["classes"] = ["a", "b"]
+    guard.save(tmp_path / "guard.safetensors")
+    loaded = gramwatch.load(tmp_path / "guard.safetensors", made())
+    assert isinstance(loaded, Guard)
+    assert loaded.metadata == {"classes": ["a", "b"]}
+    assert repr(loaded) == repr(guard)
+    assert_same(loaded, guard, images(40, 2, scale=1.3))
+    loaded.save(tmp_path / "again.safetensors")
+    assert (tmp_path / "again.safetensors").read_bytes() == (tmp_path / "guard.safetensors").read_bytes()
+    other = made()
+    with torch.no_grad():
+        other.head.bias += 1
+    with pytest.raises(ArtifactError, match="other weights"):
+        gramwatch.load(tmp_path / "guard.safetensors", other)
+
+
+def test_a_guard_that_is_only_fitted_is_saved(fitted, ready, tmp_path):
+    guard = Guard(fitted.model).fit(images(300, 0).split(64), progress=False)
+    guard.save(tmp_path / "guard.safetensors")
+    loaded = gramwatch.load(tmp_path / "guard.safetensors", fitted.model)
+    with pytest.raises(NotFittedError, match="not calibrated"):
+        loaded(images(2, 0))
+    assert_same(loaded.calibrate(images(200, 1).split(64), progress=False), ready, images(9, 2))
+
+
+def test_a_loaded_guard_can_be_merged(net, ready, tmp_path):
+    first, second = images(300, 0).split([100, 200])
+    Guard(net).fit([first], progress=False).save(tmp_path / "first.safetensors")
+    merged = gramwatch.load(tmp_path / "first.safetensors", net).merge(
+        Guard(net).fit([second], progress=False)
+    )
+    merged.calibrate(images(200, 1).split(64), progress=False)
+    x = images(9, 2)
+    torch.testing.assert_close(merged(x).score, ready(x).score, rtol=1e-9, atol=1e-9)
+
+
+def test_members_are_nested_and_checked(ready, tmp_path):
+    path = tmp_path / "guard.safetensors"
+    ready.save(path)
+    saved = artifact.read(path)
+    assert saved.header["detector"] == "Guard"
+    assert list(saved.header["members"]) == ["gram", "fdbd", "energy"]
+    _, shapes = Guard.described(saved.header, ready.model)
+    tensors = saved.tensors(shapes)
+    assert {"members.gram.bounds.minimum", "members.fdbd.state.mean_", "calibration.scores"} <= set(tensors)
+    header = {key: saved.header[key] for key in saved.header if key not in ("format", "library", "tensors")}
+    for name in ("members.fdbd.state.mean_", "calibration.mean", "calibration.expectation.gram"):
+        artifact.write(path, header, {key: t for key, t in tensors.items() if key != name})
+        with pytest.raises(ArtifactError, match=f"'{name}' is missing"):
+            gramwatch.load(path, ready.model)
+    artifact.write(path, header, {**tensors, "members.gram.more": torch.zeros(1)})
+    with pytest.raises(ArtifactError, match=r"'members.gram.more' does not belong there"):
+        gramwatch.load(path, ready.model)
+    header["members"] = {**header["members"], "energy": {**header["members"]["energy"], "detector": "oracle"}}
+    artifact.write(path, header, tensors)
+    with pytest.raises(ArtifactError, match="oracle"):
+        gramwatch.load(path, ready.model)
+
+
+# --- beside others -----------------------------------------------------------------------------------
+
+
+def test_evaluating_a_guard_is_the_protocol_written_out(fitted):
+    inside, outside = images(120, 1), images(50, 2, scale=1.3)
+    result = gramwatch.evaluate(fitted, [inside], {"wide": [outside]}, draws=3, seed=4, progress=False)
+    assert result.methods == ["Guard", "Gram", "fDBD", "energy", "MSP"]
+    measured, other = fitted.measure(inside), fitted.measure(outside)
+    generator, figures = torch.Generator().manual_seed(4), []
+    for _ in range(3):
+        order = torch.randperm(120, generator=generator)
+        rule = fitted.rule().fit(measured[order[:12]])
+        figures.append(auroc(rule(measured)[order[12:]], rule(other)))
+    assert result.figures()[0, 0] == pytest.approx(np.mean(figures), abs=1e-9)
+    with pytest.raises(NotFittedError):
+        fitted(inside)
+    alone = gramwatch.evaluate(
+        {"Gram": fitted.members["gram"]}, [inside], {"wide": [outside]}, draws=3, seed=4, progress=False
+    )
+    assert result.figures()[1, 0] == pytest.approx(alone.figures()[0, 0], abs=1e-12)
+
+
+def test_examples_that_are_not_finite_are_the_highest(fitted):
+    outside = images(50, 2)
+    outside[:] = torch.nan
+    inside = images(120, 1)
+    result = gramwatch.evaluate({"Guard": fitted}, [inside], {"broken": [outside]}, progress=False)
+    assert result.figures().tolist() == [[1.0]]
+
+
+def test_members_that_stand_beside_their_guard_work_once(net, monkeypatch):
+    gram, fdbd, energy = GramDetector(net), FDBD(net), Energy(net)
+    guard = Guard.of({"gram": gram, "fdbd": fdbd, "energy": energy})
+    detectors = {"Guard": guard, "Gram": gram, "fDBD": fdbd, "energy": energy, "MSP": MSP(net)}
+    calls = []
+    for kind, name in ((FDBD, "take"), (FDBD, "judged"), (GramDetector, "measured")):
+        plain = getattr(kind, name)
+
+        def counted(*args, _plain=plain, _name=name):
+            calls.append(_name)
+            return _plain(*args)
+
+        monkeypatch.setattr(kind, name, counted)
+    fit_together(detectors, images(300, 0).split(100), progress=False)
+    assert calls == ["take"] * 3
+    calls.clear()
+    passes = []
+    net.register_forward_hook(lambda *_: passes.append(1))
+    measured = measure_together(detectors, images(90, 1).split(30), "judging", False)
+    assert len(passes) <= 3 + 4  # to find the taps and the layer that makes the logits
+    assert sorted(calls) == ["judged"] * 3 + ["measured"] * 3
+    assert measured["Guard"].parts["fdbd"] is measured["fDBD"]
+    assert measured["Guard"].parts["gram"] is measured["Gram"]
+
+
+def test_compare_has_guard_share_its_members(net):
+    found = compare.fitted(net, list(images(300, 0).split(100)), ["guard", "gram", "energy", "msp"], print)
+    assert list(found) == ["Guard", "Gram", "energy", "MSP"]
+    assert found["Guard"].members["gram"] is found["Gram"]
+    assert found["Guard"].members["energy"] is found["energy"]
+    assert list(found["Guard"].members) == ["gram", "fdbd", "energy"]
+    assert list(compare.fitted(net, list(images(300, 0).split(100)), ["guard"], print)) == ["Guard"]
+    said = []
+    found = compare.fitted(made(Cosine), list(images(300, 0).split(100)), ["guard"], said.append)
+    assert list(found["Guard"].members) == ["gram", "energy"]
+    assert len(said) == 1
+    assert "fDBD is left out" in said[0]
+
+
+def test_every_member_by_name_works(net):
+    names = [
+        name for name, method in RIVALS.items() if not method(net).alone and name not in ("knn", "nnguide")
+    ]
+    guard = Guard(net, members=["gram", *names])
+    guard.fit(images(600, 0).split(200), progress=False)
+    found = guard.calibrate([images(200, 1)], progress=False)(images(5, 2))
+    assert list(found.parts) == ["gram", *names]
+    assert found.score.isfinite().all()
