@@ -139,7 +139,7 @@ def source_of(*downloads, place="made"):
 def test_a_set_is_got_unpacked_and_not_got_twice(server, tmp_path, monkeypatch):
     archive = tar_of({f"made/{i}.png": picture(i) for i in range(3)})
     monkeypatch.setattr(datasets, "CATALOGUE", {"made": source_of(offer(server, archive, "made.tar.gz"))})
-    runner, root = CliRunner(), ["--root", str(tmp_path)]
+    runner, root = CliRunner(), ["--data", str(tmp_path)]
     assert "absent" in runner.invoke(app, ["data", "list", *root]).output
     result = runner.invoke(app, ["data", "get", "made", *root])
     assert result.exit_code == 0
@@ -158,10 +158,10 @@ def test_a_set_is_got_unpacked_and_not_got_twice(server, tmp_path, monkeypatch):
 def test_check_tells_right_from_wrong_from_absent(server, tmp_path, monkeypatch):
     archive = tar_of({"made/0.png": picture(0)})
     monkeypatch.setattr(datasets, "CATALOGUE", {"made": source_of(offer(server, archive, "made.tar.gz"))})
-    runner, arguments = CliRunner(), ["data", "check", "--root", str(tmp_path)]
+    runner, arguments = CliRunner(), ["data", "check", "--data", str(tmp_path)]
     assert "there are no sets" in runner.invoke(app, arguments).output
     assert "made: test: absent" in runner.invoke(app, [*arguments, "made"]).output
-    runner.invoke(app, ["data", "get", "made", "--root", str(tmp_path)])
+    runner.invoke(app, ["data", "get", "made", "--data", str(tmp_path)])
     result = runner.invoke(app, arguments)
     assert result.exit_code == 0
     assert "made: made.tar.gz: checksum right" in result.output
@@ -217,10 +217,10 @@ def test_a_damaged_archive_leaves_no_half_of_a_set(server, tmp_path):
 
 
 def test_sets_that_are_made_up_or_not_published(tmp_path):
-    result = CliRunner().invoke(app, ["data", "get", "gaussian", "--root", str(tmp_path)])
+    result = CliRunner().invoke(app, ["data", "get", "gaussian", "--data", str(tmp_path)])
     assert "nothing to download" in result.output
     with pytest.raises(DataError, match="CIFAR-100 subset cannot be downloaded"):
         download.get(CATALOGUE["cifar100_subset"], tmp_path)
-    listed = CliRunner().invoke(app, ["data", "list", "--root", str(tmp_path)]).output
+    listed = CliRunner().invoke(app, ["data", "list", "--data", str(tmp_path)]).output
     assert all(name in listed for name in CATALOGUE)
     assert "checksum unknown" in listed

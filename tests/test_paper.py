@@ -22,6 +22,7 @@ from gramwatch.experiments import demo, mlp, mlp_study, paper, subject
 from gramwatch.experiments.beside import SEEN, Line, draw_beside, markdown_tables, mean_line, tally
 from gramwatch.experiments.cells import Cells
 from gramwatch.experiments.depth import stage_of
+from gramwatch.experiments.paper import command
 from gramwatch.experiments.published import Entry
 from gramwatch.experiments.subject import BLOCK_ENDS, GramByOrder, Method, OodSet, ood_sets
 from gramwatch.metrics import METRICS
@@ -249,6 +250,22 @@ def test_a_table_ends_with_the_mean_and_the_worst() -> None:
     assert "| **mean** | 70.00 | 75.00 |\n| **worst** | 50.00 | 70.00 |" in text
     assert "worst" not in markdown_tables(lines[:2], ["tnr"])
     assert "worst" not in markdown_tables([*lines, mean_line(lines, "x"), mean_line(lines, "y")], ["tnr"])
+
+
+def test_the_command_is_shown_without_folders(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = [
+        "x",
+        "paper",
+        "trained",
+        "--weights",
+        "oe=/a/b/oe.pth",
+        "--data",
+        "/c/sets",
+        "--network",
+        "wrn40_2",
+    ]
+    monkeypatch.setattr("sys.argv", given)
+    assert command() == "gramwatch paper trained --weights oe=oe.pth --data sets --network wrn40_2"
 
 
 def test_tally_counts_as_the_paper_does() -> None:

@@ -12,7 +12,9 @@ if TYPE_CHECKING:
 
 Root = Annotated[
     Path | None,
-    typer.Option(help="The folder of sets. By default $GRAMWATCH_DATA, or else ~/.cache/gramwatch/data."),
+    typer.Option(
+        "--data", help="The folder of sets. By default $GRAMWATCH_DATA, or else ~/.cache/gramwatch/data."
+    ),
 ]
 Names = Annotated[list[str], typer.Argument(help="Names of sets, as 'gramwatch data list' shows them.")]
 

@@ -12,6 +12,8 @@ from gramwatch.metrics import METRICS
 
 ABSENT = "data not present"
 SHORT = {"tnr": "TNR at TPR 95 %", "auroc": "AUROC", "dtacc": "detection accuracy"}
+SETS = "out-of-distribution set"
+"""What the rows of a table are, unless said otherwise."""
 SEEN = "auxiliary source seen"
 """Of a set from the source of the outliers that a network was trained with."""
 ROUNDING = 0.1
@@ -127,7 +129,7 @@ def markdown_tables(
     lines: Sequence[Line],
     metrics: Sequence[str] = SHOWN,
     tallied: bool = True,
-    rows: str = "out-of-distribution set",
+    rows: str = SETS,
 ) -> str:
     """One table for each metric: sets x methods, each cell `ours (published, difference)`, and the tally."""
     parts = []
@@ -168,12 +170,16 @@ def _table(lines: Sequence[Line], metric: str, head: str) -> str:
         first = next(line for line in row if line is not None)
         images = f" ({first.ours.examples:,})" if first.ours else f": {ABSENT}"
         rows.append([f"{ood}{images}", *("" if line is None else line.cell(metric) for line in row)])
-    return markdown([*rows, *_mean_and_worst(lines, methods, metric)])
+    return markdown([*rows, *(_mean_and_worst(lines, methods, metric) if head == SETS else [])])
 
 
 def _mean_and_worst(lines: Sequence[Line], methods: Sequence[str], metric: str) -> list[list[str]]:
     """Each method's mean over the sets that are present, and its worst; none where lines sum up already."""
-    present = {m: [v for li in lines if li.method == m and (v := li.our(metric)) is not None] for m in methods}
+    present: dict[str, list[float]] = {method: [] for method in methods}
+    for line in lines:
+        value = line.our(metric)
+        if value is not None:
+            present[line.method].append(value)
     if any(line.summary for line in lines) or any(len(values) < 2 for values in present.values()):
         return []
     means = (f"{sum(values) / len(values):.2f}" for values in present.values())

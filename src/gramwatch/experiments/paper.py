@@ -2,6 +2,7 @@
 
 import importlib
 import platform
+import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -189,7 +190,7 @@ def write(
 
 def command() -> str:
     """The command as it was given, without the folders of this machine."""
-    words = [Path(word).name if word.startswith("/") else word for word in sys.argv[1:]]
+    words = [re.sub(r"(^|=)/.*/", r"\1", word) for word in sys.argv[1:]]
     return " ".join(["gramwatch", *words]) if words else "gramwatch paper"
 
 

@@ -16,7 +16,7 @@ class Recipe:
 
 
 # Wide and deep enough to be accurate after few epochs.
-_LARGE = Recipe(epochs=40)
+_LARGE = Recipe(epochs=80)
 _MNIST = Recipe(epochs=20, batch_size=128, learning_rate=0.05, warmup=1.0, augment=False)
 
 RECIPES: dict[str, Recipe] = {
