@@ -64,6 +64,39 @@ def test_a_detector_on_the_gpu_takes_batches_from_the_cpu(net, tmp_path):
     torch.testing.assert_close(loaded.score, found.score.cpu(), rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.parametrize("per_class", [False, True])
+def test_a_guard_on_the_gpu(net, per_class, tmp_path):
+    torch.backends.cudnn.allow_tf32 = False
+    train, validation, test = (torch.randn(n, 3, 16, 16) for n in (400, 900, 50))
+    on_cpu = gramwatch.Guard(net, per_class=per_class).fit(train.split(100)).calibrate(validation.split(100))
+    expected = on_cpu(test)
+    net.cuda()
+    guard = gramwatch.Guard(net, per_class=per_class).fit(train.split(100)).calibrate(validation.split(100))
+    found = guard(test)
+    assert all(p.is_cuda for p in (found.score, found.p_value, found.is_ood, *found.parts.values()))
+    torch.testing.assert_close(found.score.cpu(), expected.score, rtol=1e-2, atol=1e-2)
+    assert (found.p_value.cpu() - expected.p_value).abs().max() < 0.05
+    guard.save(tmp_path / "gpu.safetensors")
+    again = gramwatch.load(tmp_path / "gpu.safetensors", net)(test)
+    torch.testing.assert_close(again.score, found.score, rtol=1e-4, atol=1e-4)
+    loaded = gramwatch.load(tmp_path / "gpu.safetensors", net.cpu())(test)
+    torch.testing.assert_close(loaded.score, found.score.cpu(), rtol=1e-2, atol=1e-2)
+
+
+def test_a_guard_does_not_wait_for_the_gpu(net):
+    guard = gramwatch.Guard(net.cuda(), per_class=True).fit(torch.randn(400, 3, 16, 16).split(100))
+    guard.calibrate(torch.randn(900, 3, 16, 16).split(100))
+    test = torch.randn(50, 3, 16, 16, device="cuda")
+    guard(test)
+    calibration = guard._calibrated_on(test.device)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        found = calibration.judged(guard.measure(test))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.equal(found[0], guard(test).score)
+
+
 def test_mean_variance_and_autocast_on_the_gpu(net):
     net.cuda()
     with torch.autocast("cuda", dtype=torch.bfloat16):

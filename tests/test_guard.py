@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import gramwatch
+import real_data
 from gramwatch import (
     ArtifactError,
     CalibrationError,
@@ -21,10 +22,12 @@ from gramwatch import (
     TapError,
     artifact,
     detector,
+    networks,
 )
 from gramwatch.detector import Collector
+from gramwatch.deviation import TotalDeviation
 from gramwatch.experiments import compare, false_alarms
-from gramwatch.joint import JointRule, ZScore
+from gramwatch.joint import Calibration, JointRule, ZScore
 from gramwatch.metrics import auroc
 from gramwatch.rivals import FDBD, KNN, MSP, NCI, RIVALS, Energy
 from gramwatch.threshold import Ranks, p_value, rank_of_threshold
@@ -160,7 +163,7 @@ def test_taps_that_never_deviate_are_left_out_of_the_mean():
     silent = dataclasses.replace(gram, deviations=F.pad(gram.deviations, (0, 3)))
     with_silent = dataclasses.replace(measured, parts={**measured.parts, "gram": silent})
     scores = [
-        JointRule({"gram": gramwatch.detector.TotalDeviation()}).fit(each).member_scores(each)
+        JointRule({"gram": TotalDeviation()}).fit(each).member_scores(each)
         for each in (measured, with_silent)
     ]
     torch.testing.assert_close(*scores)
@@ -181,7 +184,7 @@ def test_a_rule_can_standardise_and_join_otherwise():
             return 2 * super().__call__(scores)
 
     measured = false_alarms.simulated(200, torch.Generator().manual_seed(0))
-    totals = {"gram": gramwatch.detector.TotalDeviation()}
+    totals = {"gram": TotalDeviation()}
     plain = JointRule(totals).fit(measured)
     highest = JointRule(totals, Doubled(), lambda z: z.amax(1)).fit(measured)
     scores = plain.member_scores(measured)
@@ -239,7 +242,7 @@ def test_p_values_of_a_network_hold(fitted):
     measured = fitted.measure_all(images(16_000, 20).split(1000), progress=False)
     flagged = {0.01: [], 0.05: [], 0.1: []}
     for part in torch.arange(16_000).split(400):
-        found = gramwatch.joint.Calibration.of(measured[part[:300]], fitted.rule(), 0.95)
+        found = Calibration.of(measured[part[:300]], fitted.rule(), 0.95)
         p = found.judged(measured[part[300:]])[1][:, 0]
         for alpha, shares in flagged.items():
             shares.append((p <= alpha).double().mean().item())
@@ -336,7 +339,7 @@ def test_with_a_floor_no_member_can_silence_the_others(fitted):
     inside, outside = fitted.measure(images(400, 1)), fitted.measure(images(20, 3, scale=8))
     for floor, caught in ((False, 0), (True, 20)):
         rule = JointRule(fitted.rule().totals, ZScore(floor))
-        found = gramwatch.joint.Calibration.of(inside, rule, 0.95)
+        found = Calibration.of(inside, rule, 0.95)
         assert int(found.judged(outside)[2].sum()) == caught
 
 
@@ -789,3 +792,37 @@ def test_every_member_by_name_works(net):
     found = guard.calibrate([images(200, 1)], progress=False)(images(5, 2))
     assert list(found.parts) == ["gram", *names]
     assert found.score.isfinite().all()
+
+
+# --- the real thing ----------------------------------------------------------------------------------
+
+
+@pytest.mark.real
+def test_p_values_hold_on_cifar10(shared_weights, shared_data):
+    """Forty splits of 4,000 test images into 2,600 to calibrate, half of which rank, and 1,400 fresh ones."""
+    loaded = networks.load("resnet20", shared_weights / "resnet20_cifar10.pth")
+
+    def prepared(part: str, count: int):
+        images = real_data.mosaic(shared_data / "cifar10" / f"{part}.webp", count)
+        return [loaded.prepare(x) for x in torch.from_numpy(images).permute(0, 3, 1, 2).split(200)]
+
+    guard = Guard(loaded.network).fit(prepared("train_0", 6000), progress=False)
+    measured = guard.measure_all(prepared("test_0", 4000), progress=False)
+    alphas = torch.tensor(false_alarms.ALPHAS, dtype=torch.float64)
+    shares = {False: [], True: []}
+    for seed in range(40):
+        order = torch.randperm(4000, generator=torch.Generator().manual_seed(seed))
+        inside, fresh = measured[order[:2600]], measured[order[2600:]]
+        for per_class, found in shares.items():
+            calibration = Calibration.of(inside, guard.rule(), 0.95, per_class=per_class, seed=seed)
+            low = (calibration.judged(fresh)[1][:, :1] <= alphas).double()
+            of_class = [low[fresh.predicted == c].mean(0) for c in range(10)]
+            found.append(torch.stack([low.mean(0), *of_class]))
+    for per_class, found in shares.items():
+        mean = torch.stack(found).mean(0)
+        print(f"per_class={per_class}: all {mean[0].tolist()}, highest class {mean[1:].amax(0).tolist()}")
+        for i, alpha in enumerate(false_alarms.ALPHAS):
+            # The splits share their images: as many deviations as for a single one.
+            assert mean[0, i] <= largest_share(alpha, 1300, 1400, 1)
+            if per_class:
+                assert mean[1:, i].max() <= largest_share(alpha, 100, 100, 1)
