@@ -310,12 +310,12 @@ class Guard:
         for part in measured.parts.values():
             if isinstance(part, Measurement):
                 check_deviating(part.deviations)
-        self.forget_calibration()
         found = Calibration.of(
             measured, self.rule(), self.level, per_class=self.per_class, split=split, seed=seed
         )
         self._warn_of_silence(found.rule)
         examples, classes = measured.logits.shape
+        self.forget_calibration()
         self._calibration = found
         self._how = {"split": split, "seed": seed, "examples": examples, "classes": classes}
         return self

@@ -100,6 +100,11 @@ class ZScore:
         rounding = 1e-9 * scores.abs().amax(0)
         self.deviation_ = torch.where(deviation > rounding, deviation, 0.0)
         self.lowest_ = scores.amin(0)
+        if not self.deviation_.any():
+            raise CalibrationError(
+                f"every member says the same of all {len(scores)} examples: there is nothing to standardise "
+                "by. Use more, and different, in-distribution examples"
+            )
         return self
 
     def __call__(self, scores: Tensor) -> Tensor:
@@ -135,12 +140,7 @@ class JointRule:
             for name, total in self.totals.items()
             if isinstance(part := measured.parts[name], Measurement)
         }
-        self.standard = replace(self.standard).fit(self.member_scores(measured))
-        if self.standard.deviation_ is not None and not self.standard.deviation_.any():
-            raise CalibrationError(
-                f"every member says the same of all {len(measured.logits)} examples: there is nothing to "
-                "standardise by. Use more, and different, in-distribution examples"
-            )
+        self.standard = copy(self.standard).fit(self.member_scores(measured))
         return self
 
     def member_scores(self, measured: JointMeasurement) -> Tensor:
