@@ -1,9 +1,9 @@
 """Joining: from what several members say of an input to one score and its p-value.
 
     gram = log(1 + mean over taps of delta_l / E[delta_l]),    other members: their scores as they are
-    score = sum over members of (s - mean(s)) / deviation(s)
+    score = sum over members of (max(s, lowest(s)) - mean(s)) / deviation(s)
 
-E, mean and deviation are taken over in-distribution data alone; those that rank are others (see `threshold`).
+E, mean, deviation and the lowest score are taken over in-distribution data alone; those that rank are others (see `threshold`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -87,7 +87,7 @@ class ZScore:
 
     """
 
-    floor: bool = False
+    floor: bool = True
     mean_: Tensor | None = None
     deviation_: Tensor | None = None
     """`(members,)` each, after `fit`; a deviation of zero: that member is left out."""
