@@ -3,7 +3,8 @@
     gram = log(1 + mean over taps of delta_l / E[delta_l]),    other members: their scores as they are
     score = sum over members of (max(s, lowest(s)) - mean(s)) / deviation(s)
 
-E, mean, deviation and the lowest score are taken over in-distribution data alone; those that rank are others (see `threshold`).
+E, mean, deviation and the lowest score are taken over in-distribution data alone; those that rank are
+others (see `threshold`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
