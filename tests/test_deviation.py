@@ -85,6 +85,18 @@ def test_a_tap_that_never_deviates_is_left_out():
     assert got.item() == pytest.approx(1, rel=1e-6)
 
 
+def test_expectations_shrink_towards_their_mean_over_the_taps() -> None:
+    deviations = torch.tensor([[0.0, 3.0], [0.0, 1.0], [3.0, 2.0]], dtype=torch.float64)
+    total = TotalDeviation(confidence="none", shrink=1).fit(deviations, torch.ones(3))
+    assert total.expectation_ is not None
+    assert total.expectation_.tolist() == pytest.approx([(3 + 1.5) / 4, (6 + 1.5) / 4])
+    silent = TotalDeviation(confidence="none", shrink=3).fit(
+        deviations * torch.tensor([0.0, 1.0]), torch.ones(3)
+    )
+    assert silent.expectation_ is not None
+    assert silent.expectation_.tolist() == pytest.approx([0.5, 1.5])
+
+
 def test_subtract_needs_a_deviation_to_divide_by():
     with pytest.raises(ValueError, match="largest deviation"):
         TotalDeviation(confidence="subtract").fit(torch.zeros(5, 2), torch.ones(5))

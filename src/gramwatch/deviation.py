@@ -93,6 +93,10 @@ class TotalDeviation:
     - `"divide"`: each delta_l is divided by it, before its expectation is taken (the published tables);
     - `"divide_total"`: the sum is divided by it;
     - `"subtract"`: `Delta / max_Va(Delta) - probability`.
+
+    Few in-distribution examples deviate at a given tap, so that a small validation set says little of its
+    expectation, and a tap that happens not to deviate would outweigh all others. `shrink` mixes in the mean
+    over the taps as if that many more examples had shown it; the paper has none.
     """
 
     normalise: bool = True
@@ -101,10 +105,14 @@ class TotalDeviation:
     """E_Va[delta_l], `(taps,)`, after `fit`. A tap whose expectation is zero is left out of the sum."""
     maximum_: float | None = None
     """max_Va(Delta), after `fit`."""
+    shrink: int = 0
 
     def fit(self, deviations: Tensor, probability: Tensor) -> "TotalDeviation":
         """Take expectations from validation data: deviations `(N, taps)`, probability `(N,)`."""
-        self.expectation_ = self._with_confidence(deviations, probability).mean(0)
+        mean = self._with_confidence(deviations, probability).mean(0)
+        if self.shrink:
+            mean = (len(deviations) * mean + self.shrink * mean.mean()) / (len(deviations) + self.shrink)
+        self.expectation_ = mean
         self.maximum_ = self._sum(deviations, probability).max().item()
         if self.confidence == "subtract" and not self.maximum_ > 0:
             raise ValueError("confidence='subtract' divides by the largest deviation, which is zero")

@@ -35,6 +35,8 @@ from gramwatch.watch import Single, Watch
 
 MEMBERS = ("gram", "fdbd", "energy")
 """Whose scores are joined, unless others are named."""
+SHRINK = 50
+"""Of how many examples the mean over all taps is worth, beside the calibration examples: `TotalDeviation`."""
 STANDARD = ("mean", "deviation", "lowest")
 """What scores are standardised by, and saved."""
 SINGLES: dict[str, type[Single]] = {GramDetector.__name__: GramDetector, **RIVALS, **TRAINED}
@@ -160,7 +162,10 @@ class Guard:
     def rule(self) -> JointRule:
         """How the scores become one, not fitted."""
         return JointRule(
-            {name: TotalDeviation(gram.normalise, gram.confidence) for name, gram in self.grams.items()}
+            {
+                name: TotalDeviation(gram.normalise, gram.confidence, shrink=SHRINK)
+                for name, gram in self.grams.items()
+            }
         )
 
     def forget_calibration(self) -> None:
