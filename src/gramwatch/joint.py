@@ -127,12 +127,14 @@ class JointRule:
         totals: for each member that measures deviations, how they are totalled.
         standard: how scores are made comparable; it has `fit` and call like `ZScore`.
         join: how comparable scores become one.
+        gram: the score of a member that measures deviations.
 
     """
 
     totals: Mapping[str, TotalDeviation]
     standard: ZScore = field(default_factory=ZScore)
     join: Callable[[Tensor], Tensor] = sum_of_members
+    gram: Callable[[TotalDeviation, Measurement], Tensor] = gram_score
 
     def fit(self, measured: JointMeasurement) -> "JointRule":
         """Take expectations, means and deviations from in-distribution examples, all finite."""
@@ -147,7 +149,7 @@ class JointRule:
     def member_scores(self, measured: JointMeasurement) -> Tensor:
         """The score of each member, not standardised, `(N, members)`, in float64."""
         scores = [
-            gram_score(self.totals[name], part) if isinstance(part, Measurement) else part.double()
+            self.gram(self.totals[name], part) if isinstance(part, Measurement) else part.double()
             for name, part in measured.parts.items()
         ]
         return torch.stack(scores, 1)

@@ -8,6 +8,7 @@ from gramwatch.cli.data import data
 from gramwatch.cli.demo import demo
 from gramwatch.cli.evaluate import evaluate
 from gramwatch.cli.paper import paper
+from gramwatch.cli.study import study
 from gramwatch.cli.train import train
 from gramwatch.version import __version__
 
@@ -15,6 +16,7 @@ app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 app.command()(demo)
 app.command()(evaluate)
 app.command()(paper)
+app.command()(study)
 app.command()(train)
 app.add_typer(data, name="data")
 

@@ -60,6 +60,8 @@ class Options:
     tune: str = "none"
     auxiliary: str = ""
     """The set of which networks saw other images, as outliers, in training."""
+    sets: str = ""
+    """Out-of-distribution sets to judge by, names with commas between them; all where none is named."""
     batch: int | None = None
     say: Callable[[str], None] = print
 
@@ -91,16 +93,20 @@ class Options:
 
 
 def run(name: str, options: Options) -> list[Line]:
-    """Run an experiment."""
+    """Run an experiment of the paper."""
     if name not in EXPERIMENTS:
         raise InputError(f"there is no experiment '{name}': choose from {', '.join(EXPERIMENTS)}, or list")
+    return computed(name, options)
+
+
+def computed(module: str, options: Options) -> list[Line]:
+    """What a module of this package with a `run(options)` computes."""
     # Published figures are of full float32; in TF32, scores move in the third digit.
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cuda.matmul.allow_tf32 = False
     options.output.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
-    module = importlib.import_module(f"gramwatch.experiments.{name}")
-    lines: list[Line] = module.run(options)
+    lines: list[Line] = importlib.import_module(f"gramwatch.experiments.{module}").run(options)
     options.say(f"{time.monotonic() - began:7.1f} s  in all; the tables and pictures are in {options.output}")
     return lines
 

@@ -1,0 +1,224 @@
+"""The study behind Guard: which members, how Gram enters, how scores become comparable, how they are joined.
+
+Each rule differs from Guard's in one thing. All follow from the same cells, those of the single methods, so
+that a rule more costs seconds. Only in-distribution data sets anything; outliers judge.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from gramwatch.detector import Measurement
+from gramwatch.deviation import TotalDeviation
+from gramwatch.errors import InputError
+from gramwatch.evaluate import Row, evaluate_measured
+from gramwatch.experiments.beside import SHORT, Line, draw_beside, markdown
+from gramwatch.experiments.paper import Options, lines_of, methods_of, protocol_of, write
+from gramwatch.experiments.subject import OodSet, ood_sets
+from gramwatch.guard import SHRINK
+from gramwatch.joint import JointMeasurement, JointRule, ZScore, gram_score, sum_of_members
+from gramwatch.together import Measured
+
+GRAM, GUARD = "Gram", "Guard"
+GUARDS_MEMBERS = (GRAM, "fDBD", "energy")
+
+
+# --- how Gram enters ---------------------------------------------------------------------------------
+
+
+def _mean_deviation(total: TotalDeviation, measured: Measurement) -> Tensor:
+    """The mean over the taps of delta_l / E[delta_l]."""
+    return gram_score(total, measured).expm1()
+
+
+def _root(total: TotalDeviation, measured: Measurement) -> Tensor:
+    return _mean_deviation(total, measured).sqrt()
+
+
+# --- how scores are made comparable ------------------------------------------------------------------
+
+
+class FromQuartile(ZScore):
+    """No member finds an input more normal than a quarter of the examples."""
+
+    def fit(self, scores: Tensor) -> "FromQuartile":
+        """Take mean, deviation and lower quartile from scores `(N, members)`."""
+        super().fit(scores)
+        self.lowest_ = scores.quantile(0.25, 0)
+        return self
+
+
+class MedianAndTail(ZScore):
+    """Less the median, divided by the distance of the 95th percentile from it."""
+
+    def fit(self, scores: Tensor) -> "MedianAndTail":
+        """Take both from scores `(N, members)`."""
+        super().fit(scores)
+        self.mean_ = scores.median(0).values
+        self.deviation_ = scores.quantile(0.95, 0) - self.mean_
+        return self
+
+
+class LogarithmOfP(ZScore):
+    """Minus the logarithm of the p-value among the examples: their sum is Fisher's."""
+
+    def fit(self, scores: Tensor) -> "LogarithmOfP":
+        """Keep the scores `(N, members)`, each member's ascending."""
+        self._ascending = scores.sort(0).values.T.contiguous()
+        return self
+
+    def __call__(self, scores: Tensor) -> Tensor:
+        """The larger, the more unusual, `(N, members)`; between two ranks by the score."""
+        return -self._p(scores).log() + 1e-6 * scores.clamp(-1e6, 1e6)
+
+    def _p(self, scores: Tensor) -> Tensor:
+        below = torch.searchsorted(self._ascending, scores.T.contiguous(), side="left").T
+        count = self._ascending.shape[1]
+        return (1 + count - below).double() / (count + 1)
+
+
+class NormalDeviate(LogarithmOfP):
+    """The normal deviate that is as unusual: their sum is Stouffer's."""
+
+    def __call__(self, scores: Tensor) -> Tensor:
+        """The larger, the more unusual, `(N, members)`."""
+        deviate: Tensor = torch.special.ndtri(1 - self._p(scores).clamp(1e-6, 1 - 1e-6))
+        return deviate + 1e-6 * scores.clamp(-1e6, 1e6)
+
+
+# --- how they are joined -----------------------------------------------------------------------------
+
+
+def _highest(z: Tensor) -> Tensor:
+    return z.amax(1)
+
+
+def _smooth_maximum(z: Tensor) -> Tensor:
+    return z.logsumexp(1)
+
+
+def _squares(z: Tensor) -> Tensor:
+    """The sum of squares of what is above the mean."""
+    return z.clamp_min(0).square().sum(1)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A rule, by what it has instead of Guard's choice."""
+
+    title: str
+    members: Sequence[str] = GUARDS_MEMBERS
+    total: TotalDeviation = field(default_factory=lambda: TotalDeviation(shrink=SHRINK))
+    standard: ZScore = field(default_factory=ZScore)
+    join: Callable[[Tensor], Tensor] = sum_of_members
+    gram: Callable[[TotalDeviation, Measurement], Tensor] = gram_score
+
+    def rule(self) -> JointRule:
+        """The rule, not fitted."""
+        totals = {GRAM: self.total} if GRAM in self.members else {}
+        return JointRule(totals, self.standard, self.join, self.gram)
+
+
+VARIANTS = (
+    Variant(GUARD),
+    Variant("Gram + energy", (GRAM, "energy")),
+    Variant("Gram + fDBD", (GRAM, "fDBD")),
+    Variant("Gram + GEN", (GRAM, "GEN")),
+    Variant("Gram + KNN", (GRAM, "KNN")),
+    Variant("Gram + fDBD + GEN", (GRAM, "fDBD", "GEN")),
+    Variant("Gram + fDBD + KNN", (GRAM, "fDBD", "KNN")),
+    Variant("Guard + GEN", (*GUARDS_MEMBERS, "GEN")),
+    Variant("Guard + KNN", (*GUARDS_MEMBERS, "KNN")),
+    Variant("Guard + ViM", (*GUARDS_MEMBERS, "ViM")),
+    Variant("Guard + relative Mahalanobis", (*GUARDS_MEMBERS, "relative Mahalanobis")),
+    Variant("Guard without Gram", ("fDBD", "energy")),
+    Variant("Gram's expectations not shrunk", total=TotalDeviation()),
+    Variant("Gram not normalised", total=TotalDeviation(normalise=False)),
+    Variant("Gram without confidence", total=TotalDeviation(confidence="none", shrink=SHRINK)),
+    Variant("Gram not compressed", gram=_mean_deviation),
+    Variant("Gram under a square root", gram=_root),
+    Variant("no floor", standard=ZScore(floor=False)),
+    Variant("floor at the lower quartile", standard=FromQuartile()),
+    Variant("square root, floor at the quartile", standard=FromQuartile(), gram=_root),
+    Variant("median and 95th percentile", standard=MedianAndTail()),
+    Variant("Fisher", standard=LogarithmOfP()),
+    Variant("Stouffer", standard=NormalDeviate()),
+    Variant("maximum", join=_highest),
+    Variant("smooth maximum", join=_smooth_maximum),
+    Variant("squares above the mean", join=_squares),
+)
+
+
+def run(options: Options) -> list[Line]:
+    """Judge every rule and every single method on every set."""
+    subject = options.subject()
+    methods = methods_of(subject, options.methods or "all", {"taps": "all"})
+    singles = [method.title for method in methods]
+    usable = [each for each in VARIANTS if set(each.members) <= set(singles)]
+    if GUARD not in [each.title for each in usable]:
+        raise InputError(f"the study needs {', '.join(GUARDS_MEMBERS)} among the methods")
+    sets = [each for each in ood_sets(subject.in_distribution) if _chosen(each, options.sets)]
+    measured = subject.measure(methods, sets)
+    together = {name: _with_rules(each, usable) for name, each in measured.items()}
+    inside = together.pop(subject.inside_title)
+    rules = {each.title: each.rule() for each in usable}
+    result = evaluate_measured(inside, together, {GRAM: TotalDeviation(), **rules})
+    titles = [*rules, *singles]
+    lines = lines_of(subject, sets, titles, result.rows, lambda *_: ())
+    title = f"{subject.title}, {subject.inside_title}: ways to join"
+    protocol = protocol_of(subject, result)
+    tables = [_table(result.rows, titles, metric) for metric in ("auroc", "tnr")]
+    write(
+        options,
+        f"guard-{subject.loaded.name}",
+        title,
+        lines,
+        protocol,
+        metrics=(),
+        more="\n\n".join([*tables, _against_the_best(result.rows, singles)]),
+        tallied=False,
+        picture=lambda path: draw_beside(path, lines, title, protocol, ["auroc"]),
+    )
+    return lines
+
+
+def _chosen(each: OodSet, names: str) -> bool:
+    """Whether a set is among those named, with commas between them; all, where none is."""
+    return not names or each.name in [name.strip() for name in names.split(",")]
+
+
+def _with_rules(measured: Measured, variants: Sequence[Variant]) -> Measured:
+    """What the rules' members say, beside what every single method says."""
+    gram = measured[GRAM]
+    assert isinstance(gram, Measurement)
+    joint = {each.title: JointMeasurement(gram.logits, _parts(measured, each.members)) for each in variants}
+    return {**joint, **measured}
+
+
+def _parts(measured: Measured, members: Sequence[str]) -> Mapping[str, Measurement | Tensor]:
+    return {name: measured[name] for name in members}  # type: ignore[misc]
+
+
+def _table(rows: Sequence[Row], titles: Sequence[str], metric: str) -> str:
+    """Every rule and method on every set, the best mean first, in percent."""
+    sets = list(dict.fromkeys(row.ood for row in rows))
+    found = {(row.method, row.ood): 100 * row.mean[metric] for row in rows}
+    means = {title: sum(found[title, ood] for ood in sets) / len(sets) for title in titles}
+    table = [[SHORT[metric] + ", percent", *sets, "mean"]]
+    for title in sorted(titles, key=lambda title: -means[title]):
+        figures = [*(found[title, ood] for ood in sets), means[title]]
+        table.append([title, *(f"{figure:.2f}" for figure in figures)])
+    return markdown(table)
+
+
+def _against_the_best(rows: Sequence[Row], singles: Sequence[str]) -> str:
+    """Guard and the best single method of each set, AUROC in percent."""
+    table = [["set", "best single method", "AUROC", GUARD, "ahead by"]]
+    for ood in dict.fromkeys(row.ood for row in rows):
+        found = {row.method: 100 * row.mean["auroc"] for row in rows if row.ood == ood}
+        best = max(singles, key=lambda name: found[name])
+        ahead = found[GUARD] - found[best]
+        table.append([ood, best, f"{found[best]:.2f}", f"{found[GUARD]:.2f}", f"{ahead:+.2f}"])
+    return markdown(table, left=2)
