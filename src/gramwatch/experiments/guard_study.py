@@ -14,11 +14,12 @@ from gramwatch.detector import Measurement
 from gramwatch.deviation import TotalDeviation
 from gramwatch.errors import InputError
 from gramwatch.evaluate import Row, evaluate_measured
-from gramwatch.experiments.beside import SHORT, Line, draw_beside, markdown
+from gramwatch.experiments.beside import SHORT, Line, markdown
 from gramwatch.experiments.paper import Options, lines_of, methods_of, protocol_of, write
 from gramwatch.experiments.subject import OodSet, ood_sets
 from gramwatch.guard import SHRINK
 from gramwatch.joint import JointMeasurement, JointRule, ZScore, gram_score, sum_of_members
+from gramwatch.report.comparison import draw_comparison
 from gramwatch.together import Measured
 
 GRAM, GUARD = "Gram", "Guard"
@@ -179,7 +180,7 @@ def run(options: Options) -> list[Line]:
         metrics=(),
         more="\n\n".join([*tables, _against_the_best(result.rows, singles)]),
         tallied=False,
-        picture=lambda path: draw_beside(path, lines, title, protocol, ["auroc"]),
+        picture=lambda path: draw_comparison(path, result, title),
     )
     return lines
 
