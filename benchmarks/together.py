@@ -17,7 +17,7 @@ from benchmarks.measure import Clock, summary
 from gramwatch import GramDetector, GramwatchWarning
 from gramwatch.networks import densenet_bc_100_12
 from gramwatch.rivals import RIVALS, Rival
-from gramwatch.together import fit_together, measure_together
+from gramwatch.together import Together, fit_together
 
 
 def banks_of(detectors: dict[str, Rival], examples: int) -> None:
@@ -63,7 +63,8 @@ def main() -> None:
         for batch in loader:
             network(batch.to(device))
 
-    functions = {"plain": plain, "together": lambda: measure_together(detectors, loader, "judging", False)}
+    together = Together(detectors)
+    functions = {"plain": plain, "together": lambda: together.measure(loader, "judging", False)}
     times = Clock(device).in_turns(functions, args.rounds)
     found = summary([a / b for a, b in zip(times["together"], times["plain"], strict=True)])
     spread = f"{found['median']:.2f} ({found['low']:.2f} to {found['high']:.2f})"

@@ -31,7 +31,7 @@ from gramwatch.joint import Calibration, JointRule, ZScore
 from gramwatch.metrics import auroc
 from gramwatch.rivals import FDBD, KNN, MSP, NCI, RIVALS, Energy
 from gramwatch.threshold import Ranks, p_value, rank_of_threshold
-from gramwatch.together import fit_together, measure_together
+from gramwatch.together import Together, fit_together
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fewer than 20:gramwatch.GramwatchWarning")
 DOCS = Path(__file__).parents[1] / "docs"
@@ -766,11 +766,15 @@ def test_members_that_stand_beside_their_guard_work_once(net, monkeypatch):
     calls.clear()
     passes = []
     net.register_forward_hook(lambda *_: passes.append(1))
-    measured = measure_together(detectors, images(90, 1).split(30), "judging", False)
+    together = Together(detectors)
+    measured = together.measure(images(90, 1).split(30), "judging", False)
     assert len(passes) <= 3 + 4  # to find the taps and the layer that makes the logits
     assert sorted(calls) == ["judged"] * 3 + ["measured"] * 3
     assert measured["Guard"].parts["fdbd"] is measured["fDBD"]
     assert measured["Guard"].parts["gram"] is measured["Gram"]
+    passes.clear()
+    together.measure(images(90, 2).split(30), "judging", False)
+    assert len(passes) == 3  # what was found serves further sets
 
 
 def test_compare_has_guard_share_its_members(net):

@@ -121,21 +121,21 @@ def test_an_interrupted_experiment_loses_no_finished_cell(
     options: paper.Options, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Interrupted at the third set of four; started again, only that and the last are measured."""
-    plain, fit = subject.measure_together, subject.fit_together
+    plain, fit = subject.Together.measure, subject.fit_together
     done: list[str] = []
     fits: list[int] = []
 
-    def measuring(detectors: Any, loader: Any, doing: str, progress: bool) -> Any:
+    def measuring(together: subject.Together, loader: Any, doing: str) -> Any:
         if len(done) == 2 and not interrupted:
             raise KeyboardInterrupt
         done.append(doing)
-        return plain(detectors, loader, doing, False)
+        return plain(together, loader, doing, False)
 
     def fitting(detectors: Any, loader: Any) -> None:
         fits.append(len(detectors))
         fit(detectors, loader, progress=False)
 
-    monkeypatch.setattr(subject, "measure_together", measuring)
+    monkeypatch.setattr(subject.Together, "measure", measuring)
     monkeypatch.setattr(subject, "fit_together", fitting)
     study = options.subject()
     methods = paper.methods_of(study, "msp,gram")

@@ -20,7 +20,7 @@ from gramwatch.joint import JointMeasurement, JointRule
 from gramwatch.metrics import METRICS, all_metrics
 from gramwatch.rivals.base import Rival
 from gramwatch.rivals.msp import MSP
-from gramwatch.together import Detector, Measured, measure_together
+from gramwatch.together import Detector, Measured, Together
 
 
 @dataclass(frozen=True)
@@ -140,11 +140,9 @@ def evaluate(
     if draws < 1:
         raise ValueError(f"draws must be at least 1, got {draws}")
     by_name = _by_name(detectors)
-    inside = measure_together(by_name, in_distribution, "in-distribution", progress)
-    sets = {
-        name: measure_together(by_name, loader, name, progress)
-        for name, loader in out_of_distribution.items()
-    }
+    together = Together(by_name)
+    inside = together.measure(in_distribution, "in-distribution", progress)
+    sets = {name: together.measure(loader, name, progress) for name, loader in out_of_distribution.items()}
     totals: dict[str, TotalDeviation | JointRule] = {}
     for name, detector in by_name.items():
         if isinstance(detector, GramDetector):

@@ -43,37 +43,49 @@ def fit_together(detectors: Mapping[str, Detector], loader: Iterable[Any], *, pr
             each.finish()
 
 
-def measure_together(
-    detectors: Mapping[str, Detector], loader: Iterable[Any], doing: str, progress: bool
-) -> Measured:
-    """Every detector over one set, all that need no passes of their own from the same forward passes."""
-    guarded = any(isinstance(each, Guard) for each in detectors.values())
-    parts: dict[Single, list[Part]] = {each: [] for each in _singles(detectors)}
-    alone = [each for each in parts if isinstance(each, Rival) and each.alone]
-    watching = [each for each in parts if each not in alone]
-    watch = Watch(watching) if watching else None
-    logits: list[Tensor] = []
-    batches = (inputs for inputs, _ in batches_of(loader, doing, progress))
-    for inputs in on_device_ahead(batches, next(iter(parts)).model):
-        if watch is not None:
-            seen, found = watch.measure(inputs)
-            if guarded:
-                logits.append(seen.cpu())
-            for each, part in found.items():
-                parts[each].append(part.cpu() if isinstance(part, Tensor) else part)
-        for rival in alone:
-            parts[rival].append(rival.score_inputs(inputs)[1].cpu())
-    if not next(iter(parts.values())):
-        raise InputError(f"the loader yielded no example: {doing} needs some")
-    joined = {each: joined_parts(list_of_parts) for each, list_of_parts in parts.items()}
-    measured: Measured = {}
-    for name, detector in detectors.items():
-        if isinstance(detector, Guard):
-            of_members = {member: joined[each] for member, each in detector.members.items()}
-            measured[name] = JointMeasurement(torch.cat(logits), of_members)
-        else:
-            measured[name] = joined[detector]
-    return measured
+class Together:
+    """Measures any number of sets, all detectors that need no passes of their own from the same passes.
+
+    What is found out about the network at the first batch serves all sets.
+
+    Args:
+        detectors: of one network, fitted, by name.
+
+    """
+
+    def __init__(self, detectors: Mapping[str, Detector]) -> None:
+        self._detectors = detectors
+        self._guarded = any(isinstance(each, Guard) for each in detectors.values())
+        self._singles = _singles(detectors)
+        self._alone = [each for each in self._singles if isinstance(each, Rival) and each.alone]
+        watching = [each for each in self._singles if each not in self._alone]
+        self._watch = Watch(watching) if watching else None
+
+    def measure(self, loader: Iterable[Any], doing: str, progress: bool = True) -> Measured:
+        """What every detector says of one set."""
+        parts: dict[Single, list[Part]] = {each: [] for each in self._singles}
+        logits: list[Tensor] = []
+        batches = (inputs for inputs, _ in batches_of(loader, doing, progress))
+        for inputs in on_device_ahead(batches, self._singles[0].model):
+            if self._watch is not None:
+                seen, found = self._watch.measure(inputs)
+                if self._guarded:
+                    logits.append(seen.cpu())
+                for each, part in found.items():
+                    parts[each].append(part.cpu() if isinstance(part, Tensor) else part)
+            for rival in self._alone:
+                parts[rival].append(rival.score_inputs(inputs)[1].cpu())
+        if not next(iter(parts.values())):
+            raise InputError(f"the loader yielded no example: {doing} needs some")
+        joined = {each: joined_parts(list_of_parts) for each, list_of_parts in parts.items()}
+        measured: Measured = {}
+        for name, detector in self._detectors.items():
+            if isinstance(detector, Guard):
+                of_members = {member: joined[each] for member, each in detector.members.items()}
+                measured[name] = JointMeasurement(torch.cat(logits), of_members)
+            else:
+                measured[name] = joined[detector]
+        return measured
 
 
 def _waiting(detectors: Mapping[str, Detector]) -> list[Single]:

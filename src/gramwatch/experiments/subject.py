@@ -23,7 +23,7 @@ from gramwatch.joint import JointMeasurement
 from gramwatch.networks import NETWORKS, Loaded
 from gramwatch.rivals import RIVALS, TRAINED, Rival, fgsm
 from gramwatch.taps import Inputs, all_finite
-from gramwatch.together import Measured, fit_together, measure_together
+from gramwatch.together import Measured, Together, fit_together
 from gramwatch.watch import Single
 
 TUNING = 1000
@@ -211,6 +211,7 @@ class Subject:
         self.root, self.subset, self.tuning, self.batch, self._say = root, subset, tuning, batch, say
         self.weights = artifact.fingerprint(loaded.network)["weights"]
         self._inside = OodSet(TITLES.get(in_distribution, in_distribution), in_distribution)
+        self._together: tuple[dict[str, Single], Together] | None = None
 
     @property
     def network(self) -> nn.Module:
@@ -318,7 +319,9 @@ class Subject:
         began = time.monotonic()
         titles = [method.title for method in methods]
         chosen = {title: detectors[title] for title in titles}
-        measured = measure_together(chosen, self.test_batches(which), which.title, True)
+        if self._together is None or self._together[0] != chosen:
+            self._together = (chosen, Together(chosen))
+        measured = self._together[1].measure(self.test_batches(which), which.title)
         for method in methods:
             self.cells.keep(*self._cell(method, which), _as_tensors(measured[method.title]))
         self.say(f"{which.title}: judged by {_listed(titles)}", began)
