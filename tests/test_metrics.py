@@ -17,6 +17,7 @@ from gramwatch.metrics import (
     aupr_in,
     aupr_out,
     auroc,
+    auroc_difference,
     detection_accuracy,
     tnr_at_tpr,
 )
@@ -391,3 +392,76 @@ def test_raising_an_outlier_never_makes_rates_worse(
     higher = [outside[0] + raised, *outside[1:]]
     for function in (tnr_at_tpr, auroc, detection_accuracy):
         assert function(inside, higher) >= function(inside, outside) - 1e-12
+
+
+# --- the difference of two AUROCs --------------------------------------------------------------------
+
+
+def two_detectors(
+    inside: int, outside: int, random: np.random.Generator, ours: float = 1.2, theirs: float = 1.0
+) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
+    """Scores of two detectors that share half of their noise; outliers score so much higher."""
+
+    def scored(count: int, *shifts: float) -> list[np.ndarray]:
+        common = random.normal(size=count)
+        return [shift + common + random.normal(size=count) for shift in shifts]
+
+    (in_ours, in_theirs), (out_ours, out_theirs) = scored(inside, 0, 0), scored(outside, ours, theirs)
+    return (in_ours, out_ours), (in_theirs, out_theirs)
+
+
+def test_the_difference_is_that_of_the_two_areas_with_ties_and_infinities() -> None:
+    random = np.random.default_rng(0)
+    ours, theirs = ([random.integers(0, 6, n).astype(float) for n in (40, 30)] for _ in range(2))
+    ours[1][:3] = math.inf
+    found = auroc_difference((ours[0], ours[1]), (theirs[0], theirs[1]), resamples=50)
+    assert found.value == pytest.approx(auroc(*ours) - auroc(*theirs))
+    assert found.low < found.value < found.high
+
+
+def test_a_detector_is_not_ahead_of_itself() -> None:
+    ours, _ = two_detectors(200, 100, np.random.default_rng(1))
+    found = auroc_difference(ours, (2 * ours[0] + 1, 2 * ours[1] + 1))
+    assert (found.value, found.low, found.high) == (0, 0, 0)
+
+
+def test_the_bootstrap_is_that_of_scipy() -> None:
+    from scipy.stats import bootstrap
+
+    ours, theirs = two_detectors(80, 60, np.random.default_rng(2))
+
+    def difference(i: np.ndarray, j: np.ndarray) -> float:
+        return auroc(ours[0][i], ours[1][j]) - auroc(theirs[0][i], theirs[1][j])
+
+    expected = bootstrap(
+        (np.arange(80), np.arange(60)), difference, n_resamples=1500, vectorized=False, method="percentile"
+    ).confidence_interval
+    found = auroc_difference(ours, theirs)
+    width = expected.high - expected.low
+    assert found.low == pytest.approx(expected.low, abs=0.12 * width)
+    assert found.high == pytest.approx(expected.high, abs=0.12 * width)
+
+
+def test_the_interval_is_as_wide_as_delong_has_it() -> None:
+    ours, theirs = two_detectors(900, 700, np.random.default_rng(3))
+    # By how much each input adds to the difference of the two areas; their variance is DeLong's.
+    wins = [(out[None, :] > inside[:, None]).mean(axis) for axis in (0, 1) for inside, out in (ours, theirs)]
+    of_out, of_in = wins[0] - wins[1], wins[2] - wins[3]
+    deviation = math.sqrt(of_in.var(ddof=1) / 900 + of_out.var(ddof=1) / 700)
+    found = auroc_difference(ours, theirs)
+    assert found.high - found.low == pytest.approx(2 * 1.96 * deviation, rel=0.08)
+
+
+def test_the_interval_holds_the_truth_as_often_as_it_says() -> None:
+    random = np.random.default_rng(4)
+    normal = torch.special.ndtr(torch.tensor([1.2, 1.0], dtype=torch.float64) / 2)
+    truth = float(normal[0] - normal[1])
+    intervals = [auroc_difference(*two_detectors(150, 100, random), resamples=300) for _ in range(300)]
+    held = sum(each.low <= truth <= each.high for each in intervals) / 300
+    assert 0.90 <= held <= 0.985  # 95 %, and three standard deviations
+
+
+def test_detectors_of_different_inputs_have_no_difference() -> None:
+    ours, theirs = two_detectors(20, 10, np.random.default_rng(5))
+    with pytest.raises(ValueError, match="different inputs: 20 and 10, 20 and 9"):
+        auroc_difference(ours, (theirs[0], theirs[1][:9]))

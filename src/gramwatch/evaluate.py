@@ -3,7 +3,7 @@
 import csv
 import io
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
@@ -176,15 +176,10 @@ def evaluate_measured(
         seed: of the draws.
 
     """
-    total = _count(inside)
-    size = round(validation_share * total)
-    if not 1 <= size < total:
-        raise InputError(f"{total} in-distribution examples cannot be split into validation and test")
     figures: dict[tuple[str, str], list[dict[str, float]]] = {}
-    generator = torch.Generator().manual_seed(seed)
-    for _ in range(draws):
-        order = torch.randperm(total, generator=generator)
-        validation, test = order[:size], order[size:]
+    total, size = _count(inside), 0
+    for validation, test in _drawn(total, draws, validation_share, seed):
+        size = len(validation)
         for method, measured in inside.items():
             score = _scoring(measured, totals.get(method), validation)
             scores = score(measured)[test]
@@ -199,6 +194,34 @@ def evaluate_measured(
         f"In-distribution: {total} examples; {draws} draws of {size} for validation and {total - size} for "
         f"test, seed {seed}; mean ± standard deviation over the draws, percent.",
     )
+
+
+def scores_of_first_draw(
+    method: str,
+    inside: Measured,
+    sets: Mapping[str, Measured],
+    totals: Mapping[str, TotalDeviation | JointRule],
+    *,
+    validation_share: float = 0.1,
+    seed: int = 0,
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """What `evaluate_measured` compares in its first draw: a method's scores of test data and sets."""
+    validation, test = next(_drawn(_count(inside), 1, validation_share, seed))
+    score = _scoring(inside[method], totals.get(method), validation)
+    return score(inside[method])[test], {name: score(each[method]) for name, each in sets.items()}
+
+
+def _drawn(
+    total: int, draws: int, validation_share: float, seed: int
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Which examples are for validation and which for test, draw by draw."""
+    size = round(validation_share * total)
+    if not 1 <= size < total:
+        raise InputError(f"{total} in-distribution examples cannot be split into validation and test")
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(draws):
+        order = torch.randperm(total, generator=generator)
+        yield order[:size], order[size:]
 
 
 def _by_name(detectors: Detector | Mapping[str, Detector]) -> dict[str, Detector]:
