@@ -5,12 +5,17 @@ from typing import Annotated
 
 import typer
 
-STUDIES = {"guard": "guard_study"}
+STUDIES = {"guard": "guard_study", "false_alarms": "false_alarm_study"}
 """Every study by name, and its module."""
 
 
 def study(
-    name: Annotated[str, typer.Argument(help="Which: guard, the ways to join methods.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="Which: guard (ways to join methods) or false_alarms (whether its p-values hold)."
+        ),
+    ],
     network: Annotated[str, typer.Option(help="The network's name, such as densenet.")],
     weights: Annotated[Path, typer.Option(help="Its checkpoint.")],
     data: Annotated[Path | None, typer.Option(help="Where the data lie; $GRAMWATCH_DATA by default.")] = None,

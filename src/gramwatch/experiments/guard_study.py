@@ -6,6 +6,7 @@ that a rule more costs seconds. Only in-distribution data sets anything; outlier
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -13,14 +14,19 @@ from torch import Tensor
 from gramwatch.detector import Measurement
 from gramwatch.deviation import TotalDeviation
 from gramwatch.errors import InputError
-from gramwatch.evaluate import Row, evaluate_measured
+from gramwatch.evaluate import Row, evaluate_measured, scores_of_first_draw
+from gramwatch.experiments import against
 from gramwatch.experiments.beside import SHORT, Line, markdown
 from gramwatch.experiments.paper import Options, lines_of, methods_of, protocol_of, write
 from gramwatch.experiments.subject import OodSet, ood_sets
 from gramwatch.guard import SHRINK
 from gramwatch.joint import JointMeasurement, JointRule, ZScore, gram_score, sum_of_members
+from gramwatch.metrics import Difference, auroc_difference
 from gramwatch.report.comparison import draw_comparison
+from gramwatch.report.why import draw_why
+from gramwatch.rivals import Rival
 from gramwatch.together import Measured
+from gramwatch.watch import Single
 
 GRAM, GUARD = "Gram", "Guard"
 GUARDS_MEMBERS = (GRAM, "fDBD", "energy")
@@ -165,20 +171,29 @@ def run(options: Options) -> list[Line]:
     together = {name: _with_rules(each, usable) for name, each in measured.items()}
     inside = together.pop(subject.inside_title)
     rules = {each.title: each.rule() for each in usable}
-    result = evaluate_measured(inside, together, {GRAM: TotalDeviation(), **rules})
+    totals: dict[str, TotalDeviation | JointRule] = {GRAM: TotalDeviation(), **rules}
+    result = evaluate_measured(inside, together, totals)
     titles = [*rules, *singles]
     lines = lines_of(subject, sets, titles, result.rows, lambda *_: ())
     title = f"{subject.title}, {subject.inside_title}: ways to join"
     protocol = protocol_of(subject, result)
     tables = [_table(result.rows, titles, metric) for metric in ("auroc", "tnr")]
+    difference = _differences(inside, together, totals)
+    one_pass = [m.title for m in methods if not _needs_gradients(m.make(subject.network))]
+    verdict = _verdict(result.rows, singles, one_pass, difference, [each.title for each in sets if each.near])
+    name = f"guard-{subject.loaded.name}"
+    draw_why(
+        options.output / f"{name}-why.png", {f"{subject.title}, {subject.inside_title}": _aurocs(result.rows)}
+    )
+    why = f"![AUROC of Gram, of the best other method and of Guard on every set]({name}-why.png)"
     write(
         options,
-        f"guard-{subject.loaded.name}",
+        name,
         title,
         lines,
         protocol,
         metrics=(),
-        more="\n\n".join([*tables, _against_the_best(result.rows, singles)]),
+        more="\n\n".join([verdict, why, *tables]),
         tallied=False,
         picture=lambda path: draw_comparison(path, result, title),
     )
@@ -214,12 +229,50 @@ def _table(rows: Sequence[Row], titles: Sequence[str], metric: str) -> str:
     return markdown(table)
 
 
-def _against_the_best(rows: Sequence[Row], singles: Sequence[str]) -> str:
-    """Guard and the best single method of each set, AUROC in percent."""
-    table = [["set", "best single method", "AUROC", GUARD, "ahead by"]]
-    for ood in dict.fromkeys(row.ood for row in rows):
-        found = {row.method: 100 * row.mean["auroc"] for row in rows if row.ood == ood}
-        best = max(singles, key=lambda name: found[name])
-        ahead = found[GUARD] - found[best]
-        table.append([ood, best, f"{found[best]:.2f}", f"{found[GUARD]:.2f}", f"{ahead:+.2f}"])
-    return markdown(table, left=2)
+def _aurocs(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
+    """In percent, by set and method."""
+    found: dict[str, dict[str, float]] = {}
+    for row in rows:
+        found.setdefault(row.ood, {})[row.method] = 100 * row.mean["auroc"]
+    return found
+
+
+def _needs_gradients(detector: Single) -> bool:
+    return isinstance(detector, Rival) and detector.gradients
+
+
+def _differences(
+    inside: Measured, sets: Mapping[str, Measured], totals: Mapping[str, TotalDeviation | JointRule]
+) -> Callable[[str, str], Difference]:
+    """How far Guard is ahead of a method on a set, both given by title, in the first draw."""
+
+    @cache
+    def scores(method: str) -> tuple[Tensor, dict[str, Tensor]]:
+        return scores_of_first_draw(method, inside, sets, totals)
+
+    @cache
+    def difference(ood: str, method: str) -> Difference:
+        ours, theirs = scores(GUARD), scores(method)
+        return auroc_difference((ours[0], ours[1][ood]), (theirs[0], theirs[1][ood]))
+
+    return difference
+
+
+def _verdict(
+    rows: Sequence[Row],
+    singles: Sequence[str],
+    one_pass: Sequence[str],
+    difference: Callable[[str, str], Difference],
+    near: Sequence[str],
+) -> str:
+    """Guard against the best single method of each set, in figures and in words."""
+    every, quick = (against.against_the_best(rows, GUARD, some, difference) for some in (singles, one_pass))
+    return "\n\n".join(
+        [
+            "### Guard against the best single method of each set",
+            against.table(every, quick),
+            against.LEGEND,
+            f"- Against all single methods: {against.in_words(rows, GUARD, singles, every, near)}\n"
+            f"- Against those of one pass: {against.in_words(rows, GUARD, one_pass, quick, near)}",
+        ]
+    )

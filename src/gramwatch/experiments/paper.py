@@ -99,16 +99,16 @@ def run(name: str, options: Options) -> list[Line]:
     return computed(name, options)
 
 
-def computed(module: str, options: Options) -> list[Line]:
+def computed(module: str, options: Options) -> list[Any]:
     """What a module of this package with a `run(options)` computes."""
     # Published figures are of full float32; in TF32, scores move in the third digit.
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cuda.matmul.allow_tf32 = False
     options.output.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
-    lines: list[Line] = importlib.import_module(f"gramwatch.experiments.{module}").run(options)
+    found: list[Any] = importlib.import_module(f"gramwatch.experiments.{module}").run(options)
     options.say(f"{time.monotonic() - began:7.1f} s  in all; the tables and pictures are in {options.output}")
-    return lines
+    return found
 
 
 def methods_of(
