@@ -1,12 +1,18 @@
-"""The study behind Guard, on a network small enough to be fitted here."""
+"""The studies behind Guard: its rules, how it is compared, its false alarms. Whole runs are in test_paper."""
+
+from pathlib import Path
 
 import pytest
 import torch
 
 from gramwatch.deviation import TotalDeviation
-from gramwatch.experiments import guard_study
+from gramwatch.evaluate import Row, evaluate_measured, scores_of_first_draw
+from gramwatch.experiments import against, guard_study
+from gramwatch.experiments.false_alarm_study import shares
 from gramwatch.experiments.false_alarms import simulated
 from gramwatch.joint import JointMeasurement, JointRule
+from gramwatch.metrics import Difference, all_metrics
+from gramwatch.report.why import BEST, draw_why, marks_of, read_figures
 
 
 @pytest.fixture
@@ -59,3 +65,141 @@ def test_sets_are_chosen_by_name() -> None:
     chosen = {each.name for each in sets if guard_study._chosen(each, "tiny_imagenet, mnist")}
     assert chosen == {"tiny_imagenet", "mnist"}
     assert all(guard_study._chosen(each, "") for each in sets)
+
+
+# --- against the best single method ------------------------------------------------------------------
+
+
+def rows_of(figures: dict[str, dict[str, tuple[float, float]]]) -> list[Row]:
+    """AUROC and TNR in percent, by set and method."""
+    return [
+        Row(method, ood, 100, {"auroc": auroc / 100, "tnr": tnr / 100}, {"auroc": 0.0, "tnr": 0.0})
+        for ood, found in figures.items()
+        for method, (auroc, tnr) in found.items()
+    ]
+
+
+FIGURES = {
+    "far": {"Guard": (99.96, 99), "Gram": (99.97, 99), "ODIN": (80, 40), "MSP": (70, 30)},
+    "texture": {"Guard": (98, 90), "Gram": (97, 85), "ODIN": (90, 50), "MSP": (89, 48)},
+    "middle": {"Guard": (89.95, 60), "Gram": (80, 40), "ODIN": (90, 61), "MSP": (84, 50)},
+    "near": {"Guard": (86, 40), "Gram": (70, 20), "ODIN": (88, 44), "MSP": (85, 38)},
+}
+
+
+def made_up(ood: str, method: str) -> Difference:
+    ours, theirs = FIGURES[ood]["Guard"][0], FIGURES[ood][method][0]
+    ahead = (ours - theirs) / 100
+    return Difference(ahead, ahead - 0.01, ahead + 0.01)
+
+
+def test_guard_meets_the_best_single_method_of_each_set() -> None:
+    rows = rows_of(FIGURES)
+    every = against.against_the_best(rows, "Guard", ["Gram", "ODIN", "MSP"], made_up)
+    assert [each.best for each in every] == ["Gram", "Gram", "ODIN", "ODIN"]
+    assert [each.verdict for each in every] == ["saturated", "ahead", "within 0.1", "behind"]
+    quick = against.against_the_best(rows, "Guard", ["Gram", "MSP"], made_up)
+    assert [each.best for each in quick] == ["Gram", "Gram", "MSP", "MSP"]
+    lines = against.table(every, quick).splitlines()
+    assert lines[3] == "| texture | 98.00 | Gram 97.00 | +1.00 (+0.00 to +2.00), ahead | the same |  |"
+    assert lines[5].startswith(
+        "| near | 86.00 | ODIN 88.00 | -2.00 (-3.00 to -1.00), behind | MSP 85.00 | +1.00"
+    )
+
+
+def test_what_is_above_the_mark_where_the_other_is_not_is_ahead() -> None:
+    nothing = Difference(0.0, 0.0, 0.0)
+    assert against.Against("x", 99.96, "MSP", 99.0, nothing).verdict == "ahead"
+    assert against.Against("x", 99.0, "MSP", 99.96, nothing).verdict == "behind"
+
+
+def test_the_summary_counts_and_averages() -> None:
+    rows, singles = rows_of(FIGURES), ["Gram", "ODIN", "MSP"]
+    every = against.against_the_best(rows, "Guard", singles, made_up)
+    words = against.in_words(rows, "Guard", singles, every, ["near"])
+    assert "of 4 sets 1 ahead, 1 within 0.1, 1 behind (near), 1 saturated: ahead on 33 % of those" in words
+    # Guard (99.96 + 98 + 89.95 + 86) / 4, ODIN (80 + 90 + 90 + 88) / 4; TNR 72.25, of Gram 61.
+    assert "mean AUROC 93.48, of the best single method (ODIN) 87.00: 50 % of its distance to 100" in words
+    assert "mean TNR 72.25, of the best single method (Gram) 61.00: +11.25 points" in words
+    assert words.endswith("near set near: below ODIN by paired bootstrap (-3.00 to -1.00).")
+
+
+def test_the_first_draw_is_that_of_the_evaluation(measured: JointMeasurement) -> None:
+    generator = torch.Generator().manual_seed(1)
+    inside, outside = {"Guard": measured}, {"far": {"Guard": simulated(200, generator)}}
+    rules = {"Guard": JointRule({"gram": TotalDeviation()})}
+    kept, found = scores_of_first_draw("Guard", inside, outside, rules)
+    assert (len(kept), len(found["far"])) == (270, 200)
+    row = evaluate_measured(inside, outside, rules, draws=1).rows[0]
+    assert row.mean == pytest.approx(all_metrics(kept, found["far"]))
+
+
+# --- the picture -------------------------------------------------------------------------------------
+
+
+def test_the_picture_shows_gram_the_best_other_and_guard() -> None:
+    figures = {ood: {name: auroc for name, (auroc, _) in found.items()} for ood, found in FIGURES.items()}
+    for found in figures.values():
+        found["Gram + KNN"] = 100.0  # another rule is no single method
+    rows = marks_of(figures)
+    assert [row.ood for row in rows] == ["far", "texture", "middle", "near", "mean"]
+    assert [(row.others_name, row.other) for row in rows[:2]] == [("ODIN", 80), ("ODIN", 90)]
+    mean = rows[-1]
+    assert (mean.others_name, mean.other, mean.guard) == ("ODIN", 87, pytest.approx(93.4775))
+
+
+def test_the_picture_is_drawn_for_several_networks_from_their_tables(tmp_path: Path) -> None:
+    table = tmp_path / "guard.csv"
+    lines = ["network,in_distribution,ood,method,images,auroc"]
+    lines += [
+        f"ResNet-20,CIFAR-10,{ood},{method},100,{100.0 if method == 'Guard' else auroc}"
+        for ood, found in FIGURES.items()
+        for method, (auroc, _) in found.items()
+    ]
+    lines += ["ResNet-20,CIFAR-10,SVHN,Guard,data not present,"]
+    table.write_text("\n".join(lines))
+    title, figures = read_figures(table)
+    assert title == "ResNet-20, CIFAR-10"
+    assert set(figures) == set(FIGURES)
+    assert figures["near"]["Guard"] == 100 > BEST
+    one, three = tmp_path / "one.png", tmp_path / "three.png"
+    draw_why(one, {title: figures})
+    draw_why(three, {title: figures, "b": figures, "c": figures})
+    assert three.stat().st_size > one.stat().st_size > 10_000
+
+
+# --- false alarms ------------------------------------------------------------------------------------
+
+
+def test_false_alarms_of_fresh_examples_are_as_chance_has_them() -> None:
+    examples = simulated(3000, torch.Generator().manual_seed(5))
+    rule = JointRule({"gram": TotalDeviation()})
+    together, per_class = (shares(examples, rule, 1500, each, splits=60) for each in (False, True))
+    for each in (*together, *per_class):
+        assert (each.calibration, each.fresh) == (1500, 1500)
+        spread = (each.chance_high - each.chance_low) / 4
+        assert each.mean <= 100 * each.alpha + 3 * spread / 60**0.5
+        assert each.mean >= each.chance_low
+        assert each.low == pytest.approx(each.chance_low, abs=spread)
+        assert each.high == pytest.approx(each.chance_high, abs=spread)
+    # 750 examples rank. By 5 %: how far rates of one calibration are from it is the beta distribution's.
+    deviation = 100 * (0.05 * 0.95 * (1 / 752 + 1 / 1500)) ** 0.5
+    assert together[1].chance_high - together[1].chance_low == pytest.approx(4 * 0.98 * deviation, rel=0.06)
+    assert [each.chance_class for each in together] == [None] * 3
+    for pooled, apart in zip(together, per_class, strict=True):
+        assert apart.highest_class < pooled.highest_class
+        assert apart.highest_class > 0
+
+
+def test_a_p_value_that_does_not_hold_is_seen() -> None:
+    """Fresh examples score higher than those that calibrate."""
+    examples = simulated(1200, torch.Generator().manual_seed(6))
+    rule = JointRule({"gram": TotalDeviation()})
+
+    class Optimistic(JointRule):
+        def all_scores(self, measured: JointMeasurement) -> torch.Tensor:
+            scores = super().all_scores(measured)
+            return scores + 3 * (len(scores) > 400)  # only the fresh ones are so many
+
+    found = shares(examples, Optimistic(rule.totals), 600, False, splits=20)
+    assert all(each.mean > each.chance_high for each in found)

@@ -467,6 +467,57 @@ def test_command_says_what_is_wrong(words: list[str], message: str, tmp_path: Pa
     assert message in str(result.exception)
 
 
+# --- studies of our own ------------------------------------------------------------------------------
+
+
+def test_the_study_of_guard_sets_it_against_the_best_single_method(
+    data: Path, weights: Path, tmp_path: Path
+) -> None:
+    words = ["study", "guard", "--network", "mnist_convnet", "--weights", str(weights), "--data", str(data)]
+    chosen = ["--methods", "gram,fdbd,energy,odin", "--sets", "kmnist,gaussian", "--subset", "60"]
+    result = CliRunner().invoke(app, [*words, *chosen, "--device", "cpu", "--output", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    page = (tmp_path / "guard-mnist_convnet.md").read_text(encoding="utf-8")
+    rows = rows_of(tmp_path / "guard-mnist_convnet.csv")
+    aurocs = {(row["ood"], row["method"]): float(row["auroc"]) for row in rows}
+    for ood in ("KMNIST", "Gaussian noise"):
+        best = max(("Gram", "fDBD", "energy", "ODIN"), key=lambda name: aurocs[ood, name])
+        start = f"| {ood} | {aurocs[ood, 'Guard']:.2f} | {best} {aurocs[ood, best]:.2f} |"
+        assert sum(line.startswith(start) for line in page.splitlines()) == 1
+    quick = next(line for line in page.splitlines() if line.startswith("- Against those of one pass"))
+    assert "of 2 sets" in quick
+    assert "ODIN" not in quick
+    assert "guard-mnist_convnet-why.png" in page
+    assert (tmp_path / "guard-mnist_convnet-why.png").stat().st_size > 10_000
+
+
+def test_the_study_of_false_alarms_counts_them(data: Path, weights: Path, tmp_path: Path) -> None:
+    words = ["study", "false_alarms", "--network", "mnist_convnet", "--weights", str(weights)]
+    result = CliRunner().invoke(
+        app, [*words, "--data", str(data), "--device", "cpu", "--output", str(tmp_path)]
+    )
+    assert result.exit_code == 0, result.output
+    rows = rows_of(tmp_path / "false_alarms-mnist_convnet.csv")
+    assert [(row["ranked"], row["alpha"]) for row in rows] == [
+        (ranked, alpha) for ranked in ("together", "per class") for alpha in ("0.0100", "0.0500", "0.1000")
+    ]
+    for row in rows:
+        assert (row["calibration"], row["fresh"]) == ("180", "181")
+        # 90 images rank: too few for 1 %, and too few of each class.
+        rank = int(float(row["alpha"]) * 91 + 1e-9)
+        assert float(row["mean"]) == pytest.approx(100 * rank / 91, abs=0.5)
+        assert row["highest_class"] == ""
+    page = (tmp_path / "false_alarms-mnist_convnet.md").read_text(encoding="utf-8")
+    assert f"| together | 180 | 5 % | {float(rows[1]['mean']):.2f} % |" in page
+
+
+def test_there_are_no_other_studies(weights: Path) -> None:
+    words = ["study", "nonsense", "--network", "mnist_convnet", "--weights", str(weights)]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 2
+    assert "guard, false_alarms" in " ".join(result.output.replace("│", " ").split())
+
+
 def test_on_real_digits(shared_data: Path, shared_weights: Path, tmp_path: Path) -> None:
     """The authors' MNIST ConvNet with Outlier Exposure tells KMNIST from MNIST; Gram has no such help."""
     given = paper.Options(
