@@ -511,6 +511,11 @@ def test_the_study_of_false_alarms_counts_them(data: Path, weights: Path, tmp_pa
     assert f"| together | 180 | 5 % | {float(rows[1]['mean']):.2f} % |" in page
 
 
+def test_a_study_without_sets_says_so(options: paper.Options) -> None:
+    with pytest.raises(InputError, match="none of the sets is there: svhn"):
+        paper.computed("guard_study", replace(options, methods="gram,fdbd,energy", sets="svhn"))
+
+
 def test_there_are_no_other_studies(weights: Path) -> None:
     words = ["study", "nonsense", "--network", "mnist_convnet", "--weights", str(weights)]
     result = CliRunner().invoke(app, words)

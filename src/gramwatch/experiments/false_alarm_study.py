@@ -24,9 +24,9 @@ from gramwatch.joint import Calibration, JointMeasurement, JointRule
 
 CALIBRATION = 1000
 """Images to calibrate on, or half of all where that is less; half of all besides, as classes need more."""
-SPLITS = 500
+SPLITS = 1000
 LEAST = 100
-"""Classes of which fewer fresh images were predicted, on average, are not told apart."""
+"""Classes of which fewer fresh images are predicted, on average, are not told apart."""
 LEGEND = (
     "The share of fresh images with a p-value of at most alpha: its mean over the splits, and between what "
     "it lies in 95 % of them. By chance: where it would lie if the p-value held exactly. Highest class: the "
@@ -96,16 +96,18 @@ def shares(
     for i in range(splits):
         order = torch.randperm(total, generator=torch.Generator().manual_seed(i))
         calibrating, fresh = measured[order[:size]], measured[order[size:]]
-        found = Calibration.of(calibrating, rule, 0.95, per_class=per_class, seed=i)
+        found = Calibration.of(calibrating, rule, 0.95, per_class=per_class)
         low = found.judged(fresh)[1][:, :1] <= alphas
         flagged[i].index_add_(0, fresh.predicted, low.double())
         counts[i, :, 0] = fresh.predicted.bincount(minlength=classes)
     overall = flagged.sum(1) / counts.sum(1)
-    often = counts.mean(0)[:, 0] >= LEAST
-    by_class = (flagged.sum(0) / counts.sum(0))[often]
     # The last split stands for all: whom its images are ranked among, and how many there are.
-    ranking = found.ranks.sizes
-    judged = found.ranks.group_of[fresh.predicted].bincount(minlength=len(ranking))
+    ranking, group_of = found.ranks.sizes, found.ranks.group_of
+    judged = group_of[fresh.predicted].bincount(minlength=len(ranking))
+    often = counts.mean(0)[:, 0] >= LEAST
+    if per_class:
+        often &= group_of > 0  # group 0 is of classes too rare to be ranked by themselves
+    by_class = (flagged.sum(0) / counts.sum(0))[often]
     rows = []
     for i, alpha in enumerate(ALPHAS):
         chance = _drawn_by_chance(alpha, ranking, judged)

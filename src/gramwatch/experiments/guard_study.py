@@ -170,6 +170,8 @@ def run(options: Options) -> list[Line]:
     measured = subject.measure(methods, sets)
     together = {name: _with_rules(each, usable) for name, each in measured.items()}
     inside = together.pop(subject.inside_title)
+    if not together:
+        raise InputError(f"none of the sets is there: {options.sets or 'no data are present'}")
     rules = {each.title: each.rule() for each in usable}
     totals: dict[str, TotalDeviation | JointRule] = {GRAM: TotalDeviation(), **rules}
     result = evaluate_measured(inside, together, totals)
