@@ -152,9 +152,10 @@ def _draw(
         handles.append(
             plt.Line2D([], [], marker="o", mfc="white", color=COLOURS[0], ls=":", label="published")
         )
-    figure.legend(handles=handles, loc="outside upper right", ncols=len(handles), frameon=False, fontsize=9)
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False, fontsize=9)
     figure.suptitle(title, x=0.01, ha="left", fontsize=12.5, weight="bold")
     figure.supylabel("TNR at TPR 95 %, percent", fontsize=9)
-    figure.supxlabel({"depth": "stage", "order": "order of the Gram matrix"}[what], fontsize=9)
+    for axes in panels[-1]:
+        axes.set_xlabel({"depth": "stage", "order": "order of the Gram matrix"}[what], fontsize=9)
     figure.savefig(path)
     plt.close(figure)
