@@ -1,11 +1,14 @@
 """The study behind Guard, on a network small enough to be fitted here."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from gramwatch.deviation import TotalDeviation
 from gramwatch.experiments import guard_study
 from gramwatch.experiments.false_alarms import simulated
+from gramwatch.experiments.subject import PADDING, mirrored_and_shifted
 from gramwatch.joint import JointMeasurement, JointRule
 
 
@@ -25,6 +28,50 @@ def test_every_rule_differs_from_guards_in_what_it_says() -> None:
     assert len(set(titles)) == len(titles)
     for each in guard_study.VARIANTS:
         assert (guard_study.GRAM in each.rule().totals) == (guard_study.GRAM in each.members)
+
+
+def test_every_form_of_gram_has_its_row() -> None:
+    forms = [form.title for form in guard_study.forms_of("resnet20")]
+    used = {each.form for each in guard_study.VARIANTS}
+    assert used == {guard_study.GRAM, *forms}
+    assert len(set(forms)) == len(forms)
+    assert [form.title for form in guard_study.forms_of("mnist_convnet")] == forms[:-1]  # it has no blocks
+
+
+def test_a_rule_takes_the_deviations_of_its_form(measured: JointMeasurement) -> None:
+    gram, energy = measured.parts["gram"], measured.parts["energy"]
+    said = {guard_study.GRAM: gram[:0], "other": gram, "energy": energy}
+    form = guard_study.Variant("", (guard_study.GRAM, "energy"), form="other")
+    assert form.parts(said)[guard_study.GRAM].deviations is gram.deviations
+    assert form.parts(said)["energy"] is energy
+
+    halves = [
+        replace(form, part=part).parts(said)[guard_study.GRAM].deviations
+        for part in (guard_study._first_half, guard_study._last_half)
+    ]
+    assert all(half.shape[1] for half in halves)
+    assert torch.equal(torch.cat(halves, 1), gram.deviations)
+
+
+def test_images_are_mirrored_and_shifted_as_in_training() -> None:
+    images = torch.randint(1, 256, (40, 3, 6, 5), dtype=torch.uint8)
+    moved = mirrored_and_shifted(images)
+    assert torch.equal(moved, mirrored_and_shifted(images))
+    side = 2 * PADDING + 1
+    seen = set()
+    for image, found in zip(images, moved, strict=True):
+        padded = torch.nn.functional.pad(image, [PADDING] * 4)
+        places = [
+            (mirror, y, x)
+            for mirror, source in ((False, padded), (True, padded.flip(2)))
+            for y in range(side)
+            for x in range(side)
+            if torch.equal(found, source[:, y : y + 6, x : x + 5])
+        ]
+        assert places
+        seen.add(places[0])
+    assert {mirror for mirror, _, _ in seen} == {False, True}
+    assert len(seen) > 20
 
 
 def test_fisher_sums_logarithms_of_p_values(measured: JointMeasurement) -> None:

@@ -5,7 +5,7 @@ that a rule more costs seconds. Only in-distribution data sets anything; outlier
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from gramwatch.errors import InputError
 from gramwatch.evaluate import Row, evaluate_measured
 from gramwatch.experiments.beside import SHORT, Line, markdown
 from gramwatch.experiments.paper import Options, lines_of, methods_of, protocol_of, write
-from gramwatch.experiments.subject import OodSet, ood_sets
+from gramwatch.experiments.subject import BLOCK_ENDS, Method, OodSet, ood_sets
 from gramwatch.guard import SHRINK
 from gramwatch.joint import JointMeasurement, JointRule, ZScore, gram_score, sum_of_members
 from gramwatch.report.comparison import draw_comparison
@@ -24,6 +24,41 @@ from gramwatch.together import Measured
 
 GRAM, GUARD = "Gram", "Guard"
 GUARDS_MEMBERS = (GRAM, "fDBD", "energy")
+
+
+# --- which Gram --------------------------------------------------------------------------------------
+
+BY_ORDER, SPREAD, PAPER, ENDS = "Gram by order", "Gram by mean and variance", "Gram, paper", "Gram, ends"
+MOVED, ORDER_1, ORDERS_2, ORDERS_4, EVEN = "Gram, moved", "Gram, 1", "Gram, 1-2", "Gram, 1-4", "Gram, even"
+
+
+def forms_of(network: str) -> list[Method]:
+    """Gram in other forms than Guard's: each a detector of its own."""
+    forms = [
+        Method(BY_ORDER, "gram_by_order", {"taps": "all"}),
+        Method(SPREAD, "gram", {"taps": "all", "bounds": "mean_variance"}),
+        Method(MOVED, "gram", {"taps": "all"}, moved=True),
+        Method(PAPER, "gram", {"taps": "paper"}),
+        Method(ORDER_1, "gram", {"taps": "all", "orders": [1]}),
+        Method(ORDERS_2, "gram", {"taps": "all", "orders": [1, 2]}),
+        Method(ORDERS_4, "gram", {"taps": "all", "orders": [1, 2, 3, 4]}),
+        Method(EVEN, "gram", {"taps": "all", "orders": [2, 4, 6, 8, 10]}),
+    ]
+    ends = list(BLOCK_ENDS.get(network, ()))
+    return [*forms, Method(ENDS, "gram", {"taps": ends})] if ends else forms
+
+
+def _all(deviations: Tensor) -> Tensor:
+    return deviations
+
+
+def _first_half(deviations: Tensor) -> Tensor:
+    """Of the taps, in the order in which the network makes them."""
+    return deviations[:, : deviations.shape[1] // 2]
+
+
+def _last_half(deviations: Tensor) -> Tensor:
+    return deviations[:, deviations.shape[1] // 2 :]
 
 
 # --- how Gram enters ---------------------------------------------------------------------------------
@@ -115,6 +150,21 @@ class Variant:
     standard: ZScore = field(default_factory=ZScore)
     join: Callable[[Tensor], Tensor] = sum_of_members
     gram: Callable[[TotalDeviation, Measurement], Tensor] = gram_score
+    form: str = GRAM
+    """The method that measures Gram's deviations: Gram, or one of `forms_of`."""
+    part: Callable[[Tensor], Tensor] = _all
+    """Which of the deviations count."""
+
+    def parts(self, measured: Measured) -> Mapping[str, Measurement | Tensor]:
+        """What the members say, from what every method says."""
+        found: dict[str, Measurement | Tensor] = {}
+        for name in self.members:
+            said = measured[self.form if name == GRAM else name]
+            assert not isinstance(said, JointMeasurement)
+            if isinstance(said, Measurement):
+                said = replace(said, deviations=self.part(said.deviations))
+            found[name] = said
+        return found
 
     def rule(self) -> JointRule:
         """The rule, not fitted."""
@@ -135,6 +185,17 @@ VARIANTS = (
     Variant("Guard + ViM", (*GUARDS_MEMBERS, "ViM")),
     Variant("Guard + relative Mahalanobis", (*GUARDS_MEMBERS, "relative Mahalanobis")),
     Variant("Guard without Gram", ("fDBD", "energy")),
+    Variant("Gram over the paper's taps", form=PAPER),
+    Variant("Gram over the ends of blocks", form=ENDS),
+    Variant("Gram over the first half of taps", part=_first_half),
+    Variant("Gram over the last half of taps", part=_last_half),
+    Variant("Gram of order 1", form=ORDER_1),
+    Variant("Gram of orders 1 and 2", form=ORDERS_2),
+    Variant("Gram of orders 1 to 4", form=ORDERS_4),
+    Variant("Gram of even orders", form=EVEN),
+    Variant("Gram normalised by tap and order", form=BY_ORDER),
+    Variant("Gram by mean and variance", form=SPREAD),
+    Variant("Gram fitted on mirrored and shifted images too", form=MOVED),
     Variant("Gram's expectations not shrunk", total=TotalDeviation()),
     Variant("Gram not normalised", total=TotalDeviation(normalise=False)),
     Variant("Gram without confidence", total=TotalDeviation(confidence="none", shrink=SHRINK)),
@@ -157,12 +218,14 @@ def run(options: Options) -> list[Line]:
     subject = options.subject()
     methods = methods_of(subject, options.methods or "all", {"taps": "all"})
     singles = [method.title for method in methods]
-    usable = [each for each in VARIANTS if set(each.members) <= set(singles)]
+    forms = forms_of(subject.loaded.name) if options.forms else []
+    known = {*singles, *(form.title for form in forms)}
+    usable = [each for each in VARIANTS if {*each.members, each.form} <= known]
     if GUARD not in [each.title for each in usable]:
         raise InputError(f"the study needs {', '.join(GUARDS_MEMBERS)} among the methods")
     sets = [each for each in ood_sets(subject.in_distribution) if _chosen(each, options.sets)]
-    measured = subject.measure(methods, sets)
-    together = {name: _with_rules(each, usable) for name, each in measured.items()}
+    measured = subject.measure([*methods, *forms], sets)
+    together = {name: _with_rules(each, usable, singles) for name, each in measured.items()}
     inside = together.pop(subject.inside_title)
     rules = {each.title: each.rule() for each in usable}
     result = evaluate_measured(inside, together, {GRAM: TotalDeviation(), **rules})
@@ -190,16 +253,12 @@ def _chosen(each: OodSet, names: str) -> bool:
     return not names or each.name in [name.strip() for name in names.split(",")]
 
 
-def _with_rules(measured: Measured, variants: Sequence[Variant]) -> Measured:
+def _with_rules(measured: Measured, variants: Sequence[Variant], singles: Sequence[str]) -> Measured:
     """What the rules' members say, beside what every single method says."""
     gram = measured[GRAM]
     assert isinstance(gram, Measurement)
-    joint = {each.title: JointMeasurement(gram.logits, _parts(measured, each.members)) for each in variants}
-    return {**joint, **measured}
-
-
-def _parts(measured: Measured, members: Sequence[str]) -> Mapping[str, Measurement | Tensor]:
-    return {name: measured[name] for name in members}  # type: ignore[misc]
+    joint = {each.title: JointMeasurement(gram.logits, each.parts(measured)) for each in variants}
+    return {**joint, **{name: measured[name] for name in singles}}
 
 
 def _table(rows: Sequence[Row], titles: Sequence[str], metric: str) -> str:
