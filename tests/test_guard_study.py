@@ -53,6 +53,17 @@ def test_a_rule_takes_the_deviations_of_its_form(measured: JointMeasurement) -> 
     assert torch.equal(torch.cat(halves, 1), gram.deviations)
 
 
+def test_gram_is_compressed_tap_by_tap(measured: JointMeasurement) -> None:
+    gram = measured.parts["gram"]
+    total = TotalDeviation().fit(gram.deviations, gram.probability)
+    found = guard_study._tap_by_tap(total, gram)
+    assert total.expectation_ is not None
+    for i in (0, 17):
+        each = gram.deviations[i] / gram.probability[i] / (total.expectation_ + 1e-7)
+        assert found[i].item() == pytest.approx(sum((1 + each).log().tolist()) / len(each))
+    assert (found < guard_study.gram_score(total, gram) + 1e-12).all()  # Jensen's inequality
+
+
 def test_images_are_mirrored_and_shifted_as_in_training() -> None:
     images = torch.randint(1, 256, (40, 3, 6, 5), dtype=torch.uint8)
     moved = mirrored_and_shifted(images)

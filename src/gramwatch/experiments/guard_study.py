@@ -73,6 +73,11 @@ def _root(total: TotalDeviation, measured: Measurement) -> Tensor:
     return _mean_deviation(total, measured).sqrt()
 
 
+def _tap_by_tap(total: TotalDeviation, measured: Measurement) -> Tensor:
+    """The mean over the taps of log(1 + delta_l / E[delta_l])."""
+    return total.terms(measured.deviations, measured.probability).log1p().mean(1)
+
+
 # --- how scores are made comparable ------------------------------------------------------------------
 
 
@@ -200,6 +205,7 @@ VARIANTS = (
     Variant("Gram not normalised", total=TotalDeviation(normalise=False)),
     Variant("Gram without confidence", total=TotalDeviation(confidence="none", shrink=SHRINK)),
     Variant("Gram not compressed", gram=_mean_deviation),
+    Variant("Gram compressed tap by tap", gram=_tap_by_tap),
     Variant("Gram under a square root", gram=_root),
     Variant("no floor", standard=ZScore(floor=False)),
     Variant("floor at the lower quartile", standard=FromQuartile()),
