@@ -32,9 +32,8 @@ def test_every_rule_differs_from_guards_in_what_it_says() -> None:
 
 def test_every_form_of_gram_has_its_row() -> None:
     forms = [form.title for form in guard_study.forms_of("resnet20")]
-    used = {each.form for each in guard_study.VARIANTS}
-    assert used == {guard_study.GRAM, *forms}
-    assert len(set(forms)) == len(forms)
+    used = [each.form for each in guard_study.VARIANTS if each.form != guard_study.GRAM]
+    assert used == forms
     assert [form.title for form in guard_study.forms_of("mnist_convnet")] == forms[:-1]  # it has no blocks
 
 

@@ -28,24 +28,25 @@ GUARDS_MEMBERS = (GRAM, "fDBD", "energy")
 
 # --- which Gram --------------------------------------------------------------------------------------
 
-BY_ORDER, SPREAD, PAPER, ENDS = "Gram by order", "Gram by mean and variance", "Gram, paper", "Gram, ends"
-MOVED, ORDER_1, ORDERS_2, ORDERS_4, EVEN = "Gram, moved", "Gram, 1", "Gram, 1-2", "Gram, 1-4", "Gram, even"
+FORMS = (
+    Method("Gram over the paper's taps", "gram", {"taps": "paper"}),
+    Method("Gram of order 1", "gram", {"taps": "all", "orders": [1]}),
+    Method("Gram of orders 1 and 2", "gram", {"taps": "all", "orders": [1, 2]}),
+    Method("Gram of orders 1 to 4", "gram", {"taps": "all", "orders": [1, 2, 3, 4]}),
+    Method("Gram of even orders", "gram", {"taps": "all", "orders": [2, 4, 6, 8, 10]}),
+    Method("Gram normalised by tap and order", "gram_by_order", {"taps": "all"}),
+    Method("Gram by mean and variance", "gram", {"taps": "all", "bounds": "mean_variance"}),
+    Method("Gram fitted on mirrored and shifted images too", "gram", {"taps": "all"}, moved=True),
+)
+"""Gram in other forms than Guard's: each a detector of its own, and a row."""
+ENDS = "Gram over the ends of blocks"
+"""One more, whose taps differ from network to network."""
 
 
 def forms_of(network: str) -> list[Method]:
-    """Gram in other forms than Guard's: each a detector of its own."""
-    forms = [
-        Method(BY_ORDER, "gram_by_order", {"taps": "all"}),
-        Method(SPREAD, "gram", {"taps": "all", "bounds": "mean_variance"}),
-        Method(MOVED, "gram", {"taps": "all"}, moved=True),
-        Method(PAPER, "gram", {"taps": "paper"}),
-        Method(ORDER_1, "gram", {"taps": "all", "orders": [1]}),
-        Method(ORDERS_2, "gram", {"taps": "all", "orders": [1, 2]}),
-        Method(ORDERS_4, "gram", {"taps": "all", "orders": [1, 2, 3, 4]}),
-        Method(EVEN, "gram", {"taps": "all", "orders": [2, 4, 6, 8, 10]}),
-    ]
+    """The forms that there are for a network."""
     ends = list(BLOCK_ENDS.get(network, ()))
-    return [*forms, Method(ENDS, "gram", {"taps": ends})] if ends else forms
+    return [*FORMS, *([Method(ENDS, "gram", {"taps": ends})] if ends else [])]
 
 
 def _all(deviations: Tensor) -> Tensor:
@@ -190,17 +191,9 @@ VARIANTS = (
     Variant("Guard + ViM", (*GUARDS_MEMBERS, "ViM")),
     Variant("Guard + relative Mahalanobis", (*GUARDS_MEMBERS, "relative Mahalanobis")),
     Variant("Guard without Gram", ("fDBD", "energy")),
-    Variant("Gram over the paper's taps", form=PAPER),
-    Variant("Gram over the ends of blocks", form=ENDS),
+    *(Variant(title, form=title) for title in (*(each.title for each in FORMS), ENDS)),
     Variant("Gram over the first half of taps", part=_first_half),
     Variant("Gram over the last half of taps", part=_last_half),
-    Variant("Gram of order 1", form=ORDER_1),
-    Variant("Gram of orders 1 and 2", form=ORDERS_2),
-    Variant("Gram of orders 1 to 4", form=ORDERS_4),
-    Variant("Gram of even orders", form=EVEN),
-    Variant("Gram normalised by tap and order", form=BY_ORDER),
-    Variant("Gram by mean and variance", form=SPREAD),
-    Variant("Gram fitted on mirrored and shifted images too", form=MOVED),
     Variant("Gram's expectations not shrunk", total=TotalDeviation()),
     Variant("Gram not normalised", total=TotalDeviation(normalise=False)),
     Variant("Gram without confidence", total=TotalDeviation(confidence="none", shrink=SHRINK)),
