@@ -23,7 +23,7 @@ def study(
     ] = None,
     methods: Annotated[str, typer.Option(help="The single methods to compare with, or 'all'.")] = "all",
     forms: Annotated[
-        bool, typer.Option("--forms", help="Judge other forms of Gram, too: three to four times the work.")
+        bool, typer.Option("--forms", help="Judge other forms of Gram, too, which takes longer.")
     ] = False,
     device: Annotated[str | None, typer.Option(help="By default a GPU if there is one.")] = None,
     batch: Annotated[int | None, typer.Option(min=1, help="Images at once.")] = None,
