@@ -22,6 +22,7 @@ from gramwatch import (
     TapError,
     artifact,
     detector,
+    kernels,
     networks,
 )
 from gramwatch.detector import Collector
@@ -775,6 +776,28 @@ def test_members_that_stand_beside_their_guard_work_once(net, monkeypatch):
     passes.clear()
     together.measure(images(90, 2).split(30), "judging", False)
     assert len(passes) == 3  # what was found serves further sets
+
+
+def test_grams_that_measure_the_same_do_it_once(net, monkeypatch):
+    detectors = {
+        "min and max": GramDetector(net),
+        "mean and variance": GramDetector(net, bounds="mean_variance"),
+        "other orders": GramDetector(net, orders=[1, 2]),
+    }
+    apart = {
+        name: GramDetector(net, orders=each.orders, bounds=each.bounds) for name, each in detectors.items()
+    }
+    fit_together(detectors, images(300, 0).split(100), progress=False)
+    calls = []
+    plain = kernels.compute
+    monkeypatch.setattr(kernels, "compute", lambda *args: calls.append(args[2]) or plain(*args))
+    measured = Together(detectors).measure([images(90, 1)], "judging", False)
+    taps = len(detectors["min and max"].taps)
+    assert len(calls) == 2 * taps
+    for name, each in apart.items():
+        found = each.fit(images(300, 0).split(100), progress=False).measure(images(90, 1)).deviations
+        torch.testing.assert_close(measured[name].deviations, found)
+        assert found.any()
 
 
 def test_compare_has_guard_share_its_members(net):

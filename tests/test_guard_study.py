@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -10,6 +12,7 @@ from gramwatch.evaluate import Row, evaluate_measured, scores_of_first_draw
 from gramwatch.experiments import against, guard_study
 from gramwatch.experiments.false_alarm_study import shares
 from gramwatch.experiments.false_alarms import simulated
+from gramwatch.experiments.subject import PADDING, mirrored_and_shifted
 from gramwatch.joint import JointMeasurement, JointRule
 from gramwatch.metrics import Difference, all_metrics
 from gramwatch.report.why import BEST, draw_why, marks_of, read_figures
@@ -31,6 +34,60 @@ def test_every_rule_differs_from_guards_in_what_it_says() -> None:
     assert len(set(titles)) == len(titles)
     for each in guard_study.VARIANTS:
         assert (guard_study.GRAM in each.rule().totals) == (guard_study.GRAM in each.members)
+
+
+def test_every_form_of_gram_has_its_row() -> None:
+    forms = [form.title for form in guard_study.forms_of("resnet20")]
+    used = [each.form for each in guard_study.VARIANTS if each.form != guard_study.GRAM]
+    assert used == forms
+    assert [form.title for form in guard_study.forms_of("mnist_convnet")] == forms[:-1]  # it has no blocks
+
+
+def test_a_rule_takes_the_deviations_of_its_form(measured: JointMeasurement) -> None:
+    gram, energy = measured.parts["gram"], measured.parts["energy"]
+    said = {guard_study.GRAM: gram[:0], "other": gram, "energy": energy}
+    form = guard_study.Variant("", (guard_study.GRAM, "energy"), form="other")
+    assert form.parts(said)[guard_study.GRAM].deviations is gram.deviations
+    assert form.parts(said)["energy"] is energy
+
+    halves = [
+        replace(form, part=part).parts(said)[guard_study.GRAM].deviations
+        for part in (guard_study._first_half, guard_study._last_half)
+    ]
+    assert all(half.shape[1] for half in halves)
+    assert torch.equal(torch.cat(halves, 1), gram.deviations)
+
+
+def test_gram_is_compressed_tap_by_tap(measured: JointMeasurement) -> None:
+    gram = measured.parts["gram"]
+    total = TotalDeviation().fit(gram.deviations, gram.probability)
+    found = guard_study._tap_by_tap(total, gram)
+    assert total.expectation_ is not None
+    for i in (0, 17):
+        each = gram.deviations[i] / gram.probability[i] / (total.expectation_ + 1e-7)
+        assert found[i].item() == pytest.approx(sum((1 + each).log().tolist()) / len(each))
+    assert (found < guard_study.gram_score(total, gram) + 1e-12).all()  # Jensen's inequality
+
+
+def test_images_are_mirrored_and_shifted_as_in_training() -> None:
+    images = torch.randint(1, 256, (40, 3, 6, 5), dtype=torch.uint8)
+    moved = mirrored_and_shifted(images)
+    assert torch.equal(moved, mirrored_and_shifted(images))
+    side = 2 * PADDING + 1
+    seen = set()
+    for image, found in zip(images, moved, strict=True):
+        padded = torch.nn.functional.pad(image, [PADDING] * 4)
+        places = [
+            (mirror, y, x)
+            for mirror, source in ((False, padded), (True, padded.flip(2)))
+            for y in range(side)
+            for x in range(side)
+            if torch.equal(found, source[:, y : y + 6, x : x + 5])
+        ]
+        assert places
+        seen.add(places[0])
+    assert {mirror for mirror, _, _ in seen} == {False, True}
+    assert len(seen) > 20
 
 
 def test_fisher_sums_logarithms_of_p_values(measured: JointMeasurement) -> None:

@@ -18,7 +18,7 @@ from gramwatch.cli.app import app
 from gramwatch.datasets.digits import digits
 from gramwatch.errors import GramwatchWarning, InputError
 from gramwatch.evaluate import Row
-from gramwatch.experiments import demo, mlp, mlp_study, paper, subject
+from gramwatch.experiments import demo, guard_study, mlp, mlp_study, paper, subject
 from gramwatch.experiments.beside import SEEN, Line, draw_beside, markdown_tables, mean_line, tally
 from gramwatch.experiments.cells import Cells
 from gramwatch.experiments.depth import stage_of
@@ -339,6 +339,33 @@ def test_variants_of_gram(options: paper.Options, name: str, monkeypatch: pytest
     assert (options.output / f"{name}-mnist_convnet.png").exists()
     page = (options.output / f"{name}-mnist_convnet.md").read_text(encoding="utf-8")
     assert {"ablation": "MEAN, published", "triangle": "largest, either way"}.get(name, "AUROC") in page
+
+
+def test_ways_to_join(options: paper.Options, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gramwatch.experiments.guard_study.ood_sets", lambda name: NOISE[1:])
+    chosen = replace(options, methods="gram,fdbd,energy")
+    plain = {each.method for each in paper.computed("guard_study", chosen)}
+    lines = paper.computed("guard_study", replace(chosen, forms=True))
+    methods = {each.method for each in lines}
+    assert {"Guard", "Gram", "fDBD", "energy", "Gram over the last half of taps"} <= plain
+    forms = {each.title for each in guard_study.FORMS}
+    assert methods - plain == forms  # this network has no blocks with ends
+    assert all(each.our("auroc") > 70 for each in lines if each.method in forms)
+    page = (options.output / "guard-mnist_convnet.md").read_text(encoding="utf-8")
+    assert "| Gram of order 1 |" in page
+
+
+def test_gram_is_fitted_on_moved_images_too(options: paper.Options) -> None:
+    study = options.subject()
+    settings = {"taps": ["conv?"], "statistic": "row_sums"}
+    methods = [Method("still", "gram", settings), Method("moved", "gram", settings, moved=True)]
+    still, moved = study._fitted(methods).values()
+    assert isinstance(still, GramDetector)
+    assert isinstance(moved, GramDetector)
+    assert moved.class_counts_.sum() == 2 * still.class_counts_.sum()
+    images = next(iter(study.training_batches(moved=True)))[0]
+    assert still.measure(images).deviations.amax() > 1e-3 > moved.measure(images).deviations.amax()
+    assert methods[0].as_json().keys() < methods[1].as_json().keys()
 
 
 def test_outlier_exposure(options: paper.Options, monkeypatch: pytest.MonkeyPatch) -> None:

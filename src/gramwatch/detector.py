@@ -167,6 +167,10 @@ class Collector:
         """`(N, features)`, when the network has run."""
         self._measures, self._starts = measures, starts
 
+    def same(self, other: "Collector") -> bool:
+        """Whether both gather the same."""
+        return self.taps == other.taps and self._measures == other._measures
+
     def receive(self, number: int, maps: Tensor) -> None:
         """Take the statistics of one tap."""
         if not self.statistics.numel():

@@ -132,10 +132,14 @@ class TotalDeviation:
         deviations = deviations.double()
         return deviations / probability[:, None] if self.confidence == "divide" else deviations
 
-    def _sum(self, deviations: Tensor, probability: Tensor) -> Tensor:
+    def terms(self, deviations: Tensor, probability: Tensor) -> Tensor:
+        """What each tap adds to the sum, `(N, taps)`."""
         values = self._with_confidence(deviations, probability)
         if not self.normalise:
-            return values.sum(1)
+            return values
         assert self.expectation_ is not None
         expectation = self.expectation_.to(values)
-        return torch.where(expectation > 0, values / (expectation + 1e-7), 0.0).sum(1)
+        return torch.where(expectation > 0, values / (expectation + 1e-7), 0.0)
+
+    def _sum(self, deviations: Tensor, probability: Tensor) -> Tensor:
+        return self.terms(deviations, probability).sum(1)

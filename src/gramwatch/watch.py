@@ -75,10 +75,16 @@ class Watch:
     def _look(
         self, inputs: Inputs, labels: Tensor | None
     ) -> tuple[Observation, dict[GramDetector, Collector]]:
-        """One forward pass. A Gram detector with too many statistics for one pass is left out."""
-        collected = {gram: gram.collector(inputs) for gram in self._grams}
-        collected = {gram: each for gram, each in collected.items() if not gram.is_large(inputs)}
-        return self._observer(inputs, labels, list(collected.values())), collected
+        """One forward pass. A Gram detector with too many statistics for one pass is left out.
+
+        Those that measure the same at the same taps share one collector.
+        """
+        collected: dict[GramDetector, Collector] = {}
+        for gram in self._grams:
+            own = gram.collector(inputs)
+            if not gram.is_large(inputs):
+                collected[gram] = next((each for each in collected.values() if each.same(own)), own)
+        return self._observer(inputs, labels, list(dict.fromkeys(collected.values()))), collected
 
 
 def shared_observer(rivals: Iterable[Rival]) -> Observer:

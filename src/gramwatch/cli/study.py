@@ -27,6 +27,9 @@ def study(
         int | None, typer.Option(min=20, help="A quick look: so many images of each set, ten times to fit.")
     ] = None,
     methods: Annotated[str, typer.Option(help="The single methods to compare with, or 'all'.")] = "all",
+    forms: Annotated[
+        bool, typer.Option("--forms", help="Judge other forms of Gram, too, which takes longer.")
+    ] = False,
     device: Annotated[str | None, typer.Option(help="By default a GPU if there is one.")] = None,
     batch: Annotated[int | None, typer.Option(min=1, help="Images at once.")] = None,
 ) -> None:
@@ -46,6 +49,7 @@ def study(
         subset=subset,
         methods=methods,
         sets=sets,
+        forms=forms,
         batch=batch,
         say=typer.echo,
     )

@@ -5,7 +5,7 @@ that a rule more costs seconds. Only in-distribution data sets anything; outlier
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 import torch
@@ -18,7 +18,7 @@ from gramwatch.evaluate import Row, evaluate_measured, scores_of_first_draw
 from gramwatch.experiments import against
 from gramwatch.experiments.beside import SHORT, Line, markdown
 from gramwatch.experiments.paper import Options, lines_of, methods_of, protocol_of, write
-from gramwatch.experiments.subject import OodSet, ood_sets
+from gramwatch.experiments.subject import BLOCK_ENDS, Method, OodSet, ood_sets
 from gramwatch.guard import SHRINK
 from gramwatch.joint import JointMeasurement, JointRule, ZScore, gram_score, sum_of_members
 from gramwatch.metrics import Difference, auroc_difference
@@ -32,6 +32,42 @@ GRAM, GUARD = "Gram", "Guard"
 GUARDS_MEMBERS = (GRAM, "fDBD", "energy")
 
 
+# --- which Gram --------------------------------------------------------------------------------------
+
+FORMS = (
+    Method("Gram over the paper's taps", "gram", {"taps": "paper"}),
+    Method("Gram of order 1", "gram", {"taps": "all", "orders": [1]}),
+    Method("Gram of orders 1 and 2", "gram", {"taps": "all", "orders": [1, 2]}),
+    Method("Gram of orders 1 to 4", "gram", {"taps": "all", "orders": [1, 2, 3, 4]}),
+    Method("Gram of even orders", "gram", {"taps": "all", "orders": [2, 4, 6, 8, 10]}),
+    Method("Gram normalised by tap and order", "gram_by_order", {"taps": "all"}),
+    Method("Gram by mean and variance", "gram", {"taps": "all", "bounds": "mean_variance"}),
+    Method("Gram fitted on mirrored and shifted images too", "gram", {"taps": "all"}, moved=True),
+)
+"""Gram in other forms than Guard's: each a detector of its own, and a row."""
+ENDS = "Gram over the ends of blocks"
+"""One more, whose taps differ from network to network."""
+
+
+def forms_of(network: str) -> list[Method]:
+    """The forms that there are for a network."""
+    ends = list(BLOCK_ENDS.get(network, ()))
+    return [*FORMS, *([Method(ENDS, "gram", {"taps": ends})] if ends else [])]
+
+
+def _all(deviations: Tensor) -> Tensor:
+    return deviations
+
+
+def _first_half(deviations: Tensor) -> Tensor:
+    """Of the taps, in the order in which the network makes them."""
+    return deviations[:, : deviations.shape[1] // 2]
+
+
+def _last_half(deviations: Tensor) -> Tensor:
+    return deviations[:, deviations.shape[1] // 2 :]
+
+
 # --- how Gram enters ---------------------------------------------------------------------------------
 
 
@@ -42,6 +78,11 @@ def _mean_deviation(total: TotalDeviation, measured: Measurement) -> Tensor:
 
 def _root(total: TotalDeviation, measured: Measurement) -> Tensor:
     return _mean_deviation(total, measured).sqrt()
+
+
+def _tap_by_tap(total: TotalDeviation, measured: Measurement) -> Tensor:
+    """The mean over the taps of log(1 + delta_l / E[delta_l])."""
+    return total.terms(measured.deviations, measured.probability).log1p().mean(1)
 
 
 # --- how scores are made comparable ------------------------------------------------------------------
@@ -121,6 +162,21 @@ class Variant:
     standard: ZScore = field(default_factory=ZScore)
     join: Callable[[Tensor], Tensor] = sum_of_members
     gram: Callable[[TotalDeviation, Measurement], Tensor] = gram_score
+    form: str = GRAM
+    """The method that measures Gram's deviations: Gram, or one of `forms_of`."""
+    part: Callable[[Tensor], Tensor] = _all
+    """Which of the deviations count."""
+
+    def parts(self, measured: Measured) -> Mapping[str, Measurement | Tensor]:
+        """What the members say, from what every method says."""
+        found: dict[str, Measurement | Tensor] = {}
+        for name in self.members:
+            said = measured[self.form if name == GRAM else name]
+            assert not isinstance(said, JointMeasurement)
+            if isinstance(said, Measurement):
+                said = replace(said, deviations=self.part(said.deviations))
+            found[name] = said
+        return found
 
     def rule(self) -> JointRule:
         """The rule, not fitted."""
@@ -141,10 +197,14 @@ VARIANTS = (
     Variant("Guard + ViM", (*GUARDS_MEMBERS, "ViM")),
     Variant("Guard + relative Mahalanobis", (*GUARDS_MEMBERS, "relative Mahalanobis")),
     Variant("Guard without Gram", ("fDBD", "energy")),
+    *(Variant(title, form=title) for title in (*(each.title for each in FORMS), ENDS)),
+    Variant("Gram over the first half of taps", part=_first_half),
+    Variant("Gram over the last half of taps", part=_last_half),
     Variant("Gram's expectations not shrunk", total=TotalDeviation()),
     Variant("Gram not normalised", total=TotalDeviation(normalise=False)),
     Variant("Gram without confidence", total=TotalDeviation(confidence="none", shrink=SHRINK)),
     Variant("Gram not compressed", gram=_mean_deviation),
+    Variant("Gram compressed tap by tap", gram=_tap_by_tap),
     Variant("Gram under a square root", gram=_root),
     Variant("no floor", standard=ZScore(floor=False)),
     Variant("floor at the lower quartile", standard=FromQuartile()),
@@ -163,12 +223,14 @@ def run(options: Options) -> list[Line]:
     subject = options.subject()
     methods = methods_of(subject, options.methods or "all", {"taps": "all"})
     singles = [method.title for method in methods]
-    usable = [each for each in VARIANTS if set(each.members) <= set(singles)]
+    forms = forms_of(subject.loaded.name) if options.forms else []
+    known = {*singles, *(form.title for form in forms)}
+    usable = [each for each in VARIANTS if {*each.members, each.form} <= known]
     if GUARD not in [each.title for each in usable]:
         raise InputError(f"the study needs {', '.join(GUARDS_MEMBERS)} among the methods")
     sets = [each for each in ood_sets(subject.in_distribution) if _chosen(each, options.sets)]
-    measured = subject.measure(methods, sets)
-    together = {name: _with_rules(each, usable) for name, each in measured.items()}
+    measured = subject.measure([*methods, *forms], sets)
+    together = {name: _with_rules(each, usable, singles) for name, each in measured.items()}
     inside = together.pop(subject.inside_title)
     if not together:
         raise InputError(f"none of the sets is there: {options.sets or 'no data are present'}")
@@ -207,16 +269,12 @@ def _chosen(each: OodSet, names: str) -> bool:
     return not names or each.name in [name.strip() for name in names.split(",")]
 
 
-def _with_rules(measured: Measured, variants: Sequence[Variant]) -> Measured:
+def _with_rules(measured: Measured, variants: Sequence[Variant], singles: Sequence[str]) -> Measured:
     """What the rules' members say, beside what every single method says."""
     gram = measured[GRAM]
     assert isinstance(gram, Measurement)
-    joint = {each.title: JointMeasurement(gram.logits, _parts(measured, each.members)) for each in variants}
-    return {**joint, **measured}
-
-
-def _parts(measured: Measured, members: Sequence[str]) -> Mapping[str, Measurement | Tensor]:
-    return {name: measured[name] for name in members}  # type: ignore[misc]
+    joint = {each.title: JointMeasurement(gram.logits, each.parts(measured)) for each in variants}
+    return {**joint, **{name: measured[name] for name in singles}}
 
 
 def _table(rows: Sequence[Row], titles: Sequence[str], metric: str) -> str:

@@ -62,6 +62,8 @@ class Options:
     """The set of which networks saw other images, as outliers, in training."""
     sets: str = ""
     """Out-of-distribution sets to judge by, names with commas between them; all where none is named."""
+    forms: bool = False
+    """Whether the study of Guard judges other forms of Gram, too."""
     batch: int | None = None
     say: Callable[[str], None] = print
 

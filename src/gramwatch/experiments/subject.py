@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gramwatch import artifact, datasets
@@ -24,6 +25,7 @@ from gramwatch.networks import NETWORKS, Loaded
 from gramwatch.rivals import RIVALS, TRAINED, Rival, fgsm
 from gramwatch.taps import Inputs, all_finite
 from gramwatch.together import Measured, Together, fit_together
+from gramwatch.training.images import PADDING
 from gramwatch.watch import Single
 
 TUNING = 1000
@@ -131,6 +133,8 @@ class Method:
     settings: Mapping[str, Any] = field(default_factory=dict)
     tuned_on: str = ""
     """What it is tuned on: the title of a set, or "FGSM"."""
+    moved: bool = False
+    """Whether it is also fitted on the training images mirrored and shifted; Gram only."""
 
     @property
     def detector_class(self) -> type[Single]:
@@ -145,7 +149,8 @@ class Method:
 
     def as_json(self) -> dict[str, Any]:
         """What its cells depend on."""
-        return {"kind": self.kind, "settings": dict(self.settings), "tuned_on": self.tuned_on}
+        moved = {"moved": True} if self.moved else {}
+        return {"kind": self.kind, "settings": dict(self.settings), "tuned_on": self.tuned_on, **moved}
 
 
 class GramByOrder(GramDetector):
@@ -260,13 +265,14 @@ class Subject:
         images = self._images(which)
         return Batches(self.loaded, images[: self._aside(images)], None, self.batch)
 
-    def training_batches(self) -> Batches:
-        """The training images with their labels."""
+    def training_batches(self, moved: bool = False) -> Batches:
+        """The training images with their labels, mirrored and shifted at random or as they are."""
         began = time.monotonic()
         count = None if self.subset is None else 10 * self.subset
         train = self.load(self.in_distribution, "train", count=count)
         self.say(f"{self.inside_title}: {len(train):,} training images loaded", began)
-        return Batches(self.loaded, train.images, train.labels, self.batch)
+        images = mirrored_and_shifted(train.images) if moved else train.images
+        return Batches(self.loaded, images, train.labels, self.batch)
 
     def accuracy(self) -> float:
         """The share of in-distribution test images that the network gets right."""
@@ -363,6 +369,9 @@ class Subject:
             training: Batches | list[Any] = self.training_batches() if needs_data else []
             began = time.monotonic()
             fit_together(fresh, training)
+            moved = {m.title: fresh[m.title] for m in waiting if m.moved}
+            if moved:
+                fit_together(moved, self.training_batches(moved=True))
             self.cells.folder.mkdir(parents=True, exist_ok=True)
             for method in waiting:
                 fresh[method.title].save(self._file(method))
@@ -399,6 +408,17 @@ class Subject:
         """Tell what was done, and how long it took."""
         took = "" if began is None else f"{time.monotonic() - began:7.1f} s"
         self._say(f"{took:>9}  {text}")
+
+
+def mirrored_and_shifted(images: Tensor, seed: int = 0) -> Tensor:
+    """Half of the images mirrored, all shifted by up to `PADDING` pixels, as in training: black comes in."""
+    generator = torch.Generator().manual_seed(seed)
+    mirrored = torch.rand(len(images), 1, 1, 1, generator=generator) < 0.5
+    corners = torch.randint(0, 2 * PADDING + 1, (len(images), 2), generator=generator).tolist()
+    height, width = images.shape[2:]
+    padded = F.pad(torch.where(mirrored, images.flip(3), images), [PADDING] * 4)
+    cuts = zip(padded, corners, strict=True)
+    return torch.stack([image[:, y : y + height, x : x + width] for image, (y, x) in cuts])
 
 
 def _listed(titles: Sequence[str], most: int = 4) -> str:
