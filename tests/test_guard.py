@@ -28,7 +28,7 @@ from gramwatch import (
 from gramwatch.detector import Collector
 from gramwatch.deviation import TotalDeviation
 from gramwatch.experiments import compare, false_alarms
-from gramwatch.joint import Calibration, JointRule, ZScore
+from gramwatch.joint import Calibration, JointRule, Standard
 from gramwatch.metrics import auroc
 from gramwatch.rivals import FDBD, KNN, MSP, NCI, RIVALS, Energy
 from gramwatch.threshold import Ranks, p_value, rank_of_threshold
@@ -133,11 +133,14 @@ def test_scores_and_p_values_equal_the_transcription(net):
     assert (own > 0).all()
     expectation = (80 * own + 50 * own.mean()) / 130
     for each in (known, new):
-        each["gram"] = np.log(1 + (each["delta"] / (expectation + 1e-7)).mean(1))
+        each["gram"] = np.sqrt(each["delta"] / (expectation + 1e-7)).mean(1)
     names = ("gram", "fdbd", "energy")
-    middle = {name: known[name][normalising].mean() for name in names}
-    spread = {name: known[name][normalising].std() for name in names}
-    lowest = {name: known[name][normalising].min() for name in names}
+    middle = {name: np.median(known[name][normalising]) for name in names}
+    spread = {
+        name: max(np.percentile(known[name][normalising], 95) - middle[name], known[name][normalising].std())
+        for name in names
+    }
+    lowest = {name: np.percentile(known[name][normalising], 25) for name in names}
     for each in (known, new):
         each["score"] = sum(
             (np.maximum(each[name], lowest[name]) - middle[name]) / spread[name] for name in names
@@ -176,15 +179,23 @@ def test_taps_that_never_deviate_are_left_out_of_the_mean():
 
 def test_standardising_leaves_out_what_is_constant():
     scores = torch.stack([torch.linspace(-3, 5, 50), torch.full((50,), 0.1)], 1).double()
-    standard = ZScore().fit(scores)
+    standard = Standard().fit(scores)
     found = standard(scores)
-    assert found[:, 0].mean().item() == pytest.approx(0, abs=1e-12)
-    assert found[:, 0].std(correction=0).item() == pytest.approx(1)
+    assert found[:, 0].median().item() == pytest.approx(0, abs=0.05)
+    assert found[:, 0].quantile(0.95).item() == pytest.approx(1)
     assert (standard(scores + 1)[:, 1] == 0).all()
 
 
+def test_where_most_scores_are_equal_the_standard_deviation_serves():
+    scores = torch.zeros(100, 1).double()
+    scores[:3] = 5.0  # median and 95th percentile are equal
+    standard = Standard().fit(scores)
+    torch.testing.assert_close(standard.tail_, scores.std(0, correction=0))
+    assert standard(scores)[:3].min() > 5
+
+
 def test_a_rule_can_standardise_and_join_otherwise():
-    class Doubled(ZScore):
+    class Doubled(Standard):
         def __call__(self, scores):
             return 2 * super().__call__(scores)
 
@@ -193,7 +204,9 @@ def test_a_rule_can_standardise_and_join_otherwise():
     plain = JointRule(totals).fit(measured)
     highest = JointRule(totals, Doubled(), lambda z: z.amax(1)).fit(measured)
     scores = plain.member_scores(measured)
-    standardised = (scores - scores.mean(0)) / scores.std(0, correction=0)
+    median = scores.quantile(0.5, 0)
+    floored = scores.maximum(scores.quantile(0.25, 0))
+    standardised = (floored - median) / (scores.quantile(0.95, 0) - median)
     torch.testing.assert_close(plain(measured), standardised.sum(1))
     torch.testing.assert_close(highest(measured), 2 * standardised.amax(1))
 
@@ -342,10 +355,13 @@ def test_parts_tell_which_member_raised_the_alarm(ready):
 def test_with_a_floor_no_member_can_silence_the_others(fitted):
     """Huge activations look normal to energy, and more so than any calibration example."""
     inside, outside = fitted.measure(images(400, 1)), fitted.measure(images(20, 3, scale=8))
-    for floor, caught in ((False, 0), (True, 20)):
-        rule = JointRule(fitted.rule().totals, ZScore(floor))
+    caught = []
+    for floor in (None, 0.25):
+        rule = JointRule(fitted.rule().totals, Standard(floor))
         found = Calibration.of(inside, rule, 0.95)
-        assert int(found.judged(outside)[2].sum()) == caught
+        caught.append(int(found.judged(outside)[2].sum()))
+    assert caught[0] <= 2
+    assert caught[1] == 20
 
 
 def test_results_are_ordinary_tensors(ready):
@@ -706,7 +722,7 @@ def test_members_are_nested_and_checked(ready, tmp_path):
     tensors = saved.tensors(shapes)
     assert {"members.gram.bounds.minimum", "members.fdbd.state.mean_", "calibration.scores"} <= set(tensors)
     header = {key: saved.header[key] for key in saved.header if key not in ("format", "library", "tensors")}
-    for name in ("members.fdbd.state.mean_", "calibration.mean", "calibration.expectation.gram"):
+    for name in ("members.fdbd.state.mean_", "calibration.median", "calibration.expectation.gram"):
         artifact.write(path, header, {key: t for key, t in tensors.items() if key != name})
         with pytest.raises(ArtifactError, match=f"'{name}' is missing"):
             gramwatch.load(path, ready.model)

@@ -1,8 +1,7 @@
 """The studies behind Guard: its rules, how it is compared, its false alarms. Whole runs are in test_paper."""
 
-from pathlib import Path
-
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -61,12 +60,19 @@ def test_a_rule_takes_the_deviations_of_its_form(measured: JointMeasurement) -> 
 def test_gram_is_compressed_tap_by_tap(measured: JointMeasurement) -> None:
     gram = measured.parts["gram"]
     total = TotalDeviation().fit(gram.deviations, gram.probability)
-    found = guard_study._tap_by_tap(total, gram)
     assert total.expectation_ is not None
-    for i in (0, 17):
-        each = gram.deviations[i] / gram.probability[i] / (total.expectation_ + 1e-7)
-        assert found[i].item() == pytest.approx(sum((1 + each).log().tolist()) / len(each))
-    assert (found < guard_study.gram_score(total, gram) + 1e-12).all()  # Jensen's inequality
+    ways = {
+        guard_study._logarithms: lambda x: (1 + x).log().mean(),
+        guard_study._cube_roots: lambda x: (x ** (1 / 3)).mean(),
+        guard_study._root_of_mean: lambda x: x.mean().sqrt(),
+        guard_study._logarithm_of_mean: lambda x: (1 + x.mean()).log(),
+        guard_study._plain: lambda x: x.mean(),
+    }
+    for way, formula in ways.items():
+        found = way(total, gram)
+        for i in (0, 17):
+            each = gram.deviations[i].double() / gram.probability[i] / (total.expectation_ + 1e-7)
+            assert found[i].item() == pytest.approx(formula(each).item()), way
 
 
 def test_images_are_mirrored_and_shifted_as_in_training() -> None:
@@ -103,11 +109,47 @@ def test_stouffer_is_symmetric_about_the_median(measured: JointMeasurement) -> N
     assert z.tolist() == pytest.approx([0, 1.96, -1.96], abs=0.02)
 
 
-def test_the_quartile_is_a_floor(measured: JointMeasurement) -> None:
-    scores = torch.linspace(-1, 1, 101).double()[:, None]
-    z = guard_study.FromQuartile().fit(scores)(scores)[:, 0]
-    assert int((z == z.min()).sum()) == 26
-    assert z[-1] == pytest.approx(1 / scores.std(correction=0).item())
+def test_z_scores(measured: JointMeasurement) -> None:
+    scores = torch.linspace(-1, 3, 101).double()[:, None]
+    z = guard_study.ZScore(floor=None).fit(scores)(scores)[:, 0]
+    assert z.mean().item() == pytest.approx(0, abs=1e-9)
+    assert z.std(correction=0).item() == pytest.approx(1)
+
+
+def test_members_that_say_the_same_share_their_say() -> None:
+    scores = torch.randn(2000, 2, generator=torch.Generator().manual_seed(0)).double()
+    scores = torch.cat([scores, scores[:, 1:]], 1)
+    z = guard_study.Decorrelated(floor=None).fit(scores)(scores)
+    plain = guard_study.Standard(floor=None).fit(scores)(scores)
+    weights = (z / plain)[0]
+    assert weights[1].item() == pytest.approx(weights[2].item())
+    variances = plain.var(0)
+    assert weights[0].item() == pytest.approx(1 / variances[0].item(), rel=0.05)
+    assert (weights[1] + weights[2]).item() == pytest.approx(1 / variances[1].item(), rel=0.05)
+
+
+def test_an_exponential_tail_goes_on_beyond_the_examples() -> None:
+    scores = torch.distributions.Exponential(1.0).icdf(torch.linspace(0.0005, 0.9995, 1000)).double()[:, None]
+    tail = guard_study.ExponentialTail().fit(scores)
+    found = tail(torch.tensor([[0.7], [5.0], [20.0]]).double())[:, 0]
+    assert found.tolist() == pytest.approx([0.7, 5.0, 20.0], rel=0.03)  # -log p of an exponential is x
+
+
+def test_classes_may_lie_at_different_heights() -> None:
+    generator = torch.Generator().manual_seed(0)
+    predicted = torch.arange(4).repeat(500)
+    logits = torch.nn.functional.one_hot(predicted, 4).double()
+    scores = torch.randn(2000, generator=generator).double() + 3 * predicted
+    measured = JointMeasurement(logits, {"energy": scores})
+    found = guard_study.PerClass({}).fit(measured)(measured)
+    plain = JointRule({}).fit(measured)(measured)
+
+    def gap(x: torch.Tensor) -> float:
+        medians = torch.stack([x[predicted == c].median() for c in range(4)])
+        return float(medians.max() - medians.min())
+
+    assert gap(found) < 0.25 * gap(plain)
+    assert found.median().item() == pytest.approx(0, abs=0.1)
 
 
 def test_joins(measured: JointMeasurement) -> None:

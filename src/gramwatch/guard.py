@@ -37,7 +37,7 @@ MEMBERS = ("gram", "fdbd", "energy")
 """Whose scores are joined, unless others are named."""
 SHRINK = 50
 """Of how many examples the mean over all taps is worth, beside the calibration examples: `TotalDeviation`."""
-STANDARD = ("mean", "deviation", "lowest")
+STANDARD = ("median", "tail", "lowest")
 """What scores are standardised by, and saved."""
 SINGLES: dict[str, type[Single]] = {GramDetector.__name__: GramDetector, **RIVALS, **TRAINED}
 """Every detector that looks for itself, by what its file calls it."""
@@ -120,7 +120,7 @@ class Guard:
             if isinstance(member, Rival) and member.alone:
                 raise ValueError(f"'{name}' takes passes of its own, and a guard has one: leave it out")
             if isinstance(member, GramDetector) and member.confidence == "subtract":
-                raise ValueError(f"'{name}' has confidence='subtract', whose score has no logarithm")
+                raise ValueError(f"'{name}' has confidence='subtract', which a guard cannot join")
         self.members = members
         self.level, self.per_class = float(level), bool(per_class)
         self.metadata: dict[str, Any] = {}
@@ -328,9 +328,9 @@ class Guard:
     def _warn_of_silence(self, rule: JointRule) -> None:
         for name, gram in self.grams.items():
             gram.warn_of_silent_taps(rule.totals[name])
-        assert rule.standard.deviation_ is not None
-        for name, deviation in zip(self.members, rule.standard.deviation_.tolist(), strict=True):
-            if deviation == 0:
+        assert rule.standard.tail_ is not None
+        for name, tail in zip(self.members, rule.standard.tail_.tolist(), strict=True):
+            if tail == 0:
                 warn(f"{name} says the same of all calibration examples and is left out of the score")
 
     def __call__(self, inputs: Inputs) -> Detection:

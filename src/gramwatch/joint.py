@@ -1,9 +1,9 @@
 """Joining: from what several members say of an input to one score and its p-value.
 
-    gram = log(1 + mean over taps of delta_l / E[delta_l]),    other members: their scores as they are
-    score = sum over members of (max(s, lowest(s)) - mean(s)) / deviation(s)
+    gram = mean over taps of sqrt(delta_l / E[delta_l]),    other members: their scores as they are
+    score = sum over members of (max(s, quartile(s)) - median(s)) / (95th percentile(s) - median(s))
 
-E, mean, deviation and the lowest score are taken over in-distribution data alone; those that rank are
+E, lower quartile, median and percentile are taken over in-distribution data alone; those that rank are
 others (see `threshold`).
 """
 
@@ -20,6 +20,8 @@ from gramwatch.deviation import TotalDeviation
 from gramwatch.errors import CalibrationError
 from gramwatch.threshold import Ranks
 
+TAIL = 0.95
+"""Which percentile, and the median, scores are standardised by."""
 Part = Measurement | Tensor
 """What one member says of a set: Gram its deviations, the others their scores."""
 
@@ -64,11 +66,27 @@ def joined_parts(parts: Sequence[Part]) -> Part:
 
 
 def gram_score(total: TotalDeviation, measured: Measurement) -> Tensor:
-    """`log(1 + mean over taps of delta_l / E[delta_l])`; taps whose expectation is zero are left out."""
+    """`mean over taps of sqrt(delta_l / E[delta_l])`.
+
+    A Gram matrix is made of products of two activations; its root is on the scale of one, as what the other
+    members look at. It also keeps a few taps that are far off from drowning everything else.
+    """
+    return mean_over_taps(total, measured, torch.sqrt)
+
+
+def mean_over_taps(
+    total: TotalDeviation, measured: Measurement, change: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """The mean of what `change` makes of `delta_l / E[delta_l]`, for which 0 must stay 0.
+
+    Taps whose expectation is zero are left out.
+    """
     assert total.expectation_ is not None
+    terms = total.terms(measured.deviations, measured.probability)
+    if total.confidence == "divide_total":
+        terms = terms / measured.probability[:, None]
     counted = (total.expectation_ > 0) if total.normalise else torch.ones_like(total.expectation_)
-    mean = total(measured.deviations, measured.probability) / counted.sum().clamp_min(1)
-    return mean.log1p()
+    return change(terms).sum(1) / counted.sum().clamp_min(1)
 
 
 def sum_of_members(standardised: Tensor) -> Tensor:
@@ -77,31 +95,34 @@ def sum_of_members(standardised: Tensor) -> Tensor:
 
 
 @dataclass
-class ZScore:
-    """Each member's scores less their mean, divided by their standard deviation.
+class Standard:
+    """Each member's scores less their median, divided by how far the 95th percentile lies above it.
 
-    A member that says the same of all examples is left out: its standardised score is zero.
+    That is where a member alone would raise the alarm: all have the same say there. Where the percentile is
+    nearer to the median than one standard deviation, as where most scores are equal, that serves instead. A
+    member that says the same of all examples is left out: its standardised score is zero.
 
     Args:
-        floor: let no member find an input more normal than the most normal example it was fitted on. Without
+        floor: no member finds an input more normal than this share of the examples; None: it may. Without
             it, energy may vouch for an input of huge activations so strongly that nobody else is heard.
 
     """
 
-    floor: bool = True
-    mean_: Tensor | None = None
-    deviation_: Tensor | None = None
-    """`(members,)` each, after `fit`; a deviation of zero: that member is left out."""
+    floor: float | None = 0.25
+    median_: Tensor | None = None
+    tail_: Tensor | None = None
+    """`(members,)` each, after `fit`; a tail of zero: that member is left out."""
     lowest_: Tensor | None = None
-    """The lowest score of each member, `(members,)`, after `fit`."""
+    """The lowest score of each member that counts, `(members,)`, after `fit`."""
 
-    def fit(self, scores: Tensor) -> "ZScore":
-        """Take mean and deviation from scores `(N, members)`."""
-        self.mean_, deviation = scores.mean(0), scores.std(0, correction=0)
+    def fit(self, scores: Tensor) -> "Standard":
+        """Take median and tail from scores `(N, members)`."""
+        self.median_ = scores.quantile(0.5, 0)
+        tail = torch.maximum(scores.quantile(TAIL, 0) - self.median_, scores.std(0, correction=0))
         rounding = 1e-9 * scores.abs().amax(0)
-        self.deviation_ = torch.where(deviation > rounding, deviation, 0.0)
-        self.lowest_ = scores.amin(0)
-        if not self.deviation_.any():
+        self.tail_ = torch.where(tail > rounding, tail, 0.0)
+        self.lowest_ = scores.quantile(self.floor or 0.0, 0)
+        if not self.tail_.any():
             raise CalibrationError(
                 f"every member says the same of all {len(scores)} examples: there is nothing to standardise "
                 "by. Use more, and different, in-distribution examples"
@@ -110,13 +131,13 @@ class ZScore:
 
     def __call__(self, scores: Tensor) -> Tensor:
         """The standardised scores, `(N, members)`."""
-        assert self.mean_ is not None
-        assert self.deviation_ is not None
+        assert self.median_ is not None
+        assert self.tail_ is not None
         assert self.lowest_ is not None
-        if self.floor:
+        if self.floor is not None:
             scores = scores.maximum(self.lowest_)
-        there = self.deviation_ > 0
-        return torch.where(there, (scores - self.mean_) / torch.where(there, self.deviation_, 1.0), 0.0)
+        there = self.tail_ > 0
+        return torch.where(there, (scores - self.median_) / torch.where(there, self.tail_, 1.0), 0.0)
 
 
 @dataclass
@@ -125,19 +146,19 @@ class JointRule:
 
     Args:
         totals: for each member that measures deviations, how they are totalled.
-        standard: how scores are made comparable; it has `fit` and call like `ZScore`.
+        standard: how scores are made comparable; it has `fit` and call like `Standard`.
         join: how comparable scores become one.
         gram: the score of a member that measures deviations.
 
     """
 
     totals: Mapping[str, TotalDeviation]
-    standard: ZScore = field(default_factory=ZScore)
+    standard: Standard = field(default_factory=Standard)
     join: Callable[[Tensor], Tensor] = sum_of_members
     gram: Callable[[TotalDeviation, Measurement], Tensor] = gram_score
 
     def fit(self, measured: JointMeasurement) -> "JointRule":
-        """Take expectations, means and deviations from in-distribution examples, all finite."""
+        """Take expectations, medians and tails from in-distribution examples, all finite."""
         self.totals = {
             name: replace(total).fit(part.deviations, part.probability)
             for name, total in self.totals.items()

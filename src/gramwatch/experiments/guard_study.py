@@ -20,7 +20,14 @@ from gramwatch.experiments.beside import SHORT, Line, markdown
 from gramwatch.experiments.paper import Options, lines_of, methods_of, protocol_of, write
 from gramwatch.experiments.subject import BLOCK_ENDS, Method, OodSet, ood_sets
 from gramwatch.guard import SHRINK
-from gramwatch.joint import JointMeasurement, JointRule, ZScore, gram_score, sum_of_members
+from gramwatch.joint import (
+    JointMeasurement,
+    JointRule,
+    Standard,
+    gram_score,
+    mean_over_taps,
+    sum_of_members,
+)
 from gramwatch.metrics import Difference, auroc_difference
 from gramwatch.report.comparison import draw_comparison
 from gramwatch.report.why import draw_why
@@ -71,45 +78,57 @@ def _last_half(deviations: Tensor) -> Tensor:
 # --- how Gram enters ---------------------------------------------------------------------------------
 
 
-def _mean_deviation(total: TotalDeviation, measured: Measurement) -> Tensor:
+def _plain(total: TotalDeviation, measured: Measurement) -> Tensor:
     """The mean over the taps of delta_l / E[delta_l]."""
-    return gram_score(total, measured).expm1()
+    return mean_over_taps(total, measured, lambda terms: terms)
 
 
-def _root(total: TotalDeviation, measured: Measurement) -> Tensor:
-    return _mean_deviation(total, measured).sqrt()
+def _logarithms(total: TotalDeviation, measured: Measurement) -> Tensor:
+    return mean_over_taps(total, measured, torch.log1p)
 
 
-def _tap_by_tap(total: TotalDeviation, measured: Measurement) -> Tensor:
-    """The mean over the taps of log(1 + delta_l / E[delta_l])."""
-    return total.terms(measured.deviations, measured.probability).log1p().mean(1)
+def _cube_roots(total: TotalDeviation, measured: Measurement) -> Tensor:
+    return mean_over_taps(total, measured, lambda terms: terms ** (1 / 3))
+
+
+def _root_of_mean(total: TotalDeviation, measured: Measurement) -> Tensor:
+    return _plain(total, measured).sqrt()
+
+
+def _logarithm_of_mean(total: TotalDeviation, measured: Measurement) -> Tensor:
+    return _plain(total, measured).log1p()
 
 
 # --- how scores are made comparable ------------------------------------------------------------------
 
 
-class FromQuartile(ZScore):
-    """No member finds an input more normal than a quarter of the examples."""
+class ZScore(Standard):
+    """Less the mean, divided by the standard deviation."""
 
-    def fit(self, scores: Tensor) -> "FromQuartile":
-        """Take mean, deviation and lower quartile from scores `(N, members)`."""
-        super().fit(scores)
-        self.lowest_ = scores.quantile(0.25, 0)
-        return self
-
-
-class MedianAndTail(ZScore):
-    """Less the median, divided by the distance of the 95th percentile from it."""
-
-    def fit(self, scores: Tensor) -> "MedianAndTail":
+    def fit(self, scores: Tensor) -> "ZScore":
         """Take both from scores `(N, members)`."""
         super().fit(scores)
-        self.mean_ = scores.median(0).values
-        self.deviation_ = scores.quantile(0.95, 0) - self.mean_
+        self.median_, self.tail_ = scores.mean(0), scores.std(0, correction=0)
         return self
 
 
-class LogarithmOfP(ZScore):
+class Decorrelated(Standard):
+    """As much say for each member as it brings that others do not: the inverse covariance times one."""
+
+    def fit(self, scores: Tensor) -> "Decorrelated":
+        """Take the weights from scores `(N, members)`, too."""
+        super().fit(scores)
+        covariance = torch.cov(super().__call__(scores).T).reshape(scores.shape[1], -1)
+        self._weights = torch.linalg.pinv(covariance).sum(1).clamp_min(0)
+        return self
+
+    def __call__(self, scores: Tensor) -> Tensor:
+        """The weighted scores, `(N, members)`."""
+        weighted: Tensor = super().__call__(scores) * self._weights
+        return weighted
+
+
+class LogarithmOfP(Standard):
     """Minus the logarithm of the p-value among the examples: their sum is Fisher's."""
 
     def fit(self, scores: Tensor) -> "LogarithmOfP":
@@ -136,6 +155,25 @@ class NormalDeviate(LogarithmOfP):
         return deviate + 1e-6 * scores.clamp(-1e6, 1e6)
 
 
+class ExponentialTail(LogarithmOfP):
+    """The same, where p falls exponentially beyond the 90th percentile, by the mean excess over it."""
+
+    beyond = 0.9
+
+    def fit(self, scores: Tensor) -> "ExponentialTail":
+        """Take percentile and mean excess from scores `(N, members)`, too."""
+        super().fit(scores)
+        self._edge = scores.quantile(self.beyond, 0)
+        excess = (scores - self._edge).clamp_min(0)
+        self._excess = (excess.sum(0) / (excess > 0).sum(0).clamp_min(1)).clamp_min(1e-12)
+        return self
+
+    def __call__(self, scores: Tensor) -> Tensor:
+        """The larger, the more unusual, `(N, members)`."""
+        inside = -self._p(scores).clamp_min(1 - self.beyond).log()
+        return inside + (scores - self._edge).clamp_min(0) / self._excess
+
+
 # --- how they are joined -----------------------------------------------------------------------------
 
 
@@ -148,8 +186,37 @@ def _smooth_maximum(z: Tensor) -> Tensor:
 
 
 def _squares(z: Tensor) -> Tensor:
-    """The sum of squares of what is above the mean."""
+    """The sum of squares of what is above the median."""
     return z.clamp_min(0).square().sum(1)
+
+
+class PerClass(JointRule):
+    """Each score less the median of its predicted class, as if 30 more examples had shown the median of all.
+
+    The classes of those that are judged are looked up, those of the examples are remembered.
+    """
+
+    worth = 30
+
+    def fit(self, measured: JointMeasurement) -> "PerClass":
+        """Take the medians, too."""
+        self._medians: Tensor | None = None
+        super().fit(measured)
+        scores, classes = super().member_scores(measured), measured.logits.shape[1]
+        of_all = scores.quantile(0.5, 0)
+        medians = of_all.repeat(classes, 1)
+        for c in range(classes):
+            own = scores[measured.predicted == c]
+            if len(own):
+                medians[c] = (len(own) * own.quantile(0.5, 0) + self.worth * of_all) / (len(own) + self.worth)
+        self._medians = medians
+        self.standard.fit(self.member_scores(measured))
+        return self
+
+    def member_scores(self, measured: JointMeasurement) -> Tensor:
+        """The score of each member, not standardised, `(N, members)`."""
+        scores = super().member_scores(measured)
+        return scores if self._medians is None else scores - self._medians[measured.predicted]
 
 
 @dataclass(frozen=True)
@@ -159,13 +226,14 @@ class Variant:
     title: str
     members: Sequence[str] = GUARDS_MEMBERS
     total: TotalDeviation = field(default_factory=lambda: TotalDeviation(shrink=SHRINK))
-    standard: ZScore = field(default_factory=ZScore)
+    standard: Standard = field(default_factory=Standard)
     join: Callable[[Tensor], Tensor] = sum_of_members
     gram: Callable[[TotalDeviation, Measurement], Tensor] = gram_score
     form: str = GRAM
     """The method that measures Gram's deviations: Gram, or one of `forms_of`."""
     part: Callable[[Tensor], Tensor] = _all
     """Which of the deviations count."""
+    kind: type[JointRule] = JointRule
 
     def parts(self, measured: Measured) -> Mapping[str, Measurement | Tensor]:
         """What the members say, from what every method says."""
@@ -181,7 +249,7 @@ class Variant:
     def rule(self) -> JointRule:
         """The rule, not fitted."""
         totals = {GRAM: self.total} if GRAM in self.members else {}
-        return JointRule(totals, self.standard, self.join, self.gram)
+        return self.kind(totals, self.standard, self.join, self.gram)
 
 
 VARIANTS = (
@@ -195,6 +263,7 @@ VARIANTS = (
     Variant("Guard + GEN", (*GUARDS_MEMBERS, "GEN")),
     Variant("Guard + KNN", (*GUARDS_MEMBERS, "KNN")),
     Variant("Guard + ViM", (*GUARDS_MEMBERS, "ViM")),
+    Variant("Guard + NNGuide", (*GUARDS_MEMBERS, "NNGuide")),
     Variant("Guard + relative Mahalanobis", (*GUARDS_MEMBERS, "relative Mahalanobis")),
     Variant("Guard without Gram", ("fDBD", "energy")),
     *(Variant(title, form=title) for title in (*(each.title for each in FORMS), ENDS)),
@@ -203,18 +272,24 @@ VARIANTS = (
     Variant("Gram's expectations not shrunk", total=TotalDeviation()),
     Variant("Gram not normalised", total=TotalDeviation(normalise=False)),
     Variant("Gram without confidence", total=TotalDeviation(confidence="none", shrink=SHRINK)),
-    Variant("Gram not compressed", gram=_mean_deviation),
-    Variant("Gram compressed tap by tap", gram=_tap_by_tap),
-    Variant("Gram under a square root", gram=_root),
-    Variant("no floor", standard=ZScore(floor=False)),
-    Variant("floor at the lower quartile", standard=FromQuartile()),
-    Variant("square root, floor at the quartile", standard=FromQuartile(), gram=_root),
-    Variant("median and 95th percentile", standard=MedianAndTail()),
+    Variant("Gram not compressed", gram=_plain),
+    Variant("cube roots instead of square roots", gram=_cube_roots),
+    Variant("logarithms instead of square roots", gram=_logarithms),
+    Variant("square root of the mean", gram=_root_of_mean),
+    Variant("no floor", standard=Standard(floor=None)),
+    Variant("floor at the lowest", standard=Standard(floor=0.0)),
+    Variant("floor at the median", standard=Standard(floor=0.5)),
+    Variant("mean and standard deviation", standard=ZScore()),
+    Variant("z-scores, logarithm of the mean", standard=ZScore(floor=None), gram=_logarithm_of_mean),
+    Variant("decorrelated", standard=Decorrelated()),
+    Variant("less the medians of classes", kind=PerClass),
     Variant("Fisher", standard=LogarithmOfP()),
+    Variant("Fisher with an exponential tail", standard=ExponentialTail()),
     Variant("Stouffer", standard=NormalDeviate()),
+    Variant("harmonic mean of p-values", standard=LogarithmOfP(), join=_smooth_maximum),
     Variant("maximum", join=_highest),
     Variant("smooth maximum", join=_smooth_maximum),
-    Variant("squares above the mean", join=_squares),
+    Variant("squares above the median", join=_squares),
 )
 
 
