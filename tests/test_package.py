@@ -60,7 +60,7 @@ def test_the_readme_quickstart_runs(tmp_path):
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "detector.safetensors").is_file()
+    assert (tmp_path / "guard.safetensors").is_file()
 
 
 def test_the_readme_names_the_commands():
