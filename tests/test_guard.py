@@ -30,9 +30,10 @@ from gramwatch.deviation import TotalDeviation
 from gramwatch.experiments import compare, false_alarms
 from gramwatch.joint import Calibration, JointRule, Standard
 from gramwatch.metrics import auroc
-from gramwatch.rivals import FDBD, KNN, MSP, NCI, RIVALS, Energy
+from gramwatch.rivals import FDBD, KNN, MSP, NCI, RIVALS, Energy, Mahalanobis
 from gramwatch.threshold import Ranks, p_value, rank_of_threshold
 from gramwatch.together import Together, fit_together
+from gramwatch.watch import shared_observer
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fewer than 20:gramwatch.GramwatchWarning")
 DOCS = Path(__file__).parents[1] / "docs"
@@ -606,7 +607,7 @@ def test_what_cannot_be_merged_is_named_and_nothing_is_changed(net, fitted):
         Guard.of({"knn": KNN(net, k=5)}).fit([images(300, 2)], checkpoint="c", progress=False)
 
 
-@pytest.mark.parametrize("method", [FDBD, NCI, Energy])
+@pytest.mark.parametrize("method", [FDBD, NCI, Energy, Mahalanobis])
 def test_methods_that_merge_exactly(method, net, tmp_path):
     x = images(300, 0)
     whole, one, two = (method(net).fit(part.split(50), progress=False) for part in (x, x[:90], x[90:]))
@@ -642,6 +643,44 @@ def test_a_mean_saved_without_its_count_judges_but_does_not_grow(net, tmp_path):
         old.merge(whole)
 
 
+def test_mahalanobis_adds_and_its_sums_are_saved(net, tmp_path):
+    x, new = images(300, 0), images(20, 2)
+    whole = Mahalanobis(net).fit(x.split(50), progress=False)
+    part = Mahalanobis(net).fit(x[:90].split(50), progress=False)
+    assert not torch.allclose(part.score_inputs(new)[1], whole.score_inputs(new)[1], rtol=1e-3)
+    part.save(tmp_path / "part.safetensors")
+    part.fit(x[90:].split(50), progress=False)
+    loaded = gramwatch.load(tmp_path / "part.safetensors", net).fit(x[90:].split(50), progress=False)
+    for grown in (part, loaded):
+        torch.testing.assert_close(grown.score_inputs(new)[1], whole.score_inputs(new)[1], rtol=1e-9, atol=0)
+        assert int(grown.counts_.sum()) == 300
+
+    header, tensors = whole.contents()
+    for name in ("state.sums_", "state.products_", "state.counts_"):  # as files had it before
+        header["shapes"].pop(name)
+        tensors.pop(name)
+    more = {"network": artifact.fingerprint(net), "metadata": {}}
+    artifact.write(tmp_path / "old.safetensors", header | more, tensors)
+    old = gramwatch.load(tmp_path / "old.safetensors", net)
+    assert torch.equal(old.score_inputs(new)[1], whole.score_inputs(new)[1])
+    with pytest.raises(InputError, match="without its sums"):
+        old.fit([x], progress=False)
+    with pytest.raises(InputError, match="without its sums"):
+        whole.merge(old)
+
+
+def test_a_member_may_look_at_some_taps_only(net):
+    names = [tap.name for tap in GramDetector(net).fit([images(64, 0)], progress=False).taps]
+    members = {"gram": GramDetector(net), "fdbd": FDBD(net), "mahalanobis": Mahalanobis(net, taps=names[-1:])}
+    guard = Guard.of(members).fit(images(300, 0).split(64), progress=False)
+    guard.calibrate([images(200, 1)], progress=False)
+    alone = Mahalanobis(net, taps=names[-1:]).fit(images(300, 0).split(64), progress=False)
+    torch.testing.assert_close(members["mahalanobis"].products_, alone.products_)
+    assert list(guard(images(3, 2)).parts) == ["gram", "fdbd", "mahalanobis"]
+    with pytest.raises(ValueError, match="must look at the same"):
+        shared_observer([members["mahalanobis"], Mahalanobis(net)])
+
+
 class StoppedError(Exception):
     pass
 
@@ -667,6 +706,18 @@ def test_an_interrupted_fit_goes_on(net, ready, tmp_path):
     ready.save(file)
     with pytest.raises(ArtifactError, match="finished detector, not the checkpoint"):
         Guard(net).fit([images(9, 0)], checkpoint=file, progress=False)
+
+
+def test_an_interrupted_fit_goes_on_with_running_sums(net, tmp_path):
+    file, members = tmp_path / "fit.safetensors", ("gram", "energy", "mahalanobis")
+    with pytest.raises(StoppedError):
+        Guard(net, members=members).fit(broken_after(3), checkpoint=file, progress=False)
+    whole, resumed = (Guard(net, members=members) for _ in range(2))
+    whole.fit(images(300, 0).split(64), progress=False)
+    resumed.fit(images(300, 0).split(64), checkpoint=file, progress=False)
+    for guard in (whole, resumed):
+        guard.calibrate([images(200, 1)], progress=False)
+    assert_same(resumed, whole, images(20, 2))
 
 
 # --- save and load -----------------------------------------------------------------------------------

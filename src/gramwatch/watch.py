@@ -91,8 +91,10 @@ def shared_observer(rivals: Iterable[Rival]) -> Observer:
     """An observer that collects what all of them need."""
     rivals = list(rivals)
     first = rivals[0]
-    for rival in rivals:
-        if rival.model is not first.model or (rival.features, rival.taps) != (first.features, first.taps):
-            raise ValueError("detectors that share a pass must have the same model, features and taps")
     needs = frozenset().union(*(rival.needs for rival in rivals))
-    return Observer(first.model, needs, taps=first.taps, features=first.features)
+    tapped = [rival for rival in rivals if "channel_means" in rival.needs] or rivals[:1]
+    if any(rival.model is not first.model or rival.features != first.features for rival in rivals):
+        raise ValueError("detectors that share a pass must have the same model and features")
+    if any(rival.taps != tapped[0].taps for rival in tapped):
+        raise ValueError("detectors that share a pass and look at taps must look at the same")
+    return Observer(first.model, needs, taps=tapped[0].taps, features=first.features)

@@ -1,6 +1,7 @@
 """Mahalanobis: how far the features at every tap lie from the nearest class of training examples."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -33,7 +34,8 @@ class Mahalanobis(Rival):
     """The distance to the nearest class mean, at every tap (Lee et al., 2018, Eq. 1 and 2, Algorithm 1).
 
     Class means and one covariance for all classes, of the channels' means over the pixels, from running sums:
-    no example is kept. Classes are the labels where the loader has them, else the predictions.
+    no example is kept, fitting again adds to what was seen before, and two can be merged. Classes are the
+    labels where the loader has them, else the predictions.
 
     Args:
         model: any classifier that returns logits.
@@ -64,6 +66,7 @@ class Mahalanobis(Rival):
     )
     needs = frozenset({"channel_means"})
     settings = ("join", "eps", "scale")
+    running = True
 
     def __init__(
         self, model: nn.Module, *, join: str = "equal", eps: float = 0.0, scale: Scale = None, **options: Any
@@ -75,6 +78,9 @@ class Mahalanobis(Rival):
         self._sums: _Sums | None = None
         self._cached: tuple[torch.device, Tensor, list[_Gaussian]] | None = None
         self.widths_: Tensor | None = None  # of each tap
+        self.counts_: Tensor | None = None  # of the examples of each class
+        self.sums_: Tensor | None = None  # of each class and tap, about its origin, one tap after the other
+        self.products_: Tensor | None = None  # (width, width) of each tap, about its origin, likewise
         self.ranks_: Tensor | None = None  # of each tap's covariance
         self.classes_: Tensor | None = None  # those that training data had
         self.origins_: Tensor | None = None  # of each tap, one after the other
@@ -99,7 +105,7 @@ class Mahalanobis(Rival):
         if not len(observation):
             return
         if self._sums is None:
-            self._sums = _Sums(observation)
+            self._sums = self._seen(observation.logits.device) or _Sums.begun(observation)
         self._sums.add(observation)
 
     @torch.inference_mode(False)
@@ -107,12 +113,13 @@ class Mahalanobis(Rival):
     def finish(self) -> None:
         """Class means and covariances from the sums."""
         self._scores = None
-        if self._sums is None:
+        sums = self._sums or self._seen(torch.device("cpu"))
+        if sums is None:
             raise InputError(f"{self.name} has seen no finite training example: there is nothing to fit")
-        sums, self._sums, self._cached = self._sums, None, None
+        self._keep(sums)
+        self._sums, self._cached = None, None
         present = (sums.counts > 0).nonzero().flatten()
         fitted = [sums.gaussian(tap, present) for tap in range(len(sums.origins))]
-        self.widths_ = torch.tensor([len(gaussian.origin) for gaussian in fitted])
         self.ranks_ = torch.tensor([gaussian.whitening.shape[1] for gaussian in fitted])
         if not self.ranks_.any():
             raise InputError(
@@ -120,17 +127,65 @@ class Mahalanobis(Rival):
                 "no covariance. At least one class needs two examples that differ"
             )
         self.classes_ = present.cpu()
-        self.origins_ = torch.cat([gaussian.origin.cpu() for gaussian in fitted])
         self.whitening_ = torch.cat([gaussian.whitening.flatten().cpu() for gaussian in fitted])
         self.centres_ = torch.cat([gaussian.centres.flatten().cpu() for gaussian in fitted])
         self.weights_ = self.bias_ = self.tuned_ = None
         self._fitted = True
-        singular = int((self.ranks_ < self.widths_).sum())
+        singular = int((self.ranks_ < sums.widths).sum())
         if singular:
             warn(
                 f"{self.name}: the covariance is singular at {singular} of {len(fitted)} tap(s); directions "
                 "in which the training examples do not vary are left out there"
             )
+
+    def _keep(self, sums: "_Sums") -> None:
+        """Keep the sums as they are saved."""
+        self.widths_, self.counts_ = sums.widths, sums.counts.cpu()
+        self.origins_ = torch.cat([origin.cpu() for origin in sums.origins])
+        self.sums_ = torch.cat([by_class.flatten().cpu() for by_class in sums.by_class])
+        self.products_ = torch.cat([product.flatten().cpu() for product in sums.products])
+
+    def _seen(self, device: torch.device) -> "_Sums | None":
+        """The sums that were kept, on a device; None where nothing was seen yet."""
+        if self.widths_ is None:
+            return None
+        if self.counts_ is None or self.sums_ is None or self.products_ is None or self.origins_ is None:
+            raise InputError(
+                f"{self.name} was saved without its sums, so nothing can be added: fit a new one"
+            )
+        widths, classes = self.widths_.tolist(), len(self.counts_)
+        place = torch.device("cpu") if device.type == "mps" else device
+
+        def parts(kept: Tensor, sizes: list[int]) -> list[Tensor]:
+            return [part.to(place, copy=True) for part in kept.clone().split(sizes)]
+
+        sums = parts(self.sums_, [classes * width for width in widths])
+        products = parts(self.products_, [width * width for width in widths])
+        return _Sums(
+            self.counts_.to(place, copy=True),
+            parts(self.origins_, widths),
+            [part.view(classes, -1) for part in sums],
+            [part.view(width, width) for part, width in zip(products, widths, strict=True)],
+        )
+
+    def state(self) -> dict[str, Tensor]:
+        """The fitted tensors, by name; of a fit under way, what was seen so far."""
+        if self._sums is not None:
+            self._keep(self._sums)
+        return super().state()
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def _merge(self, other: Rival) -> None:
+        assert isinstance(other, Mahalanobis)
+        mine, theirs = self._seen(torch.device("cpu")), other._seen(torch.device("cpu"))
+        assert mine is not None
+        assert theirs is not None
+        if not torch.equal(mine.widths, theirs.widths):
+            raise InputError(f"{self.name}: the two were fitted on other taps")
+        mine.join(theirs)
+        self._sums = mine
+        self.finish()
 
     @torch.inference_mode(False)
     def _gaussians(self, device: torch.device) -> "list[_Gaussian]":
@@ -298,16 +353,46 @@ class _Gaussian(NamedTuple):
         return (white - self.centres[nearest]).square().sum(1)
 
 
+@dataclass
 class _Sums:
-    """Running sums in float64, of what lies between each example and the first batch's mean."""
+    """Running sums in float64, of what lies between each example and an origin: the first batch's mean."""
 
-    def __init__(self, first: Observation) -> None:
-        self.origins = [_exact(means).mean(0) for means in first.channel_means]
-        device = self.origins[0].device if self.origins else torch.device("cpu")
+    counts: Tensor
+    """Of the examples of each class, `(classes,)`."""
+    origins: list[Tensor]
+    """`(width,)` for each tap."""
+    by_class: list[Tensor]
+    """The sums of each class, `(classes, width)` for each tap."""
+    products: list[Tensor]
+    """The sums of outer products, `(width, width)` for each tap."""
+
+    @staticmethod
+    def begun(first: Observation) -> "_Sums":
+        """Nothing yet, about the mean of a first batch."""
+        origins = [_exact(means).mean(0) for means in first.channel_means]
+        device = origins[0].device if origins else torch.device("cpu")
         classes = first.logits.shape[1]
-        self.counts = torch.zeros(classes, dtype=torch.float64, device=device)
-        self.by_class = [origin.new_zeros(classes, len(origin)) for origin in self.origins]
-        self.products = [origin.new_zeros(len(origin), len(origin)) for origin in self.origins]
+        return _Sums(
+            torch.zeros(classes, dtype=torch.float64, device=device),
+            origins,
+            [origin.new_zeros(classes, len(origin)) for origin in origins],
+            [origin.new_zeros(len(origin), len(origin)) for origin in origins],
+        )
+
+    @property
+    def widths(self) -> Tensor:
+        """The channels of each tap."""
+        return torch.tensor([len(origin) for origin in self.origins])
+
+    def join(self, other: "_Sums") -> None:
+        """Add what another has seen, which is about other origins."""
+        for tap, origin in enumerate(self.origins):
+            moved = other.origins[tap] - origin
+            total, count = other.by_class[tap].sum(0), other.counts.sum()
+            across = torch.outer(total, moved)
+            self.by_class[tap] += other.by_class[tap] + other.counts.unsqueeze(1) * moved
+            self.products[tap] += other.products[tap] + across + across.T + count * torch.outer(moved, moved)
+        self.counts += other.counts
 
     def add(self, observation: Observation) -> None:
         """Take in one batch."""
