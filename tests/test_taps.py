@@ -496,6 +496,25 @@ def test_the_papers_taps(make, count):
     assert all(len(tap.shape) == 4 for tap in taps)
 
 
+def test_ends_are_the_last_tensors_of_each_size():
+    """The stages of ResNet-34 and the transitions of DenseNet, where Mahalanobis' authors look."""
+    x = torch.randn(1, 3, 32, 32)
+    found = find_taps(networks.resnet34(), x, "ends")
+    assert [(tap.name, tap.shape) for tap in found] == [
+        ("layer1.2.relu#2", (1, 64, 32, 32)),
+        ("layer2.3.relu#2", (1, 128, 16, 16)),
+        ("layer3.5.relu#2", (1, 256, 8, 8)),
+        ("layer4.2.relu#2", (1, 512, 4, 4)),
+    ]
+    assert [tap.pixels for tap in found] == [1024, 256, 64, 16]
+    dense = find_taps(networks.densenet_bc_100_12(), x, "ends")
+    assert [tap.name for tap in dense] == ["trans1.conv1", "trans2.conv1", "relu"]
+    assert (
+        GramDetector(networks.resnet34(), taps="ends").fit([torch.randn(4, 3, 32, 32)], progress=False).taps
+        == found
+    )
+
+
 def test_the_papers_taps_by_hand():
     net, x = networks.ResNet((1, 1, 1, 1)).eval(), torch.randn(2, 3, 32, 32)
     taps, seen, _ = watched(net, x, "paper")

@@ -114,6 +114,11 @@ class Tap:
         return self.shape[self.channel_axis]
 
     @property
+    def pixels(self) -> int:
+        """How many pixels each channel has."""
+        return torch.Size(self.shape).numel() // self.channels
+
+    @property
     def is_vector(self) -> bool:
         """Whether the tensor is a plain vector for each example, with no pixels."""
         return len(self.shape) == 2 and self.shape[self.batch_axis] == 1
@@ -220,8 +225,9 @@ def find_taps(model: nn.Module, inputs: Inputs, select: str | Iterable[str] = "a
     Args:
         model: any classifier. It is run twice, on copies of the batch's first example.
         inputs: a tensor, a tuple of arguments or a mapping of keyword arguments, as the model takes it.
-        select: `"all"` convolutions, linear layers and activations but the logits; `"paper"`, the tensors
-            of the paper, for the networks in `gramwatch.networks`; or names and globs.
+        select: `"all"` convolutions, linear layers and activations but the logits; `"ends"`, of these the
+            last of each size, where a network's stages end; `"paper"`, the tensors of the paper, for the
+            networks in `gramwatch.networks`; or names and globs.
 
     """
     model = unwrap(model)
@@ -295,13 +301,16 @@ def _ignore(number: int, maps: Tensor) -> None:
 
 
 def _chosen(model: nn.Module, found: Taps, select: str | Iterable[str]) -> Taps:
-    if select == "all":
+    if select in ("all", "ends"):
         plain = Taps((tap for tap in found if tap.kind != "mark"), found.operations)
         if not plain:
             raise TapError(
                 f"{type(model).__name__} has no tap: its only convolution or linear layer makes the logits"
             )
-        return plain
+        if select == "all":
+            return plain
+        last = {tap.pixels: tap for tap in plain}  # of each size, the last one stays
+        return Taps((tap for tap in plain if last[tap.pixels] is tap), found.operations)
     if select == "paper":
         patterns = getattr(model, "paper_taps", None)
         if patterns is None:
