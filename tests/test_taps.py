@@ -509,10 +509,6 @@ def test_ends_are_the_last_tensors_of_each_size():
     assert [tap.pixels for tap in found] == [1024, 256, 64, 16]
     dense = find_taps(networks.densenet_bc_100_12(), x, "ends")
     assert [tap.name for tap in dense] == ["trans1.conv1", "trans2.conv1", "relu"]
-    assert (
-        GramDetector(networks.resnet34(), taps="ends").fit([torch.randn(4, 3, 32, 32)], progress=False).taps
-        == found
-    )
 
 
 def test_the_papers_taps_by_hand():
