@@ -14,6 +14,7 @@ import torch
 from benchmarks.measure import Clock, ratios, summary
 from benchmarks.networks import NETWORKS, images
 from benchmarks.subject import Subject
+from benchmarks.tables import ratio
 from gramwatch import Guard
 
 CHOSEN = ("ResNet-34 (CIFAR)", "DenseNet-BC-100-12", "WRN-40-2")
@@ -39,8 +40,7 @@ def row(name: str, device: torch.device, rounds: int) -> str:
     gram, guarded = (ratios(times[each], times["plain"]) for each in ("gram", "guard"))
     more = [b - a for a, b in zip(gram, guarded, strict=True)]
     found = [summary(column) for column in ([x - 1 for x in gram], [x - 1 for x in guarded], more)]
-    cells = [f"{x['median']:.2f} ({x['low']:.2f} to {x['high']:.2f})" for x in found]
-    return f"| {name}, batch {subject.batch} | {' | '.join(cells)} |"
+    return f"| {name}, batch {subject.batch} | {' | '.join(ratio(each) for each in found)} |"
 
 
 def main() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from benchmarks.measure import Clock, summary
+from benchmarks.tables import ratio
 from gramwatch import GramDetector, GramwatchWarning
 from gramwatch.networks import densenet_bc_100_12
 from gramwatch.rivals import RIVALS, Rival
@@ -67,9 +68,8 @@ def main() -> None:
     functions = {"plain": plain, "together": lambda: together.measure(loader, "judging", False)}
     times = Clock(device).in_turns(functions, args.rounds)
     found = summary([a / b for a, b in zip(times["together"], times["plain"], strict=True)])
-    spread = f"{found['median']:.2f} ({found['low']:.2f} to {found['high']:.2f})"
     print(
-        f"{len(detectors)} methods together: {spread} x one plain pass over {args.images} images, "
+        f"{len(detectors)} methods together: {ratio(found)} x one plain pass over {args.images} images, "
         f"{args.neighbours:,} neighbours: {', '.join(detectors)}"
     )
 

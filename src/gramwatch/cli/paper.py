@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from gramwatch.cli.device import chosen_device
+
 
 def paper(
     name: Annotated[str, typer.Argument(help="Which experiment; 'list' says which there are.")],
@@ -34,8 +36,6 @@ def paper(
     batch: Annotated[int | None, typer.Option(min=1, help="Images at once.")] = None,
 ) -> None:
     """Compute a table or figure of the paper; published figures stand beside ours."""
-    import torch
-
     from gramwatch.experiments.paper import Options, overview, run
 
     if name == "list":
@@ -47,7 +47,7 @@ def paper(
         weights=dict(_labelled(each) for each in weights or []),
         in_distribution=in_distribution,
         data=data,
-        device=device or ("cuda" if torch.cuda.is_available() else "cpu"),
+        device=chosen_device(device),
         subset=subset,
         methods=methods,
         tune=tune,

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from gramwatch.cli.device import chosen_device
+
 STUDIES = {"guard": "guard_study", "false_alarms": "false_alarm_study"}
 """Every study by name, and its module."""
 
@@ -34,8 +36,6 @@ def study(
     batch: Annotated[int | None, typer.Option(min=1, help="Images at once.")] = None,
 ) -> None:
     """Repeat a study of ours: every variant on the same network, data and protocol."""
-    import torch
-
     from gramwatch.experiments.paper import Options, computed
 
     if name not in STUDIES:
@@ -45,7 +45,7 @@ def study(
         network=network,
         weights={weights.stem: weights},
         data=data,
-        device=device or ("cuda" if torch.cuda.is_available() else "cpu"),
+        device=chosen_device(device),
         subset=subset,
         methods=methods,
         sets=sets,

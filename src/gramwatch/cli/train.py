@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gramwatch.cli.device import chosen_device
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -45,8 +47,6 @@ def train(
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the output file.")] = False,
 ) -> None:
     """Train a network. Its file is written after every epoch; an interruption loses the epoch under way."""
-    import torch
-
     from gramwatch import datasets, training
 
     if output.suffix != ".safetensors":
@@ -58,7 +58,7 @@ def train(
         raise typer.BadParameter(
             f"{output} is already there: --resume goes on from it", param_hint="--output"
         )
-    place = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    place = chosen_device(device)
     images = datasets.load(set_, data, split="train", count=subset, seed=seed)
     test = datasets.load(set_, data, split="test", count=subset, seed=seed)
     if images.labels is None or test.labels is None:

@@ -66,8 +66,7 @@ def run(options: Options) -> list[Shares]:
     measured = subject.measure(methods, [])[subject.inside_title]
     gram = measured[GRAM]
     assert isinstance(gram, Measurement)
-    parts = {name: measured[name] for name in guard.members}
-    inside = JointMeasurement(gram.logits, parts)  # type: ignore[arg-type]
+    inside = JointMeasurement(gram.logits, guard.parts(measured))
     inside = inside[inside.finite]
     half = len(inside.logits) // 2
     sizes = dict.fromkeys([(False, min(CALIBRATION, half)), (False, half), (True, half)])
