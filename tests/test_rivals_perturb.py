@@ -276,6 +276,18 @@ def test_odin_tune_scores_as_judging_does(net: Net, tmp_path: Path) -> None:
     assert torch.equal(again.score_inputs(test)[1], odin.score_inputs(test)[1])
 
 
+def test_odin_tuned_on_scores_that_were_taken_before(net: Net) -> None:
+    grid = {"temperatures": [1.0, 1000.0], "steps": [0.0, 0.002]}
+    inside, outside = images(24).split(9), images(24, 2).split(9)
+    scores = ODIN(net).scores_on_grid(inside, **grid, progress=False)
+    assert scores.shape == (24, 2, 2)
+    by_images = ODIN(net).tune(inside, outside, **grid, progress=False)
+    by_scores = ODIN(net).tune(scores, outside, **grid, progress=False)
+    assert (by_scores.temperature, by_scores.eps) == (by_images.temperature, by_images.eps)
+    with pytest.raises(ValueError, match=r"of 1 temperatures and 2 steps.*\(24, 2, 2\)"):
+        ODIN(net).tune(scores, outside, temperatures=[1.0], steps=[0.0, 0.002], progress=False)
+
+
 def test_the_papers_grids() -> None:
     assert TEMPERATURES == (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
     assert pytest.approx(np.linspace(0, 0.004, 21)) == list(STEPS)

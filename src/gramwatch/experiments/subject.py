@@ -23,6 +23,7 @@ from gramwatch.experiments.cells import Cells
 from gramwatch.joint import JointMeasurement
 from gramwatch.networks import NETWORKS, Loaded
 from gramwatch.rivals import RIVALS, TRAINED, Rival, fgsm
+from gramwatch.rivals.odin import ODIN
 from gramwatch.taps import Inputs, all_finite
 from gramwatch.together import Measured, Together, fit_together
 from gramwatch.training.images import PADDING
@@ -217,6 +218,7 @@ class Subject:
         self.weights = artifact.fingerprint(loaded.network)["weights"]
         self._inside = OodSet(TITLES.get(in_distribution, in_distribution), in_distribution)
         self._together: tuple[dict[str, Single], Together] | None = None
+        self._grid_inside: Tensor | None = None
 
     @property
     def network(self) -> nn.Module:
@@ -397,6 +399,10 @@ class Subject:
             outside = self.tuning_batches(
                 next(each for each in ood_sets(self.in_distribution) if each.title == method.tuned_on)
             )
+        if isinstance(detector, ODIN):  # most of the work is the same for every set
+            if self._grid_inside is None:
+                self._grid_inside = detector.scores_on_grid(inside)
+            inside = self._grid_inside
         detector.tune(inside, outside)  # type: ignore[union-attr]
         detector.save(self._file(method))
         assert isinstance(detector, Rival)

@@ -89,8 +89,8 @@ class ODIN(Rival):
 
     def tune(
         self,
-        in_distribution: Iterable[Any],
-        outliers: Iterable[Any],
+        in_distribution: Iterable[Any] | Tensor,
+        outliers: Iterable[Any] | Tensor,
         *,
         temperatures: Sequence[float] = TEMPERATURES,
         steps: Sequence[float] = STEPS,
@@ -99,21 +99,44 @@ class ODIN(Rival):
         """Choose T and eps by what tells these outliers best: TNR at TPR 95 %, then AUROC.
 
         The paper takes 1,000 images of each. What was chosen on outliers has seen outliers: tables must say
-        so. Calibrate afterwards, on other data.
+        so. Calibrate afterwards, on other data. Instead of images, either may be what `scores_on_grid` found
+        of them: who tunes on many sets needs that of the in-distribution images only once.
         """
         temperatures = [float(t) for t in temperatures]
         steps = [checked_eps(eps) for eps in steps]
-        if not temperatures or not steps or min(temperatures) <= 0:
-            raise ValueError("temperatures must be positive, and both temperatures and steps some")
         inside, outside = (
-            torch.cat([self._scores_on(inputs, temperatures, steps)[1].cpu() for inputs in batches])
-            for batches in (inputs_of(loader, "tuning", progress) for loader in (in_distribution, outliers))
+            given
+            if isinstance(given, Tensor)
+            else self.scores_on_grid(given, temperatures=temperatures, steps=steps, progress=progress)
+            for given in (in_distribution, outliers)
         )
+        for given in (inside, outside):
+            if given.shape[1:] != (len(temperatures), len(steps)):
+                raise ValueError(
+                    f"tune takes batches of images, or their scores of {len(temperatures)} temperatures and "
+                    f"{len(steps)} steps; got a tensor of {tuple(given.shape)}"
+                )
         choices = [(t, e) for t in range(len(temperatures)) for e in range(len(steps))]
         t, e = max(choices, key=lambda te: separation(inside[:, te[0], te[1]], outside[:, te[0], te[1]]))
         self.temperature, self.eps = temperatures[t], steps[e]
         self.tuned_, self._scores = torch.tensor(True), None
         return self
+
+    def scores_on_grid(
+        self,
+        images: Iterable[Any],
+        *,
+        temperatures: Sequence[float] = TEMPERATURES,
+        steps: Sequence[float] = STEPS,
+        progress: bool = True,
+    ) -> Tensor:
+        """The scores of images with each temperature and step, `(N, temperatures, steps)`, on the CPU."""
+        temperatures = [float(t) for t in temperatures]
+        steps = [checked_eps(eps) for eps in steps]
+        if not temperatures or not steps or min(temperatures) <= 0:
+            raise ValueError("temperatures must be positive, and both temperatures and steps some")
+        batches = inputs_of(images, "tuning", progress)
+        return torch.cat([self._scores_on(inputs, temperatures, steps)[1].cpu() for inputs in batches])
 
     def _scores_on(
         self, inputs: Inputs, temperatures: Sequence[float], steps: Sequence[float]
