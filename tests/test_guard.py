@@ -117,6 +117,38 @@ def transcription(net: Net, deltas: np.ndarray, x: torch.Tensor, mean: np.ndarra
     return {"delta": np.array(confident), "fdbd": np.array(fdbd), "energy": np.array(energy)}
 
 
+def stage_ends(net: Net, x: torch.Tensor) -> list[np.ndarray]:
+    """The channel means after each of the two sizes there are, at length one, in float64."""
+    with torch.no_grad():
+        first = F.relu(net.conv1(x))
+        means = [first.mean((2, 3)), F.relu(net.conv2(first)).mean((2, 3))]
+    return [np.stack([f / np.linalg.norm(f) for f in each.double().numpy()]) for each in means]
+
+
+def fitted_classes(net: Net, train: torch.Tensor) -> list[tuple[dict[int, np.ndarray], np.ndarray]]:
+    """The mean of each predicted class, and the covariance about these, at each stage's end."""
+    with torch.no_grad():
+        predicted = net(train).argmax(1).numpy()
+    found = []
+    for u in stage_ends(net, train):
+        centres = {int(c): u[predicted == c].mean(0) for c in np.unique(predicted)}
+        residuals = np.stack([row - centres[int(c)] for row, c in zip(u, predicted, strict=True)])
+        found.append((centres, residuals.T @ residuals / len(u)))
+    return found
+
+
+def unit_mahalanobis(net: Net, classes: list, x: torch.Tensor) -> np.ndarray:
+    scores = []
+    for example in zip(*stage_ends(net, x), strict=True):
+        roots = []
+        for u, (centres, covariance) in zip(example, classes, strict=True):
+            inverse = np.linalg.inv(covariance)
+            distance = min((u - centre) @ inverse @ (u - centre) for centre in centres.values())
+            roots.append(np.sqrt(distance / len(u)))
+        scores.append(np.mean(roots))
+    return np.array(scores)
+
+
 def test_scores_and_p_values_equal_the_transcription(net):
     train, validation, test = images(300, 0), images(161, 1), images(40, 2, scale=1.3)
     guard = Guard(net, level=0.9).fit(train.split(64), progress=False)
@@ -133,9 +165,11 @@ def test_scores_and_p_values_equal_the_transcription(net):
     own = known["delta"][normalising].mean(0)
     assert (own > 0).all()
     expectation = (80 * own + 50 * own.mean()) / 130
-    for each in (known, new):
+    classes = fitted_classes(net, train)
+    for each, x in ((known, validation), (new, test)):
         each["gram"] = np.sqrt(each["delta"] / (expectation + 1e-7)).mean(1)
-    names = ("gram", "fdbd", "energy")
+        each["unit_mahalanobis"] = unit_mahalanobis(net, classes, x)
+    names = ("gram", "unit_mahalanobis", "fdbd", "energy")
     middle = {name: np.median(known[name][normalising]) for name in names}
     spread = {
         name: max(np.percentile(known[name][normalising], 95) - middle[name], known[name][normalising].std())
@@ -341,7 +375,7 @@ def test_per_class_ranks_within_the_class(net):
 
 def test_parts_tell_which_member_raised_the_alarm(ready):
     found = ready(images(20, 3))
-    assert list(found.parts) == ["gram", "fdbd", "energy"]
+    assert list(found.parts) == ["gram", "unit_mahalanobis", "fdbd", "energy"]
     for p in (*found.parts.values(), found.p_value):
         assert p.shape == (20,)
         assert ((p > 0) & (p <= 1)).all()
@@ -429,7 +463,7 @@ def test_what_comes_first_is_said(net):
         guard.save("nowhere.safetensors")
     with pytest.raises(InputError, match="nothing to fit"):
         guard.fit([], progress=False)
-    assert repr(guard) == "Guard(Net: gram + fdbd + energy, not calibrated)"
+    assert repr(guard) == "Guard(Net: gram + unit_mahalanobis + fdbd + energy, not calibrated)"
 
 
 def test_settings_are_checked(net):
@@ -492,7 +526,7 @@ def test_a_network_without_a_linear_head(tmp_path):
         guard.fit(images(300, 0).split(64), progress=False)
     assert sum("left out of the guard" in str(each.message) for each in said) == 1
     found = guard.calibrate([images(100, 1)], progress=False)(images(5, 2))
-    assert list(found.parts) == ["gram", "energy"]
+    assert list(found.parts) == ["gram", "unit_mahalanobis", "energy"]
     guard.save(tmp_path / "g.safetensors")
     assert_same(gramwatch.load(tmp_path / "g.safetensors", net), guard, images(9, 3))
     with pytest.raises(TapError, match="no member can be used, fdbd"):
@@ -677,8 +711,21 @@ def test_a_member_may_look_at_some_taps_only(net):
     alone = Mahalanobis(net, taps=names[-1:]).fit(images(300, 0).split(64), progress=False)
     torch.testing.assert_close(members["mahalanobis"].products_, alone.products_)
     assert list(guard(images(3, 2)).parts) == ["gram", "fdbd", "mahalanobis"]
-    with pytest.raises(ValueError, match="must look at the same"):
-        shared_observer([members["mahalanobis"], Mahalanobis(net)])
+
+
+def test_members_may_look_at_different_taps(net):
+    names = [tap.name for tap in GramDetector(net).fit([images(64, 0)], progress=False).taps]
+    kinds = [{"taps": names[-1:]}, {"taps": "all"}, {"taps": names[:1]}, {"taps": "all"}]
+    together = {str(i): Mahalanobis(net, **each) for i, each in enumerate(kinds)}
+    guard = Guard.of(together).fit(images(300, 0).split(64), progress=False)
+    found = guard.measure(images(9, 2))
+    for name, settings in zip(together, kinds, strict=True):
+        alone = Mahalanobis(net, **settings).fit(images(300, 0).split(64), progress=False)
+        assert torch.equal(found.parts[name], alone.score_inputs(images(9, 2))[1])
+    broken = images(9, 2)
+    broken[4, 0, 3, 3] = torch.nan
+    assert guard.measure(broken).finite.tolist() == [i != 4 for i in range(9)]
+    assert shared_observer(together.values())[1] == [together["1"], together["2"], together["3"]]
 
 
 class StoppedError(Exception):
@@ -768,7 +815,7 @@ def test_members_are_nested_and_checked(ready, tmp_path):
     ready.save(path)
     saved = artifact.read(path)
     assert saved.header["detector"] == "Guard"
-    assert list(saved.header["members"]) == ["gram", "fdbd", "energy"]
+    assert list(saved.header["members"]) == ["gram", "unit_mahalanobis", "fdbd", "energy"]
     _, shapes = Guard.described(saved.header, ready.model)
     tensors = saved.tensors(shapes)
     assert {"members.gram.bounds.minimum", "members.fdbd.state.mean_", "calibration.scores"} <= set(tensors)
@@ -792,7 +839,7 @@ def test_members_are_nested_and_checked(ready, tmp_path):
 def test_evaluating_a_guard_is_the_protocol_written_out(fitted):
     inside, outside = images(120, 1), images(50, 2, scale=1.3)
     result = gramwatch.evaluate(fitted, [inside], {"wide": [outside]}, draws=3, seed=4, progress=False)
-    assert result.methods == ["Guard", "Gram", "fDBD", "energy", "MSP"]
+    assert result.methods == ["Guard", "Gram", "unit Mahalanobis", "fDBD", "energy", "MSP"]
     measured, other = fitted.measure(inside), fitted.measure(outside)
     generator, figures = torch.Generator().manual_seed(4), []
     for _ in range(3):
@@ -872,11 +919,11 @@ def test_compare_has_guard_share_its_members(net):
     assert list(found) == ["Guard", "Gram", "energy", "MSP"]
     assert found["Guard"].members["gram"] is found["Gram"]
     assert found["Guard"].members["energy"] is found["energy"]
-    assert list(found["Guard"].members) == ["gram", "fdbd", "energy"]
+    assert list(found["Guard"].members) == ["gram", "unit_mahalanobis", "fdbd", "energy"]
     assert list(compare.fitted(net, list(images(300, 0).split(100)), ["guard"], print)) == ["Guard"]
     said = []
     found = compare.fitted(made(Cosine), list(images(300, 0).split(100)), ["guard"], said.append)
-    assert list(found["Guard"].members) == ["gram", "energy"]
+    assert list(found["Guard"].members) == ["gram", "unit_mahalanobis", "energy"]
     assert len(said) == 1
     assert "fDBD is left out" in said[0]
 

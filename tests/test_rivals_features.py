@@ -681,7 +681,7 @@ def test_fit_together_is_the_same() -> None:
     net = Net().eval()
     together = {method.name: method(net, **SMALL.get(method, {})) for method in METHODS}
     fit_together(together, loader(200, 0), progress=False)
-    seen = shared_observer(together.values())(loader(40, 2)[0][0])
+    seen = shared_observer(together.values())[0](loader(40, 2)[0][0])
     for method in METHODS:
         alone = method(net, **SMALL.get(method, {})).fit(loader(200, 0), progress=False)
         scores = alone.score_inputs(loader(40, 2)[0][0])[1]

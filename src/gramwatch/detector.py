@@ -495,7 +495,7 @@ class GramDetector:
         self,
         inputs: Inputs,
         receive: Callable[[int, Tensor], None],
-        repeat: Callable[[int, int], None] | None = None,
+        repeat: Callable[[int, int], bool | None] | None = None,
     ) -> Tensor:
         """One forward pass: the logits."""
         logits = observe(self.model, self.taps, inputs, receive, repeat)

@@ -33,7 +33,7 @@ from gramwatch.taps import Inputs, find_head, on_device, on_device_ahead, unwrap
 from gramwatch.threshold import Ranks, threshold
 from gramwatch.watch import Single, Watch
 
-MEMBERS = ("gram", "fdbd", "energy")
+MEMBERS = ("gram", "unit_mahalanobis", "fdbd", "energy")
 """Whose scores are joined, unless others are named."""
 SHRINK = 50
 """Of how many examples the mean over all taps is worth, beside the calibration examples: `TotalDeviation`."""
@@ -46,8 +46,8 @@ SINGLES: dict[str, type[Single]] = {GramDetector.__name__: GramDetector, **RIVAL
 class Guard:
     """Tells whether a classifier is looking at something it was never trained on, by several scores at once.
 
-    Gram sees texture, fDBD and energy see what the network makes of it. Each is standardised on
-    in-distribution data, and their sum is ranked: see docs/guard.md.
+    Gram sees texture, unit Mahalanobis what each stage of the network makes of it, fDBD and energy what comes
+    out in the end. Each is standardised on in-distribution data, and their sum is ranked: see docs/guard.md.
 
     Example:
         >>> guard = gramwatch.Guard(model)

@@ -113,6 +113,32 @@ class Observation:
         return Observation(logits, each("features"), parts[0].head, means, each("labels"), each("finite"))
 
 
+class ChannelMeans:
+    """Gathers the channel means of one batch at taps of its own, beside an observer who looks at others."""
+
+    repeat = None
+
+    def __init__(self, taps: Taps) -> None:
+        self.taps = taps
+        self._means: list[Tensor] = []
+
+    def receive(self, number: int, maps: Tensor) -> None:
+        """Take the means of one tap."""
+        self._means.append(_channel_means(maps))
+
+    def seen_in(self, observation: Observation) -> Observation:
+        """What was observed, with these means."""
+        finite = all_finite([observation.logits, *self._means])
+        if observation.finite is not None:
+            finite = finite & observation.finite
+        return replace(observation, channel_means=tuple(self._means), finite=finite)
+
+
+def _channel_means(maps: Tensor) -> Tensor:
+    """From `(N, channels, pixels)` to `(N, channels)`."""
+    return maps.mean(2, dtype=torch.float32)
+
+
 class Observer:
     """Runs a network and collects from one forward pass what detectors ask for.
 
@@ -168,10 +194,14 @@ class Observer:
 
     @torch.inference_mode()
     def __call__(
-        self, inputs: Inputs, labels: Tensor | None = None, beside: Sequence[Collector] = ()
+        self, inputs: Inputs, labels: Tensor | None = None, beside: "Sequence[Collector | ChannelMeans]" = ()
     ) -> Observation:
-        """One forward pass, which collectors of Gram detectors may watch as well."""
+        """One forward pass, which others may watch as well."""
         return self._pass(inputs, labels, beside, gradients=False)
+
+    def means_of(self, inputs: Inputs) -> ChannelMeans:
+        """What gathers the channel means that this observer would, in another's pass over these inputs."""
+        return ChannelMeans(self._prepare(on_device(inputs, self.model)))
 
     def differentiable(self, inputs: Inputs) -> Observation:
         """One forward pass whose observation can be differentiated with respect to the inputs."""
@@ -179,7 +209,11 @@ class Observer:
             return self._pass(inputs, None, (), gradients=True)
 
     def _pass(
-        self, inputs: Inputs, labels: Tensor | None, beside: Sequence[Collector], gradients: bool
+        self,
+        inputs: Inputs,
+        labels: Tensor | None,
+        beside: "Sequence[Collector | ChannelMeans]",
+        gradients: bool,
     ) -> Observation:
         if count_examples(inputs) == 0:
             raise InputError("the batch is empty")
@@ -189,7 +223,7 @@ class Observer:
         features: list[Tensor] = []
 
         def receive(number: int, maps: Tensor) -> None:
-            means.append(maps.mean(2, dtype=torch.float32))
+            means.append(_channel_means(maps))
             if taps[number].call == self._features_call:
                 features.append(means[-1])
 
@@ -218,27 +252,37 @@ class Observer:
 
 
 Receive = Callable[[int, Tensor], None]
-Watcher = tuple[Taps, Receive, Callable[[int, int], None] | None]
+Repeat = Callable[[int, int], bool | None]
+Watcher = tuple[Taps, Receive, Repeat | None]
 
 
 def _watching_together(watchers: Sequence[Watcher]) -> Watcher:
     """The taps of several watchers of one network together, and what hands each tensor to those it is for.
 
-    Only a watcher who is alone is told that a tensor is one it has seen before: others may not have seen it.
+    They are told that a tensor is one they have seen before where this is so for all who want it.
     """
     watchers = [each for each in watchers if len(each[0])] or watchers[:1]
     if len(watchers) == 1:
         return watchers[0]
     taps = {tap.call: tap for watched, _, _ in watchers for tap in watched}
     together = Taps((taps[call] for call in sorted(taps)), watchers[0][0].operations)
-    wanted: list[list[tuple[Receive, int]]] = [[] for _ in together]
     place = {tap.call: i for i, tap in enumerate(together)}
-    for watched, receive, _ in watchers:
-        for number, tap in enumerate(watched):
-            wanted[place[tap.call]].append((receive, number))
+    numbers = [{place[tap.call]: n for n, tap in enumerate(watched)} for watched, _, _ in watchers]
 
     def receive_all(number: int, maps: Tensor) -> None:
-        for receive, own_number in wanted[number]:
-            receive(own_number, maps)
+        for (_, receive, _), own in zip(watchers, numbers, strict=True):
+            if number in own:
+                receive(own[number], maps)
 
-    return together, receive_all, None
+    def repeat_all(number: int, earlier: int) -> bool:
+        wanted = [
+            (repeat, own) for (_, _, repeat), own in zip(watchers, numbers, strict=True) if number in own
+        ]
+        if not all(repeat is not None and earlier in own for repeat, own in wanted):
+            return False
+        for repeat, own in wanted:
+            assert repeat is not None
+            repeat(own[number], own[earlier])
+        return True
+
+    return together, receive_all, repeat_all

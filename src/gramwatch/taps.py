@@ -328,7 +328,7 @@ def observe(
     taps: Taps,
     inputs: Inputs,
     receive: Callable[[int, Tensor], None],
-    repeat: Callable[[int, int], None] | None = None,
+    repeat: Callable[[int, int], bool | None] | None = None,
     head: "tuple[int | None, Callable[[Tensor, Tensor, Tensor | None], None]] | None" = None,
     gradients: bool = False,
 ) -> Tensor:
@@ -337,9 +337,9 @@ def observe(
     `receive(number, maps)` is called with each tap's number in `taps` and its tensor as
     `(N, channels, pixels)` at the moment the tensor is made; the tensor is not kept. Where a marked tensor
     is the very one of an earlier tap, as at a residual shortcut, `repeat(number, earlier)` is called
-    instead, if given. With `head = (call, take)`, `take(input, weight, bias)` gets what the layer at that
-    call, as given by `find_head`, was called with. With `gradients`, what is handed over and returned can be
-    differentiated.
+    instead, if given; if that returns False, the tensor is handed over all the same. With
+    `head = (call, take)`, `take(input, weight, bias)` gets what the layer at that call, as given by
+    `find_head`, was called with. With `gradients`, what is handed over and returned can be differentiated.
     """
     model = unwrap(model)
     with _judging(model), torch.set_grad_enabled(gradients):
@@ -358,7 +358,7 @@ class _Watch(TorchFunctionMode):
         taps: Taps,
         examples: int,
         receive: Callable[[int, Tensor], None],
-        repeat: Callable[[int, int], None] | None,
+        repeat: Callable[[int, int], bool | None] | None,
         head: "tuple[int | None, Callable[[Tensor, Tensor, Tensor | None], None] | None]",
     ) -> None:
         super().__init__()
@@ -390,10 +390,11 @@ class _Watch(TorchFunctionMode):
         known, earlier = self._handed_over.get(id(tensor), (None, -1))
         if operation == "mark" and self._repeat is not None and known is not None and known() is tensor:
             before = self._taps[earlier]
-            if (before.batch_axis, before.channel_axis) == (tap.batch_axis, tap.channel_axis):
-                return self._repeat(number, earlier)
+            alike = (before.batch_axis, before.channel_axis) == (tap.batch_axis, tap.channel_axis)
+            if alike and self._repeat(number, earlier) is not False:
+                return
         self._handed_over[id(tensor)] = (weakref.ref(tensor), number)
-        return self._receive(number, tap.maps(tensor, self._examples))
+        self._receive(number, tap.maps(tensor, self._examples))
 
     def _check(self, operation: str) -> None:
         expected = self._taps.operations

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from torch import Tensor
 
 from gramwatch.detector import Collector, GramDetector, Measurement
-from gramwatch.observation import Observation, Observer
+from gramwatch.observation import ChannelMeans, Observation, Observer
 from gramwatch.rivals.base import Rival
 from gramwatch.taps import Inputs
 
@@ -28,12 +28,14 @@ class Watch:
         self.model = detectors[0].model
         self._grams = [each for each in detectors if isinstance(each, GramDetector)]
         self._rivals = [each for each in detectors if isinstance(each, Rival)]
-        self._observer = shared_observer(self._rivals) if self._rivals else Observer(self.model)
+        self._observer, self._elsewhere = (
+            shared_observer(self._rivals) if self._rivals else (Observer(self.model), [])
+        )
         self._left_out: dict[GramDetector, Tensor | int] = dict.fromkeys(self._grams, 0)
 
     def take(self, inputs: Inputs, labels: Tensor | None) -> None:
         """Let every detector take in a batch of training examples."""
-        observation, collected = self._look(inputs, labels)
+        observation, collected, elsewhere = self._look(inputs, labels)
         for gram in self._grams:
             left_out: Tensor | int
             if gram in collected:
@@ -46,7 +48,7 @@ class Watch:
             if not rival.record.fitted:
                 continue
             if rival.running or not rival.needs <= KEPT:
-                rival.take(observation)
+                rival.take(elsewhere.get(rival, observation))
             else:
                 kept = observation.kept(KEPT) if kept is None else kept
                 rival.take(kept)
@@ -61,7 +63,7 @@ class Watch:
 
     def measure(self, inputs: Inputs) -> tuple[Tensor, dict[Single, Measurement | Tensor]]:
         """The logits of a batch, and what each says of it: Gram its deviations, the others their scores."""
-        observation, collected = self._look(inputs, None)
+        observation, collected, elsewhere = self._look(inputs, None)
         found: dict[Single, Measurement | Tensor] = {}
         for gram in self._grams:
             if gram in collected:
@@ -69,32 +71,37 @@ class Watch:
             else:
                 found[gram] = gram.measure(inputs)
         for rival in self._rivals:
-            found[rival] = rival.judged(observation)
+            found[rival] = rival.judged(elsewhere.get(rival, observation))
         return observation.logits, found
 
     def _look(
         self, inputs: Inputs, labels: Tensor | None
-    ) -> tuple[Observation, dict[GramDetector, Collector]]:
+    ) -> tuple[Observation, dict[GramDetector, Collector], dict[Rival, Observation]]:
         """One forward pass. A Gram detector with too many statistics for one pass is left out.
 
-        Those that measure the same at the same taps share one collector.
+        Those that measure the same at the same taps share one collector. What rivals see who look at other
+        taps than the shared observer is told apart.
         """
         collected: dict[GramDetector, Collector] = {}
         for gram in self._grams:
             own = gram.collector(inputs)
             if not gram.is_large(inputs):
                 collected[gram] = next((each for each in collected.values() if each.same(own)), own)
-        return self._observer(inputs, labels, list(dict.fromkeys(collected.values()))), collected
+        means = {rival: rival.means_of(inputs) for rival in self._elsewhere}
+        beside: list[Collector | ChannelMeans] = [*dict.fromkeys(collected.values()), *means.values()]
+        observation = self._observer(inputs, labels, beside)
+        elsewhere = {rival: each.seen_in(observation) for rival, each in means.items()}
+        return observation, collected, elsewhere
 
 
-def shared_observer(rivals: Iterable[Rival]) -> Observer:
-    """An observer that collects what all of them need."""
+def shared_observer(rivals: Iterable[Rival]) -> tuple[Observer, list[Rival]]:
+    """An observer that collects what all of them need, and those who look at other taps than it does."""
     rivals = list(rivals)
     first = rivals[0]
     needs = frozenset().union(*(rival.needs for rival in rivals))
-    tapped = [rival for rival in rivals if "channel_means" in rival.needs] or rivals[:1]
+    tapped = [rival for rival in rivals if "channel_means" in rival.needs]
     if any(rival.model is not first.model or rival.features != first.features for rival in rivals):
         raise ValueError("detectors that share a pass must have the same model and features")
-    if any(rival.taps != tapped[0].taps for rival in tapped):
-        raise ValueError("detectors that share a pass and look at taps must look at the same")
-    return Observer(first.model, needs, taps=tapped[0].taps, features=first.features)
+    taps = tapped[0].taps if tapped else "all"
+    elsewhere = [rival for rival in tapped if rival.taps != taps]
+    return Observer(first.model, needs, taps=taps, features=first.features), elsewhere

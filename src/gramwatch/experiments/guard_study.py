@@ -36,7 +36,8 @@ from gramwatch.together import Measured
 from gramwatch.watch import Single
 
 GRAM, GUARD = "Gram", "Guard"
-GUARDS_MEMBERS = (GRAM, "fDBD", "energy")
+UNIT = "unit Mahalanobis"
+GUARDS_MEMBERS = (GRAM, UNIT, "fDBD", "energy")
 
 
 # --- which Gram --------------------------------------------------------------------------------------
@@ -254,22 +255,27 @@ class Variant:
 
 VARIANTS = (
     Variant(GUARD),
-    Variant("Gram + energy", (GRAM, "energy")),
-    Variant("Gram + fDBD", (GRAM, "fDBD")),
-    Variant("Gram + GEN", (GRAM, "GEN")),
-    Variant("Gram + KNN", (GRAM, "KNN")),
+    Variant("Gram + fDBD + energy", (GRAM, "fDBD", "energy")),
     Variant("Gram + KNN + energy", (GRAM, "KNN", "energy")),
     Variant("Gram + ViM + energy", (GRAM, "ViM", "energy")),
-    Variant("Gram + Mahalanobis + energy", (GRAM, "Mahalanobis", "energy")),
-    Variant("Gram + fDBD + GEN", (GRAM, "fDBD", "GEN")),
-    Variant("Gram + fDBD + KNN", (GRAM, "fDBD", "KNN")),
+    Variant("Gram + Mahalanobis + fDBD + energy", (GRAM, "Mahalanobis", "fDBD", "energy")),
+    Variant("Gram + energy", (GRAM, "energy")),
+    Variant("Gram + KNN", (GRAM, "KNN")),
+    Variant("Gram + unit Mahalanobis", (GRAM, UNIT)),
+    Variant("Gram + unit Mahalanobis + energy", (GRAM, UNIT, "energy")),
+    Variant("Gram + unit Mahalanobis + fDBD", (GRAM, UNIT, "fDBD")),
+    Variant("Gram + unit Mahalanobis + KNN", (GRAM, UNIT, "KNN")),
+    Variant("KNN instead of fDBD", (GRAM, UNIT, "KNN", "energy")),
+    Variant("GEN instead of fDBD", (GRAM, UNIT, "GEN", "energy")),
+    Variant("NCI instead of fDBD", (GRAM, UNIT, "NCI", "energy")),
+    Variant("GEN instead of energy", (GRAM, UNIT, "fDBD", "GEN")),
     Variant("Guard + GEN", (*GUARDS_MEMBERS, "GEN")),
     Variant("Guard + KNN", (*GUARDS_MEMBERS, "KNN")),
     Variant("Guard + ViM", (*GUARDS_MEMBERS, "ViM")),
-    Variant("Guard + NNGuide", (*GUARDS_MEMBERS, "NNGuide")),
     Variant("Guard + Mahalanobis", (*GUARDS_MEMBERS, "Mahalanobis")),
     Variant("Guard + relative Mahalanobis", (*GUARDS_MEMBERS, "relative Mahalanobis")),
-    Variant("Guard without Gram", ("fDBD", "energy")),
+    Variant("Guard without Gram", (UNIT, "fDBD", "energy")),
+    Variant("fDBD + energy", ("fDBD", "energy")),
     *(Variant(title, form=title) for title in (*(each.title for each in FORMS), ENDS)),
     Variant("Gram over the first half of taps", part=_first_half),
     Variant("Gram over the last half of taps", part=_last_half),
@@ -322,8 +328,10 @@ def run(options: Options) -> list[Line]:
     protocol = protocol_of(subject, result)
     tables = [_table(result.rows, titles, metric) for metric in ("auroc", "tnr")]
     difference = _differences(inside, together, totals)
+    known_before = [title for title in singles if title != UNIT]
     one_pass = [m.title for m in methods if not _needs_gradients(m.make(subject.network))]
-    verdict = _verdict(result.rows, singles, one_pass, difference, [each.title for each in sets if each.near])
+    near = [each.title for each in sets if each.near]
+    verdict = _verdict(result.rows, singles, one_pass, known_before, difference, near)
     name = f"guard-{subject.loaded.name}"
     draw_why(
         options.output / f"{name}-why.png", {f"{subject.title}, {subject.inside_title}": _aurocs(result.rows)}
@@ -401,17 +409,22 @@ def _verdict(
     rows: Sequence[Row],
     singles: Sequence[str],
     one_pass: Sequence[str],
+    known_before: Sequence[str],
     difference: Callable[[str, str], Difference],
     near: Sequence[str],
 ) -> str:
     """Guard against the best single method of each set, in figures and in words."""
-    every, quick = (against.against_the_best(rows, GUARD, some, difference) for some in (singles, one_pass))
+    every, quick, known = (
+        against.against_the_best(rows, GUARD, some, difference) for some in (singles, one_pass, known_before)
+    )
     return "\n\n".join(
         [
             "### Guard against the best single method of each set",
             against.table(every, quick),
             against.LEGEND,
             f"- Against all single methods: {against.in_words(rows, GUARD, singles, every, near)}\n"
-            f"- Against those of one pass: {against.in_words(rows, GUARD, one_pass, quick, near)}",
+            f"- Against those of one pass: {against.in_words(rows, GUARD, one_pass, quick, near)}\n"
+            "- Against all but unit Mahalanobis, a member of ours: "
+            f"{against.in_words(rows, GUARD, known_before, known, near)}",
         ]
     )

@@ -21,6 +21,7 @@ from gramwatch.experiments.cells import Cells
 from gramwatch.experiments.compare import GRAM, method_names
 from gramwatch.experiments.subject import BLOCK_ENDS, Method, OodSet, Subject
 from gramwatch.rivals import RIVALS
+from gramwatch.rivals.unit_mahalanobis import UnitMahalanobis
 from gramwatch.version import __version__
 
 _CIFAR = "a CIFAR network: --network and --weights"
@@ -119,6 +120,7 @@ def methods_of(
     """The chosen methods with the settings that the published tables were computed with.
 
     ODIN's and Mahalanobis' steps are in terms of images from 0 to 1; Mahalanobis looks at the ends of blocks.
+    Unit Mahalanobis, which is ours, is as everybody gets it.
     """
     ends = {"taps": list(BLOCK_ENDS.get(subject.loaded.name, ())) or "all"}
     moved = {"scale": list(subject.loaded.std)}
@@ -127,7 +129,9 @@ def methods_of(
         if name == GRAM:
             found.append(Method("Gram", GRAM, {"taps": "paper", **(gram or {})}))
         else:
-            settings = {**ends, **(moved if name in ("odin", "mahalanobis") else {})}
+            settings: dict[str, Any] = {**ends, **(moved if name in ("odin", "mahalanobis") else {})}
+            if name == UnitMahalanobis.name:
+                settings = {}
             found.append(Method(RIVALS[name].record.title, name, settings))
     return found
 

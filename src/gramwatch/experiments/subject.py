@@ -35,8 +35,10 @@ BLOCK_ENDS: Mapping[str, tuple[str, ...]] = {
     "resnet34": ("relu", "layer1.2.relu#2", "layer2.3.relu#2", "layer3.5.relu#2", "layer4.2.relu#2"),
     "densenet": ("conv1", "trans1.conv1", "trans2.conv1", "relu"),
     "wrn40_2": ("conv1", "block2.layer.0.relu1", "block3.layer.0.relu1", "relu"),
-    "resnet20": ("relu", "layer1.2.relu#2", "layer2.2.relu#2", "layer3.2.relu#2"),
-    "resnet32": ("relu", "layer1.4.relu#2", "layer2.4.relu#2", "layer3.4.relu#2"),
+    **{
+        f"resnet{6 * blocks + 2}": ("relu", *(f"layer{stage}.{blocks - 1}.relu#2" for stage in (1, 2, 3)))
+        for blocks in (3, 5, 7, 9, 18)
+    },
 }
 """Where Mahalanobis looks: the ends of the blocks, as its authors have it. Elsewhere, all taps."""
 

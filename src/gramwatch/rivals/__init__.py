@@ -20,6 +20,7 @@ from gramwatch.rivals.react import ReAct
 from gramwatch.rivals.relative_mahalanobis import RelativeMahalanobis
 from gramwatch.rivals.scale import SCALE
 from gramwatch.rivals.semantic import Semantic
+from gramwatch.rivals.unit_mahalanobis import UnitMahalanobis
 from gramwatch.rivals.variational_dirichlet import VariationalDirichlet
 from gramwatch.rivals.vim import ViM
 
@@ -42,6 +43,7 @@ RIVALS: dict[str, type[Rival]] = {
         DICE,
         ODIN,
         Mahalanobis,
+        UnitMahalanobis,
     )
 }
 """Every method that can be used on any network, by the name users ask for it."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from gramwatch import artifact
 from gramwatch.detector import Detection, batches_of, check_level, check_same_weights, warn
 from gramwatch.errors import CalibrationError, InputError, NotFittedError
-from gramwatch.observation import Observation, Observer
+from gramwatch.observation import ChannelMeans, Observation, Observer
 from gramwatch.taps import Inputs
 from gramwatch.threshold import examples_needed, is_above_threshold, p_value, threshold
 
@@ -136,6 +136,10 @@ class Rival(ABC):
         if self._sample is None:
             self._sample = _Sample(self.most_examples, self.seed)
         self._sample.add(observation.kept(self.needs))
+
+    def means_of(self, inputs: Inputs) -> ChannelMeans:
+        """What gathers the channel means at this method's taps in another's pass over these inputs."""
+        return self._observer.means_of(inputs)
 
     def finish(self) -> None:
         """Learn from what was taken in."""

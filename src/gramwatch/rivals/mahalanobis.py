@@ -30,51 +30,18 @@ JOINS = ("equal", "normalised", "regression")
 _FEWEST = 20  # of each kind to tune on: half of them, in five folds
 
 
-class Mahalanobis(Rival):
-    """The distance to the nearest class mean, at every tap (Lee et al., 2018, Eq. 1 and 2, Algorithm 1).
+class ClassDistances(Rival):
+    """Class means, and one covariance for all classes, of features at every tap; distances to the nearest.
 
-    Class means and one covariance for all classes, of the channels' means over the pixels, from running sums:
-    no example is kept, fitting again adds to what was seen before, and two can be merged. Classes are the
-    labels where the loader has them, else the predictions.
-
-    Args:
-        model: any classifier that returns logits.
-        join: how the taps' distances become one score: `"equal"`, their sum; `"normalised"`, each divided by
-            its expectation on training data, then summed; `"regression"`, weighed by a logistic regression,
-            which `tune` learns from outliers.
-        eps: the size of a step towards the nearest class before measuring. With zero no gradient is needed.
-        scale: what the step is divided by, one number or one for each channel of the inputs. The original
-            divides by the standard deviations that the inputs were normalised with.
-        options: those of every `Rival`. The authors look at the ends of the network's blocks only:
-            `taps=[...]`.
-
+    All from running sums: no example is kept, fitting again adds to what was seen before, and two can be
+    merged. Classes are the labels where the loader has them, else the predictions.
     """
 
-    name = "mahalanobis"
-    record = Record(
-        title="Mahalanobis",
-        paper="Lee, Lee, Lee & Shin: A Simple Unified Framework for Detecting Out-of-Distribution Samples "
-        "and Adversarial Attacks. NeurIPS 2018",
-        equation="sum_l min_c (f_l(x) - mu_lc)^T S_l^-1 (f_l(x) - mu_lc), f_l the channel means at tap l",
-        fitted=True,
-        outliers=True,
-        gradients=False,
-        cost="a product with a matrix of channels x channels at each tap; with eps > 0, a backward and "
-        "another forward pass for each tap",
-        limits="The published figures weigh taps by a regression on the outliers themselves. Takes every "
-        "class to be one normal distribution, all of one covariance.",
-    )
     needs = frozenset({"channel_means"})
-    settings = ("join", "eps", "scale")
     running = True
 
-    def __init__(
-        self, model: nn.Module, *, join: str = "equal", eps: float = 0.0, scale: Scale = None, **options: Any
-    ) -> None:
+    def __init__(self, model: nn.Module, **options: Any) -> None:
         super().__init__(model, **options)
-        if join not in JOINS:
-            raise ValueError(f"join must be one of {', '.join(JOINS)}, got {join!r}")
-        self.join, self.eps, self.scale = join, checked_eps(eps), checked_scale(scale)
         self._sums: _Sums | None = None
         self._cached: tuple[torch.device, Tensor, list[_Gaussian]] | None = None
         self.widths_: Tensor | None = None  # of each tap
@@ -86,13 +53,6 @@ class Mahalanobis(Rival):
         self.origins_: Tensor | None = None  # of each tap, one after the other
         self.whitening_: Tensor | None = None  # (width, rank) of each tap, one after the other
         self.centres_: Tensor | None = None  # (classes, rank) of each tap, whitened, one after the other
-        self.weights_: Tensor | None = None  # of each tap, after `tune`
-        self.bias_: Tensor | None = None
-
-    @property
-    def gradients(self) -> bool:
-        """Whether there is a step, and so a need for gradients."""
-        return self.eps > 0
 
     # --- fit -----------------------------------------------------------------------------------------
 
@@ -104,9 +64,12 @@ class Mahalanobis(Rival):
             observation = observation[observation.finite]
         if not len(observation):
             return
+        features = self._features(observation)
         if self._sums is None:
-            self._sums = self._seen(observation.logits.device) or _Sums.begun(observation)
-        self._sums.add(observation)
+            self._sums = self._seen(observation.logits.device) or _Sums.begun(
+                features, observation.logits.shape[1]
+            )
+        self._sums.add(features, observation.classes)
 
     @torch.inference_mode(False)
     @torch.no_grad()
@@ -129,7 +92,6 @@ class Mahalanobis(Rival):
         self.classes_ = present.cpu()
         self.whitening_ = torch.cat([gaussian.whitening.flatten().cpu() for gaussian in fitted])
         self.centres_ = torch.cat([gaussian.centres.flatten().cpu() for gaussian in fitted])
-        self.weights_ = self.bias_ = self.tuned_ = None
         self._fitted = True
         singular = int((self.ranks_ < sums.widths).sum())
         if singular:
@@ -177,7 +139,7 @@ class Mahalanobis(Rival):
     @torch.inference_mode(False)
     @torch.no_grad()
     def _merge(self, other: Rival) -> None:
-        assert isinstance(other, Mahalanobis)
+        assert isinstance(other, ClassDistances)
         mine, theirs = self._seen(torch.device("cpu")), other._seen(torch.device("cpu"))
         assert mine is not None
         assert theirs is not None
@@ -208,14 +170,17 @@ class Mahalanobis(Rival):
 
     # --- judge ---------------------------------------------------------------------------------------
 
+    def _features(self, observation: Observation) -> list[Tensor]:
+        """What is compared with the classes, `(N, width)` in float64 for each tap: the channels' means."""
+        return [_exact(means) for means in observation.channel_means]
+
     def distances(self, observation: Observation) -> Tensor:
         """The distance of each example to the nearest class, at each tap, `(N, taps)`; Eq. 2 without sign."""
-        gaussians = self._checked(observation)
-        each = zip(gaussians, observation.channel_means, strict=True)
-        return torch.stack([gaussian.distance(_exact(means)) for gaussian, means in each], 1)
+        each = zip(self._checked(observation), self._features(observation), strict=True)
+        return torch.stack([gaussian.distance(features) for gaussian, features in each], 1)
 
     def _distance(self, tap: int, observation: Observation) -> Tensor:
-        return self._checked(observation)[tap].distance(_exact(observation.channel_means[tap]))
+        return self._checked(observation)[tap].distance(self._features(observation)[tap])
 
     def _checked(self, observation: Observation) -> "list[_Gaussian]":
         """The fitted distribution of each tap, for an observation of the same taps."""
@@ -228,6 +193,63 @@ class Mahalanobis(Rival):
                 f"tap(s) with {sum(now)} channels were given"
             )
         return gaussians
+
+
+class Mahalanobis(ClassDistances):
+    """The distance to the nearest class mean, at every tap (Lee et al., 2018, Eq. 1 and 2, Algorithm 1).
+
+    Of the channels' means over the pixels.
+
+    Args:
+        model: any classifier that returns logits.
+        join: how the taps' distances become one score: `"equal"`, their sum; `"normalised"`, each divided by
+            its expectation on training data, then summed; `"regression"`, weighed by a logistic regression,
+            which `tune` learns from outliers.
+        eps: the size of a step towards the nearest class before measuring. With zero no gradient is needed.
+        scale: what the step is divided by, one number or one for each channel of the inputs. The original
+            divides by the standard deviations that the inputs were normalised with.
+        options: those of every `Rival`. The authors look at the ends of the network's blocks only:
+            `taps=[...]`.
+
+    """
+
+    name = "mahalanobis"
+    record = Record(
+        title="Mahalanobis",
+        paper="Lee, Lee, Lee & Shin: A Simple Unified Framework for Detecting Out-of-Distribution Samples "
+        "and Adversarial Attacks. NeurIPS 2018",
+        equation="sum_l min_c (f_l(x) - mu_lc)^T S_l^-1 (f_l(x) - mu_lc), f_l the channel means at tap l",
+        fitted=True,
+        outliers=True,
+        gradients=False,
+        cost="a product with a matrix of channels x channels at each tap; with eps > 0, a backward and "
+        "another forward pass for each tap",
+        limits="The published figures weigh taps by a regression on the outliers themselves. Takes every "
+        "class to be one normal distribution, all of one covariance.",
+    )
+    settings = ("join", "eps", "scale")
+
+    def __init__(
+        self, model: nn.Module, *, join: str = "equal", eps: float = 0.0, scale: Scale = None, **options: Any
+    ) -> None:
+        super().__init__(model, **options)
+        if join not in JOINS:
+            raise ValueError(f"join must be one of {', '.join(JOINS)}, got {join!r}")
+        self.join, self.eps, self.scale = join, checked_eps(eps), checked_scale(scale)
+        self.weights_: Tensor | None = None  # of each tap, after `tune`
+        self.bias_: Tensor | None = None
+
+    @property
+    def gradients(self) -> bool:
+        """Whether there is a step, and so a need for gradients."""
+        return self.eps > 0
+
+    def finish(self) -> None:
+        """Class means and covariances from the sums; what was tuned before is forgotten."""
+        super().finish()
+        self.weights_ = self.bias_ = self.tuned_ = None
+
+    # --- judge ---------------------------------------------------------------------------------------
 
     def score(self, observation: Observation) -> Tensor:
         """The joined distances. The observation is of inputs already moved, if they are to be."""
@@ -367,11 +389,10 @@ class _Sums:
     """The sums of outer products, `(width, width)` for each tap."""
 
     @staticmethod
-    def begun(first: Observation) -> "_Sums":
-        """Nothing yet, about the mean of a first batch."""
-        origins = [_exact(means).mean(0) for means in first.channel_means]
+    def begun(first: list[Tensor], classes: int) -> "_Sums":
+        """Nothing yet, about the mean of a first batch, whose features at each tap are given."""
+        origins = [features.mean(0) for features in first]
         device = origins[0].device if origins else torch.device("cpu")
-        classes = first.logits.shape[1]
         return _Sums(
             torch.zeros(classes, dtype=torch.float64, device=device),
             origins,
@@ -394,18 +415,18 @@ class _Sums:
             self.products[tap] += other.products[tap] + across + across.T + count * torch.outer(moved, moved)
         self.counts += other.counts
 
-    def add(self, observation: Observation) -> None:
-        """Take in one batch."""
-        classes = observation.classes.to(self.counts.device)
+    def add(self, batch: list[Tensor], classes: Tensor) -> None:
+        """Take in one batch: its features at each tap, and its classes."""
+        classes = classes.to(self.counts.device)
         low, high, known = int(classes.min()), int(classes.max()), len(self.counts)
         if low < 0 or high >= known:
             raise InputError(
                 f"labels from {low} to {high} were given, the network has classes 0 to {known - 1}"
             )
         self.counts += torch.bincount(classes, minlength=known)
-        parts = zip(observation.channel_means, self.origins, self.by_class, self.products, strict=True)
-        for means, origin, by_class, product in parts:
-            centred = _exact(means) - origin
+        parts = zip(batch, self.origins, self.by_class, self.products, strict=True)
+        for features, origin, by_class, product in parts:
+            centred = features - origin
             by_class.index_add_(0, classes, centred)
             product.addmm_(centred.T, centred)
 
