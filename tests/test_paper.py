@@ -343,7 +343,7 @@ def test_variants_of_gram(options: paper.Options, name: str, monkeypatch: pytest
 
 def test_ways_to_join(options: paper.Options, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gramwatch.experiments.guard_study.ood_sets", lambda name: NOISE[1:])
-    chosen = replace(options, methods="gram,fdbd,energy")
+    chosen = replace(options, methods="gram,unit_mahalanobis,fdbd,energy")
     plain = {each.method for each in paper.computed("guard_study", chosen)}
     lines = paper.computed("guard_study", replace(chosen, forms=True))
     methods = {each.method for each in lines}
@@ -501,19 +501,23 @@ def test_the_study_of_guard_sets_it_against_the_best_single_method(
     data: Path, weights: Path, tmp_path: Path
 ) -> None:
     words = ["study", "guard", "--network", "mnist_convnet", "--weights", str(weights), "--data", str(data)]
-    chosen = ["--methods", "gram,fdbd,energy,odin", "--sets", "kmnist,gaussian", "--subset", "60"]
+    methods = "gram,unit_mahalanobis,fdbd,energy,odin"
+    chosen = ["--methods", methods, "--sets", "kmnist,gaussian", "--subset", "60"]
     result = CliRunner().invoke(app, [*words, *chosen, "--device", "cpu", "--output", str(tmp_path)])
     assert result.exit_code == 0, result.output
     page = (tmp_path / "guard-mnist_convnet.md").read_text(encoding="utf-8")
     rows = rows_of(tmp_path / "guard-mnist_convnet.csv")
     aurocs = {(row["ood"], row["method"]): float(row["auroc"]) for row in rows}
     for ood in ("KMNIST", "Gaussian noise"):
-        best = max(("Gram", "fDBD", "energy", "ODIN"), key=lambda name: aurocs[ood, name])
+        singles = ("Gram", "unit Mahalanobis", "fDBD", "energy", "ODIN")
+        best = max(singles, key=lambda name: aurocs[ood, name])
         start = f"| {ood} | {aurocs[ood, 'Guard']:.2f} | {best} {aurocs[ood, best]:.2f} |"
         assert sum(line.startswith(start) for line in page.splitlines()) == 1
     quick = next(line for line in page.splitlines() if line.startswith("- Against those of one pass"))
     assert "of 2 sets" in quick
     assert "ODIN" not in quick
+    known = next(line for line in page.splitlines() if line.startswith("- Against all but unit Mahalanobis"))
+    assert "(unit Mahalanobis)" not in known
     assert "guard-mnist_convnet-why.png" in page
     assert (tmp_path / "guard-mnist_convnet-why.png").stat().st_size > 10_000
 
@@ -540,7 +544,9 @@ def test_the_study_of_false_alarms_counts_them(data: Path, weights: Path, tmp_pa
 
 def test_a_study_without_sets_says_so(options: paper.Options) -> None:
     with pytest.raises(InputError, match="none of the sets is there: svhn"):
-        paper.computed("guard_study", replace(options, methods="gram,fdbd,energy", sets="svhn"))
+        paper.computed(
+            "guard_study", replace(options, methods="gram,unit_mahalanobis,fdbd,energy", sets="svhn")
+        )
 
 
 def test_there_are_no_other_studies(weights: Path) -> None:

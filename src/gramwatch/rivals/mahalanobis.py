@@ -93,12 +93,6 @@ class ClassDistances(Rival):
         self.whitening_ = torch.cat([gaussian.whitening.flatten().cpu() for gaussian in fitted])
         self.centres_ = torch.cat([gaussian.centres.flatten().cpu() for gaussian in fitted])
         self._fitted = True
-        singular = int((self.ranks_ < sums.widths).sum())
-        if singular:
-            warn(
-                f"{self.name}: the covariance is singular at {singular} of {len(fitted)} tap(s); directions "
-                "in which the training examples do not vary are left out there"
-            )
 
     def _keep(self, sums: "_Sums") -> None:
         """Keep the sums as they are saved."""
@@ -248,6 +242,14 @@ class Mahalanobis(ClassDistances):
         """Class means and covariances from the sums; what was tuned before is forgotten."""
         super().finish()
         self.weights_ = self.bias_ = self.tuned_ = None
+        assert self.ranks_ is not None
+        assert self.widths_ is not None
+        singular = int((self.ranks_ < self.widths_).sum())
+        if singular:
+            warn(
+                f"{self.name}: the covariance is singular at {singular} of {len(self.ranks_)} tap(s); "
+                "directions in which the training examples do not vary are left out there"
+            )
 
     # --- judge ---------------------------------------------------------------------------------------
 
