@@ -82,16 +82,16 @@ class ClassDistances(Rival):
         self._keep(sums)
         self._sums, self._cached = None, None
         present = (sums.counts > 0).nonzero().flatten()
-        fitted = [sums.gaussian(tap, present) for tap in range(len(sums.origins))]
-        self.ranks_ = torch.tensor([gaussian.whitening.shape[1] for gaussian in fitted])
+        fitted = [sums.whitened(tap, present) for tap in range(len(sums.origins))]
+        self.ranks_ = torch.tensor([whitening.shape[1] for whitening, _ in fitted])
         if not self.ranks_.any():
             raise InputError(
                 f"{self.name}: the training examples do not differ from their class means, so that there is "
                 "no covariance. At least one class needs two examples that differ"
             )
         self.classes_ = present.cpu()
-        self.whitening_ = torch.cat([gaussian.whitening.flatten().cpu() for gaussian in fitted])
-        self.centres_ = torch.cat([gaussian.centres.flatten().cpu() for gaussian in fitted])
+        self.whitening_ = torch.cat([whitening.flatten().cpu() for whitening, _ in fitted])
+        self.centres_ = torch.cat([centres.flatten().cpu() for _, centres in fitted])
         self._fitted = True
 
     def _keep(self, sums: "_Sums") -> None:
@@ -158,7 +158,7 @@ class ClassDistances(Rival):
             whitening = _usable(self.whitening_, device).split(sizes)
             centres = _usable(self.centres_, device).split([classes * rank for rank in ranks])
             parts = zip(origins, whitening, centres, widths, ranks, strict=True)
-            made = [_Gaussian(o, w.view(width, r), c.view(classes, r)) for o, w, c, width, r in parts]
+            made = [_Gaussian.of(o, w.view(width, r), c.view(classes, r)) for o, w, c, width, r in parts]
             self._cached = device, self.whitening_, made
         return self._cached[2]
 
@@ -180,7 +180,7 @@ class ClassDistances(Rival):
         """The fitted distribution of each tap, for an observation of the same taps."""
         gaussians = self._gaussians(observation.logits.device)
         now = [m.shape[1] for m in observation.channel_means]
-        then = [len(gaussian.origin) for gaussian in gaussians]
+        then = [len(gaussian.whitening) for gaussian in gaussians]
         if now != then:
             raise InputError(
                 f"{self.name} was fitted on {len(then)} tap(s) with {sum(then)} channels in all, {len(now)} "
@@ -362,19 +362,25 @@ class Mahalanobis(ClassDistances):
 class _Gaussian(NamedTuple):
     """One tap's classes: normal distributions of one covariance S, made round by W with W W^T = S^-1."""
 
-    origin: Tensor
-    """Subtracted before all else, `(width,)`."""
+    shift: Tensor
+    """What lies between the origin that the centres are about and zero, whitened, `(rank,)`."""
     whitening: Tensor
     """W, `(width, rank)`."""
     centres: Tensor
     """The class means, whitened, `(classes, rank)`."""
+    squares: Tensor
+    """Of the centres' lengths, `(classes,)`."""
 
-    def distance(self, means: Tensor) -> Tensor:
-        """The squared distance to the nearest class, `(N,)`."""
-        white = (means - self.origin) @ self.whitening
-        with torch.no_grad():
-            nearest = (self.centres.square().sum(1) - 2 * white @ self.centres.T).argmin(1)
-        return (white - self.centres[nearest]).square().sum(1)
+    @staticmethod
+    def of(origin: Tensor, whitening: Tensor, centres: Tensor) -> "_Gaussian":
+        """From what is kept: the centres are those of features less the origin."""
+        return _Gaussian(-(origin @ whitening), whitening, centres, centres.square().sum(1))
+
+    def distance(self, features: Tensor) -> Tensor:
+        """The squared distance to the nearest class, `(N,)`; in few operations, for the sake of GPUs."""
+        white = torch.addmm(self.shift, features, self.whitening)
+        nearest = torch.addmm(self.squares, white, self.centres.T, alpha=-2).amin(1)
+        return (white.square().sum(1) + nearest).clamp_min(0)
 
 
 @dataclass
@@ -432,8 +438,8 @@ class _Sums:
             by_class.index_add_(0, classes, centred)
             product.addmm_(centred.T, centred)
 
-    def gaussian(self, tap: int, present: Tensor) -> _Gaussian:
-        """The class means and the inverse root of the covariance about them; Eq. 1."""
+    def whitened(self, tap: int, present: Tensor) -> tuple[Tensor, Tensor]:
+        """The inverse root of the covariance about the class means, and these means, whitened; Eq. 1."""
         counts, origin = self.counts[present], self.origins[tap]
         total = counts.sum()
         means = self.by_class[tap][present] / counts.unsqueeze(1)
@@ -446,7 +452,7 @@ class _Sums:
         seen = (4 * torch.finfo(torch.float32).eps) ** 2 * size
         vary = values > torch.maximum(rounding, seen)
         whitening = vectors[:, vary] / values[vary].sqrt()
-        return _Gaussian(origin, whitening, means @ whitening)
+        return whitening, means @ whitening
 
 
 def _usable(t: Tensor, device: torch.device) -> Tensor:
