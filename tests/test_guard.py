@@ -728,6 +728,15 @@ def test_members_may_look_at_different_taps(net):
     assert shared_observer(together.values())[1] == [together["1"], together["2"], together["3"]]
 
 
+def test_labels_are_ignored(net):
+    batches = images(300, 0).split(64)
+    plain = Guard(net).fit(batches, progress=False).calibrate([images(200, 1)], progress=False)
+    for nonsense in (torch.full((64,), 99), torch.rand(64, 3)):
+        pairs = [(x, nonsense[: len(x)]) for x in batches]
+        labelled = Guard(net).fit(pairs, progress=False).calibrate([images(200, 1)], progress=False)
+        assert_same(plain, labelled, images(9, 2))
+
+
 class StoppedError(Exception):
     pass
 

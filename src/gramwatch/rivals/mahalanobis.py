@@ -34,7 +34,7 @@ class ClassDistances(Rival):
     """Class means, and one covariance for all classes, of features at every tap; distances to the nearest.
 
     All from running sums: no example is kept, fitting again adds to what was seen before, and two can be
-    merged. Classes are the labels where the loader has them, else the predictions.
+    merged.
     """
 
     needs = frozenset({"channel_means"})
@@ -69,7 +69,7 @@ class ClassDistances(Rival):
             self._sums = self._seen(observation.logits.device) or _Sums.begun(
                 features, observation.logits.shape[1]
             )
-        self._sums.add(features, observation.classes)
+        self._sums.add(features, self._classes(observation))
 
     @torch.inference_mode(False)
     @torch.no_grad()
@@ -164,6 +164,10 @@ class ClassDistances(Rival):
 
     # --- judge ---------------------------------------------------------------------------------------
 
+    def _classes(self, observation: Observation) -> Tensor:
+        """Of training examples: the labels where the loader has them, else the predictions."""
+        return observation.classes
+
     def _features(self, observation: Observation) -> list[Tensor]:
         """What is compared with the classes, `(N, width)` in float64 for each tap: the channels' means."""
         return [_exact(means) for means in observation.channel_means]
@@ -192,7 +196,8 @@ class ClassDistances(Rival):
 class Mahalanobis(ClassDistances):
     """The distance to the nearest class mean, at every tap (Lee et al., 2018, Eq. 1 and 2, Algorithm 1).
 
-    Of the channels' means over the pixels.
+    Of the channels' means over the pixels. Classes are the labels where the loader has them, else the
+    predictions.
 
     Args:
         model: any classifier that returns logits.

@@ -18,7 +18,7 @@ class UnitMahalanobis(ClassDistances):
     Müller & Hein (2025) scale the penultimate features so: lengths vary much more than a normal distribution
     has it. Here the channel means at the last tensor of each size are scaled, too. A tap's squared distance
     is divided by the number of its directions, which is what to expect of it; the score is the mean of the
-    roots.
+    roots. Classes are the predicted ones, as for Gram: labels are ignored.
 
     Args:
         model: any classifier that returns logits.
@@ -41,6 +41,9 @@ class UnitMahalanobis(ClassDistances):
 
     def __init__(self, model: nn.Module, *, taps: str | Iterable[str] = "ends", **options: Any) -> None:
         super().__init__(model, taps=taps, **options)
+
+    def _classes(self, observation: Observation) -> Tensor:
+        return observation.predicted
 
     def _features(self, observation: Observation) -> list[Tensor]:
         return [f / f.norm(dim=1, keepdim=True).clamp_min(TINY) for f in super()._features(observation)]
