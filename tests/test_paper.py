@@ -355,6 +355,20 @@ def test_ways_to_join(options: paper.Options, monkeypatch: pytest.MonkeyPatch) -
     assert "| Gram of order 1 |" in page
 
 
+def test_what_is_missing_for_absent_sets_only_is_not_fitted(options: paper.Options) -> None:
+    absent = next(each for each in ood_sets("mnist") if each.name == "svhn")
+    told: list[str] = []
+    study = replace(options, say=told.append).subject()
+    knn, fdbd = Method("KNN", "knn"), Method("fDBD", "fdbd")
+    assert list(study.measure([knn], [absent, NOISE[0]])) == ["MNIST", NOISE[0].title]
+    (study.cells.folder / study._file(knn).name).unlink()
+    told.clear()
+    assert list(study.measure([knn, fdbd], [absent, NOISE[0]])["MNIST"]) == ["KNN", "fDBD"]
+    assert any("fDBD fitted" in text for text in told)
+    assert not any("KNN" in text for text in told)
+    assert any("SVHN: data not present" in text for text in told)
+
+
 def test_gram_is_fitted_on_moved_images_too(options: paper.Options) -> None:
     study = options.subject()
     settings = {"taps": ["conv?"], "statistic": "row_sums"}

@@ -300,17 +300,16 @@ class Subject:
             which: [m for m in methods if not self.cells.has(*self._cell(m, which))]
             for which in (self._inside, *sets)
         }
+        # First of all: what is needed only for sets that are absent need not be fitted.
+        unfinished = {
+            which: missing for which, missing in unfinished.items() if not missing or self.present(which)
+        }
         waiting = [m for m in methods if any(m in missing for missing in unfinished.values())]
-        detectors: dict[str, Single] = {}
-        found: dict[str, Measured] = {}
+        detectors = self._fitted(waiting) if waiting else {}
         for which, missing in unfinished.items():
             if missing:
-                if not self.present(which):
-                    continue
-                detectors = detectors or self._fitted(waiting)
                 self._measure(which, missing, detectors)
-            found[which.title] = {m.title: self._finished(m, which) for m in methods}
-        return found
+        return {which.title: {m.title: self._finished(m, which) for m in methods} for which in unfinished}
 
     def present(self, which: OodSet) -> bool:
         """Whether a set can be loaded; if not, the reason is told."""
