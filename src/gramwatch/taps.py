@@ -861,6 +861,10 @@ def _tensors(value: Any) -> Iterator[Tensor]:
             yield from _tensors(v)
 
 
+_SMALL = 4096
+"""So many numbers of an example are looked at together with others: copying them costs less than a call."""
+
+
 def all_finite(inputs: Inputs) -> Tensor:
     """Whether each example's inputs are all finite, `(N,)`."""
     total = count_examples(inputs)
@@ -868,8 +872,13 @@ def all_finite(inputs: Inputs) -> Tensor:
     floating = [t for t in tensors if t.is_floating_point() and t.numel()]
     if not floating:
         return torch.ones(total, dtype=torch.bool, device=tensors[0].device)
-    # NaN is no less than infinity. One look at each value: this is done for every batch.
-    largest = [torch.linalg.vector_norm(t.reshape(total, -1), torch.inf, 1) for t in floating]
+    # NaN is no less than infinity. One look at each value, and small tensors together: this is done for
+    # every batch, and on a GPU each call costs more than its work.
+    rows = [t.reshape(total, -1) for t in floating]
+    small = [t for t in rows if t.shape[1] <= _SMALL and t.dtype == torch.float32]
+    large = [t for t in rows if t.shape[1] > _SMALL or t.dtype != torch.float32]
+    looked_at = [*large, *([torch.cat(small, 1)] if small else [])]
+    largest = [torch.linalg.vector_norm(t, torch.inf, 1) for t in looked_at]
     return torch.stack([each < torch.inf for each in largest]).all(0)
 
 

@@ -17,8 +17,6 @@ from gramwatch.datasets.digits import Digits, digits, photograph_patches
 from gramwatch.detector import Detection, GramDetector
 from gramwatch.evaluate import Evaluation, evaluate
 from gramwatch.guard import Guard
-from gramwatch.rivals.energy import Energy
-from gramwatch.rivals.fdbd import FDBD
 from gramwatch.rivals.msp import MSP
 from gramwatch.threshold import rank_of_threshold
 
@@ -108,9 +106,9 @@ def judge(name: str, make: Callable[[], nn.Module], data: Digits, outliers: dict
     torch.manual_seed(0)
     network = make()
     train(network, data.train, data.train_labels)
-    detector = GramDetector(network)
-    guard = Guard.of({"gram": detector, "fdbd": FDBD(network), "energy": Energy(network)})
+    guard = Guard(network)
     guard.fit(data.train.split(256))
+    detector = guard.grams["gram"]
     detector.calibrate(data.validation.split(256))
     guard.calibrate(data.validation.split(256))
     inside = detector(data.test)
@@ -165,7 +163,7 @@ def run(folder: str | PathLike[str] = "gramwatch-demo", say: Callable[[str], Non
             f"digits to rank by, {low:.1%} to {high:.1%} is within chance)\n"
         )
         guarded = float(result.guard(data.test).is_ood.double().mean())
-        say(f"The same for Guard, which joins Gram with fDBD and energy: {guarded:.1%} flagged\n")
+        say(f"The same for Guard, which joins Gram with three others: {guarded:.1%} flagged\n")
         say(str(result.evaluation))
         result.evaluation.to_csv(folder / f"{name}.csv")
         result.detector.save(folder / f"{name}.safetensors")

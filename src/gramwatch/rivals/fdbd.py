@@ -35,7 +35,7 @@ class FDBD(MeanRival):
     def __init__(self, model: nn.Module, **options: Any) -> None:
         super().__init__(model, **options)
         self._head: Head | None = None
-        self._apart = torch.empty(0)
+        self._kept = torch.empty(0)
 
     def take(self, observation: Observation) -> None:
         """Take in one batch; a GPU is not waited for."""
@@ -46,18 +46,22 @@ class FDBD(MeanRival):
     def score(self, observation: Observation) -> Tensor:
         """Minus the regularised mean distance."""
         logits, predicted = observation.logits.double(), observation.predicted
-        apart = self._weights_apart(head_of(observation, self.name), logits.device)[predicted]
-        gaps = (logits.gather(1, predicted.unsqueeze(1)) - logits).abs()
-        there = apart > 0  # not for the predicted class itself
-        distances = torch.where(there, gaps / torch.where(there, apart, 1.0), 0.0)
-        mean = distances.sum(1) / there.sum(1).clamp_min(1)
+        shares = self._shares(head_of(observation, self.name), logits.device)[predicted]
+        mean = ((logits.amax(1, keepdim=True) - logits) * shares).sum(1)
         away = lengths(features_of(observation, self.name).double() - self.mean_on(logits.device))
         return -mean / away.clamp_min(TINY)
 
-    def _weights_apart(self, head: Head, device: torch.device) -> Tensor:
-        """`||w_a - w_b||` of every pair of classes, kept until the head is another."""
-        if head is not self._head or self._apart.device != device:
+    def _shares(self, head: Head, device: torch.device) -> Tensor:
+        """`1 / ||w_a - w_b||` of every pair of classes, over how many there are.
+
+        Kept until the head is another. Zero for a class with itself, and with one of the same weights:
+        there is no boundary between them.
+        """
+        if head is not self._head or self._kept.device != device:
             weight = head.weight.to(device).double()
-            self._apart = torch.cdist(weight, weight, compute_mode="donot_use_mm_for_euclid_dist")
+            apart = torch.cdist(weight, weight, compute_mode="donot_use_mm_for_euclid_dist")
+            there = apart > 0
+            inverse = torch.where(there, 1 / torch.where(there, apart, 1.0), 0.0)
+            self._kept = inverse / there.sum(1, keepdim=True).clamp_min(1)
             self._head = head
-        return self._apart
+        return self._kept
