@@ -345,17 +345,18 @@ class Guard:
         # Out of inference mode, so that the results are ordinary tensors; measured ones are copied for that.
         with torch.inference_mode(False), torch.no_grad():
             score, p_values, is_ood = calibration.judged(measured)
+            of_each = p_values.T.clone()
             predicted = measured.predicted
             support = next((gram.class_support(predicted) for gram in self.grams.values()), None)
             found = Detection(
                 logits=measured.logits.clone(),
                 predicted=predicted,
                 score=score.clone(),
-                p_value=p_values[:, 0].clone(),
+                p_value=of_each[0],
                 is_ood=is_ood,
                 deviations=grams[0].deviations.clone() if grams else None,
                 class_support=support,
-                parts={name: p_values[:, 1 + i].clone() for i, name in enumerate(self.members)},
+                parts=dict(zip(self.members, of_each[1:], strict=True)),
             )
             # The device is waited for here and nowhere before.
             broken = int((~measured.finite).sum())

@@ -136,8 +136,7 @@ class Standard:
         assert self.lowest_ is not None
         if self.floor is not None:
             scores = scores.maximum(self.lowest_)
-        there = self.tail_ > 0
-        return torch.where(there, (scores - self.median_) / torch.where(there, self.tail_, 1.0), 0.0)
+        return (scores - self.median_) / torch.where(self.tail_ > 0, self.tail_, torch.inf)
 
 
 @dataclass

@@ -110,8 +110,11 @@ class Ranks:
 
     def judged(self, scores: Tensor, predicted: Tensor) -> tuple[Tensor, Tensor]:
         """The p-values of scores `(N, kinds)`; whether that of the first is at most `1 - level`, `(N,)`."""
-        group = self.group_of[predicted]
         lower = torch.searchsorted(self.ascending, scores.T.contiguous())
+        if len(self.sizes) == 1:  # all together: short work
+            count = self.ascending.shape[1]
+            return (1 + count - lower.T).double() / (count + 1), lower[0] >= self.needed
+        group = self.group_of[predicted]
         keys = lower + group * (self.ascending.shape[1] + 1)
         below = (torch.searchsorted(self.keys, keys) - self.starts[group]).T
         size = self.sizes[group].unsqueeze(1)

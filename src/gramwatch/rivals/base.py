@@ -236,8 +236,8 @@ class Rival(ABC):
     @staticmethod
     def _infinite_where_broken(score: Tensor, finite: Tensor | None) -> Tensor:
         score = score.double()
-        broken = ~score.isfinite() if finite is None else ~(finite & score.isfinite())
-        return torch.where(broken, torch.inf, score)
+        sound = score.isfinite() if finite is None else finite & score.isfinite()
+        return torch.where(sound, score, torch.inf)
 
     def __call__(self, inputs: Inputs) -> Detection:
         """Judge a batch."""
