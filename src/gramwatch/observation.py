@@ -120,23 +120,19 @@ class ChannelMeans:
 
     def __init__(self, taps: Taps) -> None:
         self.taps = taps
-        self._means: list[Tensor] = []
+        self.means: list[Tensor] = []
+        """`(N, channels)` for each tap, when the network has run."""
 
     def receive(self, number: int, maps: Tensor) -> None:
         """Take the means of one tap."""
-        self._means.append(_channel_means(maps))
+        self.means.append(maps.mean(2, dtype=torch.float32))
 
     def seen_in(self, observation: Observation) -> Observation:
         """What was observed, with these means."""
-        finite = all_finite([observation.logits, *self._means])
+        finite = all_finite(self.means)
         if observation.finite is not None:
             finite = finite & observation.finite
-        return replace(observation, channel_means=tuple(self._means), finite=finite)
-
-
-def _channel_means(maps: Tensor) -> Tensor:
-    """From `(N, channels, pixels)` to `(N, channels)`."""
-    return maps.mean(2, dtype=torch.float32)
+        return replace(observation, channel_means=tuple(self.means), finite=finite)
 
 
 class Observer:
@@ -219,13 +215,8 @@ class Observer:
             raise InputError("the batch is empty")
         inputs = on_device(inputs, self.model)
         taps = self._prepare(inputs)
-        means: list[Tensor] = []
+        own = ChannelMeans(taps)
         features: list[Tensor] = []
-
-        def receive(number: int, maps: Tensor) -> None:
-            means.append(_channel_means(maps))
-            if taps[number].call == self._features_call:
-                features.append(means[-1])
 
         def at_head(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
             features.append(x.flatten(1).float())
@@ -234,12 +225,14 @@ class Observer:
                 zero = weight.new_zeros(len(weight))
                 self.head = Head(weight, zero if bias is None else bias.detach().float())
 
-        watchers = [(taps, receive, None), *((each.taps, each.receive, each.repeat) for each in beside)]
+        watchers = [(each.taps, each.receive, each.repeat) for each in (own, *beside)]
         together = _watching_together(watchers)
         head = (self._head_call, at_head)
         logits = observe(
             self.model, together[0], inputs, *together[1:], head=head, gradients=gradients
         ).float()
+        means = own.means
+        features += [mean for tap, mean in zip(taps, means, strict=True) if tap.call == self._features_call]
         finite = all_finite([inputs, logits, features, means])
         return Observation(
             logits,

@@ -877,8 +877,8 @@ def all_finite(inputs: Inputs) -> Tensor:
     rows = [t.reshape(total, -1) for t in floating]
     small = [t for t in rows if t.shape[1] <= _SMALL and t.dtype == torch.float32]
     large = [t for t in rows if t.shape[1] > _SMALL or t.dtype != torch.float32]
-    looked_at = [*large, *([torch.cat(small, 1)] if small else [])]
-    largest = [torch.linalg.vector_norm(t, torch.inf, 1) for t in looked_at]
+    together = [torch.cat(small, 1)] if len(small) > 1 else small
+    largest = [torch.linalg.vector_norm(t, torch.inf, 1) for t in (*large, *together)]
     return torch.stack([each < torch.inf for each in largest]).all(0)
 
 

@@ -19,7 +19,7 @@ from gramwatch.experiments import against
 from gramwatch.experiments.beside import SHORT, Line, markdown
 from gramwatch.experiments.paper import Options, lines_of, methods_of, protocol_of, write
 from gramwatch.experiments.subject import BLOCK_ENDS, Method, OodSet, ood_sets
-from gramwatch.guard import SHRINK
+from gramwatch.guard import MEMBERS, SHRINK
 from gramwatch.joint import (
     JointMeasurement,
     JointRule,
@@ -31,13 +31,14 @@ from gramwatch.joint import (
 from gramwatch.metrics import Difference, auroc_difference
 from gramwatch.report.comparison import draw_comparison
 from gramwatch.report.why import draw_why
-from gramwatch.rivals import Rival
+from gramwatch.rivals import RIVALS, Rival
+from gramwatch.rivals.unit_mahalanobis import UnitMahalanobis
 from gramwatch.together import Measured
 from gramwatch.watch import Single
 
 GRAM, GUARD = "Gram", "Guard"
-UNIT = "unit Mahalanobis"
-GUARDS_MEMBERS = (GRAM, UNIT, "fDBD", "energy")
+UNIT = UnitMahalanobis.record.title
+GUARDS_MEMBERS = tuple(GRAM if name == "gram" else RIVALS[name].record.title for name in MEMBERS)
 
 
 # --- which Gram --------------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ class ClassDistances(Rival):
     def __init__(self, model: nn.Module, **options: Any) -> None:
         super().__init__(model, **options)
         self._sums: _Sums | None = None
-        self._cached: tuple[torch.device, Tensor, list[_Gaussian]] | None = None
+        self._cached: _Fitted | None = None
         self.widths_: Tensor | None = None  # of each tap
         self.counts_: Tensor | None = None  # of the examples of each class
         self.sums_: Tensor | None = None  # of each class and tap, about its origin, one tap after the other
@@ -144,9 +144,10 @@ class ClassDistances(Rival):
         self.finish()
 
     @torch.inference_mode(False)
-    def _gaussians(self, device: torch.device) -> "list[_Gaussian]":
-        """The fitted distribution of each tap, on a device."""
-        if self._cached is None or self._cached[0] != device or self._cached[1] is not self.whitening_:
+    def _fitted_on(self, device: torch.device) -> "_Fitted":
+        """The fitted distribution of each tap, on a device, kept there."""
+        cached = self._cached
+        if cached is None or cached.device != device or cached.whitening is not self.whitening_:
             if self.widths_ is None or self.ranks_ is None or self.classes_ is None:
                 raise NotFittedError(f"{self.name} is not fitted: call detector.fit(train_loader) first")
             assert self.origins_ is not None
@@ -159,8 +160,9 @@ class ClassDistances(Rival):
             centres = _usable(self.centres_, device).split([classes * rank for rank in ranks])
             parts = zip(origins, whitening, centres, widths, ranks, strict=True)
             made = [_Gaussian.of(o, w.view(width, r), c.view(classes, r)) for o, w, c, width, r in parts]
-            self._cached = device, self.whitening_, made
-        return self._cached[2]
+            expected = _usable(self.ranks_.clamp_min(1).double(), device)
+            self._cached = cached = _Fitted(device, self.whitening_, made, expected)
+        return cached
 
     # --- judge ---------------------------------------------------------------------------------------
 
@@ -177,12 +179,19 @@ class ClassDistances(Rival):
         each = zip(self._checked(observation), self._features(observation), strict=True)
         return torch.stack([gaussian.distance(features) for gaussian, features in each], 1)
 
+    def _over_expectation(self, distances: Tensor) -> Tensor:
+        """Each tap's distances, `(N, taps)`, over what to expect of them.
+
+        On training data, the mean distance to an example's own class is the trace of S^-1 S: the rank.
+        """
+        return distances / self._fitted_on(distances.device).expected
+
     def _distance(self, tap: int, observation: Observation) -> Tensor:
         return self._checked(observation)[tap].distance(self._features(observation)[tap])
 
     def _checked(self, observation: Observation) -> "list[_Gaussian]":
         """The fitted distribution of each tap, for an observation of the same taps."""
-        gaussians = self._gaussians(observation.logits.device)
+        gaussians = self._fitted_on(observation.logits.device).gaussians
         now = [m.shape[1] for m in observation.channel_means]
         then = [len(gaussian.whitening) for gaussian in gaussians]
         if now != then:
@@ -266,9 +275,7 @@ class Mahalanobis(ClassDistances):
         if self.join == "equal":
             return distances.sum(1)
         if self.join == "normalised":
-            # On training data, the mean distance to an example's own class is the trace of S^-1 S.
-            assert self.ranks_ is not None
-            return (distances / self.ranks_.clamp_min(1).to(distances)).sum(1)
+            return self._over_expectation(distances).sum(1)
         if self.weights_ is None or self.bias_ is None:
             raise NotFittedError(
                 f"{self.name} with join='regression' has no weights yet: call "
@@ -386,6 +393,18 @@ class _Gaussian(NamedTuple):
         white = torch.addmm(self.shift, features, self.whitening)
         nearest = torch.addmm(self.squares, white, self.centres.T, alpha=-2).amin(1)
         return (white.square().sum(1) + nearest).clamp_min(0)
+
+
+class _Fitted(NamedTuple):
+    """What judging needs, on a device."""
+
+    device: torch.device
+    whitening: Tensor
+    """As it is kept: whose copies these are."""
+    gaussians: list[_Gaussian]
+    """One for each tap."""
+    expected: Tensor
+    """The squared distance to expect at each tap, `(taps,)`."""
 
 
 @dataclass

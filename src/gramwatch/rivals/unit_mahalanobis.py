@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from gramwatch.observation import Observation
@@ -50,8 +49,4 @@ class UnitMahalanobis(ClassDistances):
 
     def score(self, observation: Observation) -> Tensor:
         """The mean over the taps of the distance for each direction, in standard deviations."""
-        gaussians = self._checked(observation)
-        each = zip(gaussians, self._features(observation), strict=True)
-        # As numbers, not as a tensor: nothing has to be copied to the device.
-        roots = [(g.distance(f) / max(g.whitening.shape[1], 1)).sqrt() for g, f in each]
-        return torch.stack(roots, 1).mean(1)
+        return self._over_expectation(self.distances(observation)).sqrt().mean(1)
