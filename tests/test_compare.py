@@ -132,7 +132,7 @@ def test_methods_that_need_a_linear_head_are_left_out_with_a_reason(sets, monkey
     needy = [m.record.title for m in RIVALS.values() if m.needs & {"features", "head"}]
     assert not set(needy) & set(found)
     assert {"Guard", "Gram", "MSP", "energy"} <= set(found)
-    assert list(found["Guard"].members) == ["gram", "unit_mahalanobis", "energy"]
+    assert list(found["Guard"].members) == ["gram", "early_mahalanobis", "class_ratio", "energy"]
     assert len(said) == len(needy)
     assert all("not made by one linear layer" in line for line in said)
 

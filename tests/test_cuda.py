@@ -1,11 +1,14 @@
 """The same on a GPU: statistics, fit, scores, and files that move between devices."""
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 import gramwatch
+from gramwatch import replay
 from gramwatch.bounds import make_bounds
 from gramwatch.statistics import STATISTICS
 
@@ -95,6 +98,60 @@ def test_a_guard_does_not_wait_for_the_gpu(net):
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert torch.equal(found[0], guard(test).score)
+
+
+def assert_equal(found, expected):
+    assert torch.equal(found.predicted, expected.predicted)
+    assert torch.equal(found.is_ood, expected.is_ood)
+    assert torch.equal(found.class_support, expected.class_support)
+    torch.testing.assert_close(found.score, expected.score, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(found.p_value, expected.p_value)
+    for name, p in expected.parts.items():
+        torch.testing.assert_close(found.parts[name], p)
+
+
+@pytest.mark.parametrize("per_class", [False, True])
+def test_a_recorded_verdict_is_the_one_that_is_computed(net, per_class, monkeypatch):
+    guard = gramwatch.Guard(net.cuda(), per_class=per_class).fit(torch.randn(400, 3, 16, 16).split(100))
+    guard.calibrate(torch.randn(900, 3, 16, 16).split(100))
+    batches = [scale * torch.randn(50, 3, 16, 16, device="cuda") for scale in (1, 1.2, 1.4, 1.6, 1.8, 2)]
+    batches[-1][3, 0, 0, 0] = torch.nan
+    monkeypatch.setattr(replay, "CALLS", 1000)
+    computed = [guard(x) for x in batches]
+    assert not guard._verdict._recorded
+    monkeypatch.setattr(replay, "CALLS", 2)
+    guard._verdict = None
+    found = [guard(x) for x in batches]  # kept until the end: a later verdict must not overwrite them
+    assert [recording is not None for recording in guard._verdict._recorded.values()] == [True]
+    for one, other in zip(found, computed, strict=True):
+        assert_equal(one, other)
+    assert found[-1].score[3] == torch.inf
+    assert not found[-1].score.is_inference()
+    for count in (1, 7):  # other shapes
+        expected = [guard(x[:count]) for x in batches[:2]]
+        for x, other in zip(batches[:2] * 2, expected * 2, strict=True):
+            assert_equal(guard(x[:count]), other)
+    guard.calibrate(1.5 * torch.randn(900, 3, 16, 16))
+    assert guard(batches[0]).p_value.mean() > found[0].p_value.mean() + 0.1
+    again = copy.deepcopy(guard)
+    assert_equal(again(batches[1]), guard(batches[1]))
+
+
+def test_what_cannot_be_recorded_is_computed(net, monkeypatch):
+    class Waiting(gramwatch.rivals.MSP):
+        def score(self, observation):
+            return super().score(observation) * float(observation.logits.abs().amax() > -1)
+
+    monkeypatch.setattr(replay, "CALLS", 1)
+    net.cuda()
+    members = {"gram": gramwatch.GramDetector(net), "waiting": Waiting(net)}
+    guard = gramwatch.Guard.of(members).fit(torch.randn(400, 3, 16, 16).split(100))
+    guard.calibrate([torch.randn(200, 3, 16, 16)])
+    batches = [torch.randn(50, 3, 16, 16, device="cuda") for _ in range(5)]
+    first = [guard(x) for x in batches]
+    assert list(guard._verdict._recorded.values()) == [None]
+    for x, expected in zip(batches, first, strict=True):
+        assert_equal(guard(x), expected)
 
 
 def test_mean_variance_and_autocast_on_the_gpu(net):

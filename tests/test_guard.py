@@ -1,5 +1,6 @@
 """Guard: the formula of docs/guard.md, p-values that hold, and everything a detector must stand."""
 
+import copy
 import dataclasses
 from pathlib import Path
 
@@ -102,19 +103,15 @@ def assert_same(a: Guard, b: Guard, x: torch.Tensor) -> None:
 # --- the formula -------------------------------------------------------------------------------------
 
 
-def transcription(net: Net, deltas: np.ndarray, x: torch.Tensor, mean: np.ndarray) -> dict[str, np.ndarray]:
-    """delta_l / confidence, fDBD and energy, one example at a time."""
-    w = net.head.weight.detach().double().numpy()
+def transcription(net: Net, deltas: np.ndarray, x: torch.Tensor) -> dict[str, np.ndarray]:
+    """delta_l / confidence and energy, one example at a time."""
     with torch.no_grad():
-        all_z, all_h = net(x).double().numpy(), net.features(x).double().numpy()
-    confident, fdbd, energy = [], [], []
-    for delta, z, h in zip(deltas, all_z, all_h, strict=True):
-        y = int(z.argmax())
-        confident.append(delta / (np.exp(z[y]) / np.exp(z).sum()))
-        distances = [abs(z[y] - z[c]) / np.linalg.norm(w[y] - w[c]) for c in range(len(z)) if c != y]
-        fdbd.append(-np.mean(distances) / np.linalg.norm(h - mean))
+        all_z = net(x).double().numpy()
+    confident, energy = [], []
+    for delta, z in zip(deltas, all_z, strict=True):
+        confident.append(delta / (np.exp(z.max()) / np.exp(z).sum()))
         energy.append(-np.log(np.exp(z).sum()))
-    return {"delta": np.array(confident), "fdbd": np.array(fdbd), "energy": np.array(energy)}
+    return {"delta": np.array(confident), "energy": np.array(energy)}
 
 
 def stage_ends(net: Net, x: torch.Tensor) -> list[np.ndarray]:
@@ -137,16 +134,65 @@ def fitted_classes(net: Net, train: torch.Tensor) -> list[tuple[dict[int, np.nda
     return found
 
 
-def unit_mahalanobis(net: Net, classes: list, x: torch.Tensor) -> np.ndarray:
-    scores = []
+def distances(net: Net, classes: list, x: torch.Tensor) -> list[list[np.ndarray]]:
+    """Of each example, at each stage's end: the distances to all classes, and last that to their middle."""
+    found = []
     for example in zip(*stage_ends(net, x), strict=True):
-        roots = []
+        found.append([])
         for u, (centres, covariance) in zip(example, classes, strict=True):
             inverse = np.linalg.inv(covariance)
-            distance = min((u - centre) @ inverse @ (u - centre) for centre in centres.values())
-            roots.append(np.sqrt(distance / len(u)))
-        scores.append(np.mean(roots))
-    return np.array(scores)
+            means = [*centres.values(), sum(centres.values()) / len(centres)]
+            found[-1].append(np.array([np.sqrt((u - m) @ inverse @ (u - m)) for m in means]))
+    return found
+
+
+def unit_mahalanobis(net: Net, classes: list, x: torch.Tensor) -> np.ndarray:
+    widths = [len(covariance) for _, covariance in classes]
+    return np.array(
+        [
+            np.mean([d[:-1].min() / np.sqrt(width) for d, width in zip(each, widths, strict=True)])
+            for each in distances(net, classes, x)
+        ]
+    )
+
+
+def early_mahalanobis(net: Net, classes: list, x: torch.Tensor) -> np.ndarray:
+    """The first of the two stages."""
+    width = len(classes[0][1])
+    return np.array([each[0][:-1].min() / np.sqrt(width) for each in distances(net, classes, x)])
+
+
+def class_ratio(net: Net, classes: list, x: torch.Tensor) -> np.ndarray:
+    return np.array([each[-1][:-1].min() / each[-1][-1] for each in distances(net, classes, x)])
+
+
+@pytest.mark.parametrize("formula", [unit_mahalanobis, early_mahalanobis, class_ratio])
+def test_distances_to_classes_equal_their_formula(net, formula):
+    train, test = images(300, 0), images(40, 2, scale=1.3)
+    found = RIVALS[formula.__name__](net).fit(train.split(64), progress=False).score_inputs(test)[1]
+    expected = formula(net, fitted_classes(net, train), test)
+    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-4)
+
+
+def test_a_network_of_one_stage_has_no_earlier_one():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(1, 5, 3), nn.ReLU(), nn.Flatten(), nn.Linear(125, CLASSES)).eval()
+    early, unit = (
+        RIVALS[name](net).fit(images(300, 0).split(64), progress=False).score_inputs(images(9, 1))[1]
+        for name in ("early_mahalanobis", "unit_mahalanobis")
+    )
+    assert torch.equal(early, unit)
+
+
+def test_the_middle_is_that_of_classes_whatever_their_sizes(net):
+    """A class with most of the examples does not pull it to itself."""
+    ratio = RIVALS["class_ratio"](net).fit(images(300, 0).split(64), progress=False)
+    with torch.no_grad():
+        often = images(300, 0)[net(images(300, 0)).argmax(1) == 0]
+    assert len(often) > 20
+    more = RIVALS["class_ratio"](net).fit([images(300, 0), *[often] * 20], progress=False)
+    once, many = (each.score_inputs(often)[1].mean() for each in (ratio, more))
+    assert many < 1.1 * once
 
 
 def test_scores_and_p_values_equal_the_transcription(net):
@@ -155,11 +201,9 @@ def test_scores_and_p_values_equal_the_transcription(net):
     guard.calibrate(validation.split(50), seed=7, progress=False)
     found = guard(test)
 
-    with torch.no_grad():
-        mean = net.features(train).double().numpy().mean(0)
     gram = GramDetector(net).fit(train.split(64), progress=False)
-    known = transcription(net, gram.measure(validation).deviations.double().numpy(), validation, mean)
-    new = transcription(net, gram.measure(test).deviations.double().numpy(), test, mean)
+    known = transcription(net, gram.measure(validation).deviations.double().numpy(), validation)
+    new = transcription(net, gram.measure(test).deviations.double().numpy(), test)
     order = torch.randperm(161, generator=torch.Generator().manual_seed(7)).numpy()
     normalising, ranking = order[:80], order[80:]
     own = known["delta"][normalising].mean(0)
@@ -168,11 +212,12 @@ def test_scores_and_p_values_equal_the_transcription(net):
     classes = fitted_classes(net, train)
     for each, x in ((known, validation), (new, test)):
         each["gram"] = np.sqrt(each["delta"] / (expectation + 1e-7)).mean(1)
-        each["unit_mahalanobis"] = unit_mahalanobis(net, classes, x)
-    names = ("gram", "unit_mahalanobis", "fdbd", "energy")
+        each["early_mahalanobis"] = early_mahalanobis(net, classes, x)
+        each["class_ratio"] = class_ratio(net, classes, x)
+    names = ("gram", "early_mahalanobis", "class_ratio", "energy")
     middle = {name: np.median(known[name][normalising]) for name in names}
     spread = {
-        name: max(np.percentile(known[name][normalising], 95) - middle[name], known[name][normalising].std())
+        name: max(np.percentile(known[name][normalising], 99) - middle[name], known[name][normalising].std())
         for name in names
     }
     lowest = {name: np.percentile(known[name][normalising], 25) for name in names}
@@ -217,16 +262,16 @@ def test_standardising_leaves_out_what_is_constant():
     standard = Standard().fit(scores)
     found = standard(scores)
     assert found[:, 0].median().item() == pytest.approx(0, abs=0.05)
-    assert found[:, 0].quantile(0.95).item() == pytest.approx(1)
+    assert found[:, 0].quantile(0.99).item() == pytest.approx(1)
     assert (standard(scores + 1)[:, 1] == 0).all()
 
 
 def test_where_most_scores_are_equal_the_standard_deviation_serves():
     scores = torch.zeros(100, 1).double()
-    scores[:3] = 5.0  # median and 95th percentile are equal
+    scores[0] = 5.0  # median and 99th percentile are nearly equal
     standard = Standard().fit(scores)
     torch.testing.assert_close(standard.tail_, scores.std(0, correction=0))
-    assert standard(scores)[:3].min() > 5
+    assert standard(scores)[0] > 5
 
 
 def test_a_rule_can_standardise_and_join_otherwise():
@@ -241,7 +286,7 @@ def test_a_rule_can_standardise_and_join_otherwise():
     scores = plain.member_scores(measured)
     median = scores.quantile(0.5, 0)
     floored = scores.maximum(scores.quantile(0.25, 0))
-    standardised = (floored - median) / (scores.quantile(0.95, 0) - median)
+    standardised = (floored - median) / (scores.quantile(0.99, 0) - median)
     torch.testing.assert_close(plain(measured), standardised.sum(1))
     torch.testing.assert_close(highest(measured), 2 * standardised.amax(1))
 
@@ -375,7 +420,7 @@ def test_per_class_ranks_within_the_class(net):
 
 def test_parts_tell_which_member_raised_the_alarm(ready):
     found = ready(images(20, 3))
-    assert list(found.parts) == ["gram", "unit_mahalanobis", "fdbd", "energy"]
+    assert list(found.parts) == ["gram", "early_mahalanobis", "class_ratio", "energy"]
     for p in (*found.parts.values(), found.p_value):
         assert p.shape == (20,)
         assert ((p > 0) & (p <= 1)).all()
@@ -463,7 +508,7 @@ def test_what_comes_first_is_said(net):
         guard.save("nowhere.safetensors")
     with pytest.raises(InputError, match="nothing to fit"):
         guard.fit([], progress=False)
-    assert repr(guard) == "Guard(Net: gram + unit_mahalanobis + fdbd + energy, not calibrated)"
+    assert repr(guard) == "Guard(Net: gram + early_mahalanobis + class_ratio + energy, not calibrated)"
 
 
 def test_settings_are_checked(net):
@@ -521,17 +566,21 @@ def test_training_and_calibration_data_that_are_not_finite(net, ready):
 
 def test_a_network_without_a_linear_head(tmp_path):
     net = made(Cosine)
-    guard = Guard(net)
+    plain = (
+        Guard(net).fit(images(300, 0).split(64), progress=False).calibrate([images(100, 1)], progress=False)
+    )
+    assert len(plain(images(5, 2)).parts) == 4
+    guard = Guard(net, members=("gram", "fdbd", "energy"))
     with pytest.warns(GramwatchWarning, match=r"fdbd is left out of the guard: the logits of Cosine") as said:
         guard.fit(images(300, 0).split(64), progress=False)
     assert sum("left out of the guard" in str(each.message) for each in said) == 1
     found = guard.calibrate([images(100, 1)], progress=False)(images(5, 2))
-    assert list(found.parts) == ["gram", "unit_mahalanobis", "energy"]
+    assert list(found.parts) == ["gram", "energy"]
     guard.save(tmp_path / "g.safetensors")
     assert_same(gramwatch.load(tmp_path / "g.safetensors", net), guard, images(9, 3))
     with pytest.raises(TapError, match="no member can be used, fdbd"):
         Guard(net, members=["fdbd"]).fit([images(9, 0)], progress=False)
-    again = Guard(net)
+    again = Guard(net, members=("gram", "fdbd", "energy"))
     with pytest.warns(GramwatchWarning, match="fdbd is left out"):
         fit_together({"Guard": again, "MSP": MSP(net)}, images(300, 0).split(64), progress=False)
     assert_same(again.calibrate([images(100, 1)], progress=False), guard, images(9, 3))
@@ -592,8 +641,14 @@ def test_shards_merged_equal_a_fit_on_all(net, ready):
     merged = parts[0].merge(parts[1]).merge(parts[2])
     with pytest.raises(NotFittedError, match="not calibrated"):
         merged(images(2, 0))
-    assert int(merged.members["fdbd"].count_) == 300
-    torch.testing.assert_close(merged.members["fdbd"].mean_, ready.members["fdbd"].mean_, rtol=1e-14, atol=0)
+    for name in ("early_mahalanobis", "class_ratio"):
+        mine, all_at_once = merged.members[name], ready.members[name]
+        assert int(mine.counts_.sum()) == 300
+        means = [
+            each.sums_ + each.counts_.repeat_interleave(each.widths_.sum()) * each.origins_.repeat(CLASSES)
+            for each in (mine, all_at_once)
+        ]
+        torch.testing.assert_close(*means, rtol=1e-9, atol=1e-9)
     merged.calibrate(images(200, 1).split(64), progress=False)
     x = images(40, 2, scale=1.5)
     found, expected = merged(x), ready(x)
@@ -824,12 +879,14 @@ def test_members_are_nested_and_checked(ready, tmp_path):
     ready.save(path)
     saved = artifact.read(path)
     assert saved.header["detector"] == "Guard"
-    assert list(saved.header["members"]) == ["gram", "unit_mahalanobis", "fdbd", "energy"]
+    assert list(saved.header["members"]) == ["gram", "early_mahalanobis", "class_ratio", "energy"]
     _, shapes = Guard.described(saved.header, ready.model)
     tensors = saved.tensors(shapes)
-    assert {"members.gram.bounds.minimum", "members.fdbd.state.mean_", "calibration.scores"} <= set(tensors)
+    assert {"members.gram.bounds.minimum", "members.class_ratio.state.sums_", "calibration.scores"} <= set(
+        tensors
+    )
     header = {key: saved.header[key] for key in saved.header if key not in ("format", "library", "tensors")}
-    for name in ("members.fdbd.state.mean_", "calibration.median", "calibration.expectation.gram"):
+    for name in ("members.class_ratio.state.sums_", "calibration.median", "calibration.expectation.gram"):
         artifact.write(path, header, {key: t for key, t in tensors.items() if key != name})
         with pytest.raises(ArtifactError, match=f"'{name}' is missing"):
             gramwatch.load(path, ready.model)
@@ -848,7 +905,7 @@ def test_members_are_nested_and_checked(ready, tmp_path):
 def test_evaluating_a_guard_is_the_protocol_written_out(fitted):
     inside, outside = images(120, 1), images(50, 2, scale=1.3)
     result = gramwatch.evaluate(fitted, [inside], {"wide": [outside]}, draws=3, seed=4, progress=False)
-    assert result.methods == ["Guard", "Gram", "unit Mahalanobis", "fDBD", "energy", "MSP"]
+    assert result.methods == ["Guard", "Gram", "early Mahalanobis", "class ratio", "energy", "MSP"]
     measured, other = fitted.measure(inside), fitted.measure(outside)
     generator, figures = torch.Generator().manual_seed(4), []
     for _ in range(3):
@@ -928,11 +985,12 @@ def test_compare_has_guard_share_its_members(net):
     assert list(found) == ["Guard", "Gram", "energy", "MSP"]
     assert found["Guard"].members["gram"] is found["Gram"]
     assert found["Guard"].members["energy"] is found["energy"]
-    assert list(found["Guard"].members) == ["gram", "unit_mahalanobis", "fdbd", "energy"]
+    assert list(found["Guard"].members) == ["gram", "early_mahalanobis", "class_ratio", "energy"]
     assert list(compare.fitted(net, list(images(300, 0).split(100)), ["guard"], print)) == ["Guard"]
     said = []
-    found = compare.fitted(made(Cosine), list(images(300, 0).split(100)), ["guard"], said.append)
-    assert list(found["Guard"].members) == ["gram", "unit_mahalanobis", "energy"]
+    found = compare.fitted(made(Cosine), list(images(300, 0).split(100)), ["guard", "fdbd"], said.append)
+    assert list(found) == ["Guard"]
+    assert len(found["Guard"].members) == 4
     assert len(said) == 1
     assert "fDBD is left out" in said[0]
 
@@ -980,3 +1038,8 @@ def test_p_values_hold_on_cifar10(shared_weights, shared_data):
             assert mean[0, i] <= largest_share(alpha, 1300, 1400, 1)
             if per_class:
                 assert mean[1:, i].max() <= largest_share(alpha, 100, 100, 1)
+
+
+def test_a_copy_of_a_guard_judges_the_same(ready):
+    ready(images(3, 2))
+    assert_same(copy.deepcopy(ready), ready, images(9, 3))

@@ -343,11 +343,11 @@ def test_variants_of_gram(options: paper.Options, name: str, monkeypatch: pytest
 
 def test_ways_to_join(options: paper.Options, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gramwatch.experiments.guard_study.ood_sets", lambda name: NOISE[1:])
-    chosen = replace(options, methods="gram,unit_mahalanobis,fdbd,energy")
+    chosen = replace(options, methods="gram,early_mahalanobis,class_ratio,energy")
     plain = {each.method for each in paper.computed("guard_study", chosen)}
     lines = paper.computed("guard_study", replace(chosen, forms=True))
     methods = {each.method for each in lines}
-    assert {"Guard", "Gram", "fDBD", "energy", "Gram over the last half of taps"} <= plain
+    assert {"Guard", "Gram", "class ratio", "energy", "Gram over the last half of taps"} <= plain
     forms = {each.title for each in guard_study.FORMS}
     assert methods - plain == forms  # this network has no blocks with ends
     assert all(each.our("auroc") > 70 for each in lines if each.method in forms)
@@ -515,7 +515,7 @@ def test_the_study_of_guard_sets_it_against_the_best_single_method(
     data: Path, weights: Path, tmp_path: Path
 ) -> None:
     words = ["study", "guard", "--network", "mnist_convnet", "--weights", str(weights), "--data", str(data)]
-    methods = "gram,unit_mahalanobis,fdbd,energy,odin"
+    methods = "gram,early_mahalanobis,class_ratio,energy,odin"
     chosen = ["--methods", methods, "--sets", "kmnist,gaussian", "--subset", "60"]
     result = CliRunner().invoke(app, [*words, *chosen, "--device", "cpu", "--output", str(tmp_path)])
     assert result.exit_code == 0, result.output
@@ -523,15 +523,16 @@ def test_the_study_of_guard_sets_it_against_the_best_single_method(
     rows = rows_of(tmp_path / "guard-mnist_convnet.csv")
     aurocs = {(row["ood"], row["method"]): float(row["auroc"]) for row in rows}
     for ood in ("KMNIST", "Gaussian noise"):
-        singles = ("Gram", "unit Mahalanobis", "fDBD", "energy", "ODIN")
+        singles = ("Gram", "early Mahalanobis", "class ratio", "energy", "ODIN")
         best = max(singles, key=lambda name: aurocs[ood, name])
         start = f"| {ood} | {aurocs[ood, 'Guard']:.2f} | {best} {aurocs[ood, best]:.2f} |"
         assert sum(line.startswith(start) for line in page.splitlines()) == 1
     quick = next(line for line in page.splitlines() if line.startswith("- Against those of one pass"))
     assert "of 2 sets" in quick
     assert "ODIN" not in quick
-    known = next(line for line in page.splitlines() if line.startswith("- Against all but unit Mahalanobis"))
-    assert "(unit Mahalanobis)" not in known
+    known = next(line for line in page.splitlines() if line.startswith("- Against all but early Mahalanobis"))
+    assert "(early Mahalanobis)" not in known
+    assert "(class ratio)" not in known
     assert "guard-mnist_convnet-why.png" in page
     assert (tmp_path / "guard-mnist_convnet-why.png").stat().st_size > 10_000
 
@@ -559,7 +560,7 @@ def test_the_study_of_false_alarms_counts_them(data: Path, weights: Path, tmp_pa
 def test_a_study_without_sets_says_so(options: paper.Options) -> None:
     with pytest.raises(InputError, match="none of the sets is there: svhn"):
         paper.computed(
-            "guard_study", replace(options, methods="gram,unit_mahalanobis,fdbd,energy", sets="svhn")
+            "guard_study", replace(options, methods="gram,early_mahalanobis,class_ratio,energy", sets="svhn")
         )
 
 

@@ -117,7 +117,11 @@ class Measurement:
 
     def __getitem__(self, index: Any) -> "Measurement":
         """The measurement of some examples."""
-        return Measurement(self.logits[index], self.deviations[index], self.finite[index])
+        return self.changed(lambda t: t[index])
+
+    def changed(self, change: Callable[[Tensor], Tensor]) -> "Measurement":
+        """The same with every tensor changed."""
+        return Measurement(change(self.logits), change(self.deviations), change(self.finite))
 
     @property
     def predicted(self) -> Tensor:

@@ -27,13 +27,14 @@ from gramwatch.detector import (
 from gramwatch.deviation import TotalDeviation
 from gramwatch.errors import ArtifactError, InputError, NotFittedError, TapError
 from gramwatch.joint import Calibration, JointMeasurement, JointRule
+from gramwatch.replay import Replay
 from gramwatch.rivals import RIVALS, TRAINED
 from gramwatch.rivals.base import Rival
 from gramwatch.taps import Inputs, find_head, on_device, on_device_ahead, unwrap
 from gramwatch.threshold import Ranks, threshold
-from gramwatch.watch import Single, Watch
+from gramwatch.watch import Seen, Single, Watch
 
-MEMBERS = ("gram", "unit_mahalanobis", "fdbd", "energy")
+MEMBERS = ("gram", "early_mahalanobis", "class_ratio", "energy")
 """Whose scores are joined, unless others are named."""
 SHRINK = 50
 """Of how many examples the mean over all taps is worth, beside the calibration examples: `TotalDeviation`."""
@@ -46,8 +47,9 @@ SINGLES: dict[str, type[Single]] = {GramDetector.__name__: GramDetector, **RIVAL
 class Guard:
     """Tells whether a classifier is looking at something it was never trained on, by several scores at once.
 
-    Gram sees texture, unit Mahalanobis what each stage of the network makes of it, fDBD and energy what comes
-    out in the end. Each is standardised on in-distribution data, and their sum is ranked: see docs/guard.md.
+    Gram sees texture, early Mahalanobis what the network makes of it on the way, class ratio and energy what
+    comes out in the end. Each is standardised on in-distribution data, and their sum is ranked: see
+    docs/guard.md.
 
     Example:
         >>> guard = gramwatch.Guard(model)
@@ -173,6 +175,7 @@ class Guard:
         self._calibration: Calibration | None = None
         self._how: dict[str, Any] = {}
         self._moved: tuple[torch.device, Calibration] | None = None
+        self._verdict: Replay[Seen] | None = None
 
     def _calibrated(self) -> Calibration:
         if self._calibration is None:
@@ -187,6 +190,10 @@ class Guard:
         if self._moved is None or self._moved[0] != device:
             self._moved = (device, self._calibrated().to(device))
         return self._moved[1]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies: what was recorded on a GPU stays where it is."""
+        return {**vars(self), "_verdict": None}
 
     def __repr__(self) -> str:
         state = "not calibrated"
@@ -339,37 +346,49 @@ class Guard:
         An input that is not finite, or makes the network's activations so, gets an infinite score.
         """
         self._calibrated()
-        measured = self.measure(inputs)
-        calibration = self._calibrated_on(measured.logits.device)
-        grams = [part for part in measured.parts.values() if isinstance(part, Measurement)]
-        # Out of inference mode, so that the results are ordinary tensors; measured ones are copied for that.
+        seen = self._look(inputs)
+        self._verdict = self._verdict or Replay(self._judged)
+        # Out of inference mode, so that the results are ordinary tensors; what was seen is copied for that.
         with torch.inference_mode(False), torch.no_grad():
-            score, p_values, is_ood = calibration.judged(measured)
-            of_each = p_values.T.clone()
-            predicted = measured.predicted
-            support = next((gram.class_support(predicted) for gram in self.grams.values()), None)
+            predicted, score, p_values, is_ood, broken, *support = self._verdict(seen)
+            deviations = [each.deviations.clone() for each in seen.deviations.values()]
             found = Detection(
-                logits=measured.logits.clone(),
+                logits=seen.observation.logits.clone(),
                 predicted=predicted,
-                score=score.clone(),
-                p_value=of_each[0],
+                score=score,
+                p_value=p_values[0],
                 is_ood=is_ood,
-                deviations=grams[0].deviations.clone() if grams else None,
-                class_support=support,
-                parts=dict(zip(self.members, of_each[1:], strict=True)),
+                deviations=deviations[0] if deviations else None,
+                class_support=support[0] if support else None,
+                parts=dict(zip(self.members, p_values[1:], strict=True)),
             )
             # The device is waited for here and nowhere before.
-            broken = int((~measured.finite).sum())
-        if broken:
-            warn(f"{broken} input(s) with NaN or infinity: their score is infinite")
+            number_broken = int(broken)
+        if number_broken:
+            warn(f"{number_broken} input(s) with NaN or infinity: their score is infinite")
         return found
+
+    def _judged(self, seen: Seen) -> tuple[Tensor, ...]:
+        """All of a verdict that has to be computed, from what was seen; a GPU is not waited for."""
+        measured = self._measured(seen)
+        score, p_values, is_ood = self._calibrated_on(measured.logits.device).judged(measured)
+        predicted = measured.predicted
+        support = [gram.class_support(predicted) for gram in self.grams.values()]
+        broken = (~measured.finite).sum()
+        return predicted, score.clone(), p_values.T.clone(), is_ood, broken, *support[:1]
 
     @torch.inference_mode()
     def measure(self, inputs: Inputs) -> JointMeasurement:
         """What all members say of a batch, without the calibration: what scores are made of."""
-        inputs = on_device(inputs, self.model)
-        logits, found = self._watching().measure(inputs)
-        return JointMeasurement(logits, {name: found[each] for name, each in self.members.items()})
+        return self._measured(self._look(inputs))
+
+    @torch.inference_mode()
+    def _look(self, inputs: Inputs) -> Seen:
+        return self._watching().look(on_device(inputs, self.model))
+
+    def _measured(self, seen: Seen) -> JointMeasurement:
+        parts = {name: seen.said_by(each) for name, each in self.members.items()}
+        return JointMeasurement(seen.observation.logits, parts)
 
     def measure_all(
         self, loader: Iterable[Any], doing: str = "measuring", progress: bool = True

@@ -1,7 +1,7 @@
 """Joining: from what several members say of an input to one score and its p-value.
 
     gram = mean over taps of sqrt(delta_l / E[delta_l]),    other members: their scores as they are
-    score = sum over members of (max(s, quartile(s)) - median(s)) / (95th percentile(s) - median(s))
+    score = sum over members of (max(s, quartile(s)) - median(s)) / (99th percentile(s) - median(s))
 
 E, lower quartile, median and percentile are taken over in-distribution data alone; those that rank are
 others (see `threshold`).
@@ -20,8 +20,6 @@ from gramwatch.deviation import TotalDeviation
 from gramwatch.errors import CalibrationError
 from gramwatch.threshold import Ranks
 
-TAIL = 0.95
-"""Which percentile, and the median, scores are standardised by."""
 Part = Measurement | Tensor
 """What one member says of a set: Gram its deviations, the others their scores."""
 
@@ -96,19 +94,21 @@ def sum_of_members(standardised: Tensor) -> Tensor:
 
 @dataclass
 class Standard:
-    """Each member's scores less their median, divided by how far the 95th percentile lies above it.
+    """Each member's scores less their median, divided by how far the 99th percentile lies above it.
 
-    That is where a member alone would raise the alarm: all have the same say there. Where the percentile is
+    There a member alone would be all but sure: all have the same say. Where the percentile is
     nearer to the median than one standard deviation, as where most scores are equal, that serves instead. A
     member that says the same of all examples is left out: its standardised score is zero.
 
     Args:
         floor: no member finds an input more normal than this share of the examples; None: it may. Without
             it, energy may vouch for an input of huge activations so strongly that nobody else is heard.
+        tail: which percentile.
 
     """
 
     floor: float | None = 0.25
+    tail: float = 0.99
     median_: Tensor | None = None
     tail_: Tensor | None = None
     """`(members,)` each, after `fit`; a tail of zero: that member is left out."""
@@ -118,7 +118,7 @@ class Standard:
     def fit(self, scores: Tensor) -> "Standard":
         """Take median and tail from scores `(N, members)`."""
         self.median_ = scores.quantile(0.5, 0)
-        tail = torch.maximum(scores.quantile(TAIL, 0) - self.median_, scores.std(0, correction=0))
+        tail = torch.maximum(scores.quantile(self.tail, 0) - self.median_, scores.std(0, correction=0))
         rounding = 1e-9 * scores.abs().amax(0)
         self.tail_ = torch.where(tail > rounding, tail, 0.0)
         self.lowest_ = scores.quantile(self.floor or 0.0, 0)

@@ -261,11 +261,14 @@ def _watching_together(watchers: Sequence[Watcher]) -> Watcher:
     together = Taps((taps[call] for call in sorted(taps)), watchers[0][0].operations)
     place = {tap.call: i for i, tap in enumerate(together)}
     numbers = [{place[tap.call]: n for n, tap in enumerate(watched)} for watched, _, _ in watchers]
+    wanting = [
+        [(receive, own[i]) for (_, receive, _), own in zip(watchers, numbers, strict=True) if i in own]
+        for i in range(len(together))
+    ]
 
     def receive_all(number: int, maps: Tensor) -> None:
-        for (_, receive, _), own in zip(watchers, numbers, strict=True):
-            if number in own:
-                receive(own[number], maps)
+        for receive, own in wanting[number]:
+            receive(own, maps)
 
     def repeat_all(number: int, earlier: int) -> bool:
         wanted = [

@@ -1,6 +1,7 @@
 """Watch: one forward pass for several detectors of one network, whichever methods they are."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -13,6 +14,31 @@ Single = GramDetector | Rival
 """A detector that looks for itself."""
 KEPT = frozenset({"features", "head"})
 """What most methods that keep examples need of them, so that all of these share one copy."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What one forward pass shows of a batch: to Gram its deviations, to each rival its observation."""
+
+    observation: Observation
+    """What rivals see who look where most do."""
+    elsewhere: Mapping[Rival, Observation]
+    """What others see."""
+    deviations: Mapping[GramDetector, Measurement]
+
+    def changed(self, change: Callable[[Tensor], Tensor]) -> "Seen":
+        """The same with every tensor changed."""
+        return Seen(
+            self.observation.changed(change),
+            {rival: each.changed(change) for rival, each in self.elsewhere.items()},
+            {gram: each.changed(change) for gram, each in self.deviations.items()},
+        )
+
+    def said_by(self, detector: Single) -> Measurement | Tensor:
+        """What a detector says of it: Gram its deviations, the others their scores."""
+        if isinstance(detector, GramDetector):
+            return self.deviations[detector]
+        return detector.judged(self.elsewhere.get(detector, self.observation))
 
 
 class Watch:
@@ -62,17 +88,21 @@ class Watch:
             rival.finish()
 
     def measure(self, inputs: Inputs) -> tuple[Tensor, dict[Single, Measurement | Tensor]]:
-        """The logits of a batch, and what each says of it: Gram its deviations, the others their scores."""
+        """The logits of a batch, and what each says of it."""
+        seen = self.look(inputs)
+        detectors: list[Single] = [*self._grams, *self._rivals]
+        return seen.observation.logits, {each: seen.said_by(each) for each in detectors}
+
+    def look(self, inputs: Inputs) -> Seen:
+        """One forward pass."""
         observation, collected, elsewhere = self._look(inputs, None)
-        found: dict[Single, Measurement | Tensor] = {}
-        for gram in self._grams:
-            if gram in collected:
-                found[gram] = gram.measured(inputs, observation.logits, collected[gram].statistics)
-            else:
-                found[gram] = gram.measure(inputs)
-        for rival in self._rivals:
-            found[rival] = rival.judged(elsewhere.get(rival, observation))
-        return observation.logits, found
+        deviations = {
+            gram: gram.measured(inputs, observation.logits, collected[gram].statistics)
+            if gram in collected
+            else gram.measure(inputs)
+            for gram in self._grams
+        }
+        return Seen(observation, elsewhere, deviations)
 
     def _look(
         self, inputs: Inputs, labels: Tensor | None
@@ -87,8 +117,12 @@ class Watch:
             own = gram.collector(inputs)
             if not gram.is_large(inputs):
                 collected[gram] = next((each for each in collected.values() if each.same(own)), own)
-        means = {rival: rival.means_of(inputs) for rival in self._elsewhere}
-        beside: list[Collector | ChannelMeans] = [*dict.fromkeys(collected.values()), *means.values()]
+        means: dict[Rival, ChannelMeans] = {}
+        for rival in self._elsewhere:
+            same = (each for other, each in means.items() if other.taps == rival.taps)
+            means[rival] = next(same, None) or rival.means_of(inputs)
+        beside: list[Collector | ChannelMeans] = [*dict.fromkeys(collected.values())]
+        beside += dict.fromkeys(means.values())
         observation = self._observer(inputs, labels, beside)
         elsewhere = {rival: each.seen_in(observation) for rival, each in means.items()}
         return observation, collected, elsewhere

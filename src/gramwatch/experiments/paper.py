@@ -21,7 +21,6 @@ from gramwatch.experiments.cells import Cells
 from gramwatch.experiments.compare import GRAM, method_names
 from gramwatch.experiments.subject import BLOCK_ENDS, Method, OodSet, Subject
 from gramwatch.rivals import RIVALS
-from gramwatch.rivals.unit_mahalanobis import UnitMahalanobis
 from gramwatch.version import __version__
 
 _CIFAR = "a CIFAR network: --network and --weights"
@@ -120,19 +119,16 @@ def methods_of(
     """The chosen methods with the settings that the published tables were computed with.
 
     ODIN's and Mahalanobis' steps are in terms of images from 0 to 1; Mahalanobis looks at the ends of blocks.
-    Unit Mahalanobis, which is ours, is as everybody gets it.
     """
-    ends = {"taps": list(BLOCK_ENDS.get(subject.loaded.name, ())) or "all"}
     moved = {"scale": list(subject.loaded.std)}
+    ends = {"taps": list(BLOCK_ENDS.get(subject.loaded.name, ())) or "all"}
+    special: dict[str, dict[str, Any]] = {"odin": moved, "mahalanobis": {**ends, **moved}}
     found = []
     for name in method_names(chosen, (GRAM, *RIVALS)):
         if name == GRAM:
             found.append(Method("Gram", GRAM, {"taps": "paper", **(gram or {})}))
         else:
-            settings: dict[str, Any] = {**ends, **(moved if name in ("odin", "mahalanobis") else {})}
-            if name == UnitMahalanobis.name:
-                settings = {}
-            found.append(Method(RIVALS[name].record.title, name, settings))
+            found.append(Method(RIVALS[name].record.title, name, special.get(name, {})))
     return found
 
 

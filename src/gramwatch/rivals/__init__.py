@@ -2,7 +2,9 @@
 
 from gramwatch.rivals.ash import ASH
 from gramwatch.rivals.base import Record, Rival
+from gramwatch.rivals.class_ratio import ClassRatio
 from gramwatch.rivals.dice import DICE
+from gramwatch.rivals.early_mahalanobis import EarlyMahalanobis
 from gramwatch.rivals.energy import Energy
 from gramwatch.rivals.fdbd import FDBD
 from gramwatch.rivals.fgsm import fgsm
@@ -44,6 +46,8 @@ RIVALS: dict[str, type[Rival]] = {
         ODIN,
         Mahalanobis,
         UnitMahalanobis,
+        EarlyMahalanobis,
+        ClassRatio,
     )
 }
 """Every method that can be used on any network, by the name users ask for it."""

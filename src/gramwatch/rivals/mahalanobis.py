@@ -172,7 +172,11 @@ class ClassDistances(Rival):
 
     def _features(self, observation: Observation) -> list[Tensor]:
         """What is compared with the classes, `(N, width)` in float64 for each tap: the channels' means."""
-        return [_exact(means) for means in observation.channel_means]
+        return [_exact(means) for means in self._looked_at(observation)]
+
+    def _looked_at(self, observation: Observation) -> Sequence[Tensor]:
+        """The channels' means at the taps that count."""
+        return observation.channel_means
 
     def distances(self, observation: Observation) -> Tensor:
         """The distance of each example to the nearest class, at each tap, `(N, taps)`; Eq. 2 without sign."""
@@ -192,7 +196,7 @@ class ClassDistances(Rival):
     def _checked(self, observation: Observation) -> "list[_Gaussian]":
         """The fitted distribution of each tap, for an observation of the same taps."""
         gaussians = self._fitted_on(observation.logits.device).gaussians
-        now = [m.shape[1] for m in observation.channel_means]
+        now = [means.shape[1] for means in self._looked_at(observation)]
         then = [len(gaussian.whitening) for gaussian in gaussians]
         if now != then:
             raise InputError(
@@ -382,15 +386,28 @@ class _Gaussian(NamedTuple):
     """The class means, whitened, `(classes, rank)`."""
     squares: Tensor
     """Of the centres' lengths, `(classes,)`."""
+    middle: Tensor
+    """The mean of the centres, `(rank,)`."""
 
     @staticmethod
     def of(origin: Tensor, whitening: Tensor, centres: Tensor) -> "_Gaussian":
         """From what is kept: the centres are those of features less the origin."""
-        return _Gaussian(-(origin @ whitening), whitening, centres, centres.square().sum(1))
+        squares = centres.square().sum(1)
+        return _Gaussian(-(origin @ whitening), whitening, centres, squares, centres.mean(0))
 
     def distance(self, features: Tensor) -> Tensor:
         """The squared distance to the nearest class, `(N,)`; in few operations, for the sake of GPUs."""
-        white = torch.addmm(self.shift, features, self.whitening)
+        return self._nearest(self._white(features))
+
+    def distances(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """The squared distances to the nearest class and to the middle of all classes, `(N,)` each."""
+        white = self._white(features)
+        return self._nearest(white), (white - self.middle).square().sum(1)
+
+    def _white(self, features: Tensor) -> Tensor:
+        return torch.addmm(self.shift, features, self.whitening)
+
+    def _nearest(self, white: Tensor) -> Tensor:
         nearest = torch.addmm(self.squares, white, self.centres.T, alpha=-2).amin(1)
         return (white.square().sum(1) + nearest).clamp_min(0)
 
