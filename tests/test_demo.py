@@ -33,9 +33,10 @@ def test_it_leaves_a_picture_tables_and_detectors(shown):
 def test_its_networks_work_and_its_false_alarms_are_few(shown):
     for judged in shown[2]:
         assert judged.accuracy > 0.95
-        low, high = demo.chance_range(judged.detector, len(judged.inside))
+        low, high = demo.chance_range(judged.guard, len(judged.inside))
         assert 0 < low < 0.05 < high < 0.12
-        assert low <= judged.inside.is_ood.double().mean() <= high
+        for found in (judged.inside, judged.detector(digits().test)):
+            assert low <= found.is_ood.double().mean() <= high
 
 
 def test_far_outliers_are_caught_better_than_by_the_baseline(shown):
@@ -104,6 +105,15 @@ def test_outliers_are_what_their_description_says():
     assert 0 <= patches.min() < patches.max() <= 1
 
 
+def test_scores_stand_where_they_belong():
+    from gramwatch.report.overview import _place
+
+    scores = torch.tensor([-30.0, -3.0, -1.5, 0.0, 1.5, 3.0, 30.0, 300.0, torch.inf])
+    places = _place(scores, 3.0)
+    assert places[:-1] == pytest.approx([-2, -1, -0.5, 0, 0.5, 1, 2, 3])
+    assert places[-1] > 20
+
+
 def test_scores_that_cannot_be_drawn_are_refused(shown, tmp_path):
     from gramwatch.report.overview import draw_overview
 
@@ -111,5 +121,5 @@ def test_scores_that_cannot_be_drawn_are_refused(shown, tmp_path):
     detector = gramwatch.GramDetector(shown[2][0].detector.model, confidence="subtract")
     detector.fit([data.train]).calibrate([data.validation])
     assert detector.threshold_ < 0
-    with pytest.raises(ValueError, match="logarithmic"):
+    with pytest.raises(ValueError, match="units of the threshold"):
         draw_overview(tmp_path / "no.png", detector, {"test": (data.test, detector(data.test))}, "")

@@ -76,12 +76,12 @@ class Replay(Generic[Given]):
 
         with torch.cuda.device(device):
             kept, graph = _Kept(), torch.cuda.CUDAGraph()
-            inside = given.changed(place)
+            inside, stream = given.changed(place), torch.cuda.current_stream()
             try:
                 with torch.cuda.graph(graph, capture_error_mode="thread_local"), kept:
                     made = self._function(inside)
             except RuntimeError:
-                torch.cuda.synchronize()
+                torch.cuda.set_stream(stream)  # where recording fails, it is not left
                 return None
         return _Recording(graph, places, made, kept.tensors)
 

@@ -243,7 +243,7 @@ def draw_beside(
     """One row for each set, one panel for each metric: ours as filled dots, published figures as rings."""
     import textwrap
 
-    from gramwatch.report import pyplot
+    from gramwatch.report import pyplot, write_picture
 
     plt = pyplot()
     shown = [line for line in lines if line.ours is not None or line.published]
@@ -295,5 +295,4 @@ def draw_beside(
     if caption:
         width = round(17 * figure.get_figwidth())
         figure.supxlabel(textwrap.fill(caption, width), x=0.01, ha="left", fontsize=8, color="#555555")
-    figure.savefig(path)
-    plt.close(figure)
+    write_picture(figure, path)

@@ -106,7 +106,7 @@ def _draw(
     path: Path, result: Evaluation, lines: Sequence[Line], parts: Sequence[str], what: str, title: str
 ) -> None:
     """One panel for each set: TNR by part, the whole methods as dashed lines, published points as rings."""
-    from gramwatch.report import pyplot
+    from gramwatch.report import pyplot, write_picture
 
     plt = pyplot()
     rows: dict[tuple[str, str], Row] = {(row.ood, row.method): row for row in result.rows}
@@ -157,5 +157,4 @@ def _draw(
     figure.supylabel("TNR at TPR 95 %, percent", fontsize=9)
     for axes in panels[-1]:
         axes.set_xlabel({"depth": "stage", "order": "order of the Gram matrix"}[what], fontsize=9)
-    figure.savefig(path)
-    plt.close(figure)
+    write_picture(figure, path)

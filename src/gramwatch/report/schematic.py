@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gramwatch.deviation import outside_range
-from gramwatch.report import pyplot
+from gramwatch.report import pyplot, write_picture
 from gramwatch.statistics import row_sums
 
 INK, INSIDE, OUTSIDE, SOFT = "#2b2f36", "#2f6db3", "#d1603d", "#8a929c"
@@ -81,8 +81,7 @@ def draw_schematic(path: str | PathLike[str]) -> None:
         fontsize=9,
         color=SOFT,
     )
-    figure.savefig(path)
-    plt.close(figure)
+    write_picture(figure, path)
 
 
 def _example() -> tuple[Tensor, list[Tensor], list[tuple[Tensor, Tensor]]]:

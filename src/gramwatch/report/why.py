@@ -12,7 +12,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from gramwatch.report import pyplot
+from gramwatch.report import pyplot, write_picture
 from gramwatch.rivals import RIVALS
 
 GRAM, GUARD, MEAN = "Gram", "Guard", "mean"
@@ -112,8 +112,7 @@ def draw_why(path: str | PathLike[str], networks: Mapping[str, Figures]) -> None
         fontsize=8.5,
         color="#444444",
     )
-    figure.savefig(path)
-    plt.close(figure)
+    write_picture(figure, path)
 
 
 def _panel(axes: Any, title: str, rows: Sequence[Marks]) -> None:
