@@ -1,5 +1,6 @@
 """The studies behind Guard: its rules, how it is compared, its false alarms. Whole runs are in test_paper."""
 
+import csv
 from dataclasses import replace
 from pathlib import Path
 
@@ -310,3 +311,38 @@ def test_the_shares_in_the_docs_are_those_of_the_study() -> None:
     table = [line for line in page.splitlines() if line.startswith("|")]
     assert len(table) == 2 + 9
     assert "\n".join(table) in (docs / "guard.md").read_text(encoding="utf-8")
+
+
+def test_the_means_in_the_docs_are_those_of_the_results() -> None:
+    """Every figure of the big table, from the CSV of its network."""
+    docs = Path(__file__).parents[1] / "docs"
+    files = {
+        "DenseNet": "densenet",
+        "ResNet-20": "resnet20",
+        "ResNet-32": "resnet32",
+        "ResNet-34": "resnet34",
+        "ResNet-56": "resnet56",
+        "WRN-40-2": "wrn40_2",
+        "MNIST ConvNet": "mnist_convnet",
+    }
+    lines = (docs / "guard.md").read_text(encoding="utf-8").splitlines()
+    begin = next(i for i, line in enumerate(lines) if line.startswith("| mean AUROC, percent |"))
+    end = next(i for i in range(begin, len(lines)) if not lines[i])
+    head, _, *body = ([cell.strip() for cell in line.split("|")[1:-1]] for line in lines[begin:end])
+    assert len(body) > 40
+    aurocs: dict[str, dict[tuple[str, str], float]] = {}
+    for network, name in files.items():
+        with (docs / "results" / f"guard-{name}.csv").open(encoding="utf-8", newline="") as file:
+            rows = [row for row in csv.DictReader(file) if row["auroc"]]
+        aurocs[network] = {(row["method"], row["ood"]): float(row["auroc"]) for row in rows}
+    for title, *cells in body:
+        for column, cell in zip(head[1:], cells, strict=True):
+            network, _, part = column.partition(", ")
+            method = title.strip("*")
+            own = [
+                value
+                for (other, ood), value in aurocs[network].items()
+                if other == method and ood.startswith("Tiny ImageNet" if part else "")
+            ]
+            assert len(own) == (3 if part else 16), (title, column)
+            assert float(cell) == pytest.approx(sum(own) / len(own), abs=0.0051), (title, column)
