@@ -290,8 +290,14 @@ def test_pictures_with_and_without_published_figures(tmp_path: Path) -> None:
 
 
 def test_schematic(tmp_path: Path) -> None:
+    from PIL import Image
+
     draw_schematic(tmp_path / "schematic.png")
-    assert (tmp_path / "schematic.png").stat().st_size > 50_000
+    with Image.open(tmp_path / "schematic.png") as picture:
+        assert picture.width > 1500
+        shades = picture.convert("L").histogram()
+    assert sum(count > 0 for count in shades) > 50  # and not one colour, or text alone
+    assert max(shades) < 0.95 * sum(shades)
 
 
 # --- the experiments ---------------------------------------------------------------------------------
