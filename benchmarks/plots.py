@@ -102,5 +102,5 @@ def growth(result: dict[str, Any], path: Path) -> None:
 
 def _write(figure: Any, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130, metadata={"Software": None})
-    gramwatch.report.pyplot().close(figure)
+    figure.set_dpi(130)
+    gramwatch.report.write_picture(figure, path)

@@ -351,14 +351,14 @@ class Guard:
         # Out of inference mode, so that the results are ordinary tensors; what was seen is copied for that.
         with torch.inference_mode(False), torch.no_grad():
             predicted, score, p_values, is_ood, broken, *support = self._verdict(seen)
-            deviations = [each.deviations.clone() for each in seen.deviations.values()]
+            gram = next(iter(seen.deviations.values()), None)
             found = Detection(
                 logits=seen.observation.logits.clone(),
                 predicted=predicted,
                 score=score,
                 p_value=p_values[0],
                 is_ood=is_ood,
-                deviations=deviations[0] if deviations else None,
+                deviations=None if gram is None else gram.deviations.clone(),
                 class_support=support[0] if support else None,
                 parts=dict(zip(self.members, p_values[1:], strict=True)),
             )
@@ -373,9 +373,9 @@ class Guard:
         measured = self._measured(seen)
         score, p_values, is_ood = self._calibrated_on(measured.logits.device).judged(measured)
         predicted = measured.predicted
-        support = [gram.class_support(predicted) for gram in self.grams.values()]
+        support = [gram.class_support(predicted) for gram in list(self.grams.values())[:1]]
         broken = (~measured.finite).sum()
-        return predicted, score.clone(), p_values.T.clone(), is_ood, broken, *support[:1]
+        return predicted, score.clone(), p_values.T.clone(), is_ood, broken, *support
 
     @torch.inference_mode()
     def measure(self, inputs: Inputs) -> JointMeasurement:

@@ -262,21 +262,22 @@ def _watching_together(watchers: Sequence[Watcher]) -> Watcher:
     place = {tap.call: i for i, tap in enumerate(together)}
     numbers = [{place[tap.call]: n for n, tap in enumerate(watched)} for watched, _, _ in watchers]
     wanting = [
-        [(receive, own[i]) for (_, receive, _), own in zip(watchers, numbers, strict=True) if i in own]
-        for i in range(len(together))
+        [
+            (receive, repeat, own)
+            for (_, receive, repeat), own in zip(watchers, numbers, strict=True)
+            if number in own
+        ]
+        for number in range(len(together))
     ]
 
     def receive_all(number: int, maps: Tensor) -> None:
-        for receive, own in wanting[number]:
-            receive(own, maps)
+        for receive, _, own in wanting[number]:
+            receive(own[number], maps)
 
     def repeat_all(number: int, earlier: int) -> bool:
-        wanted = [
-            (repeat, own) for (_, _, repeat), own in zip(watchers, numbers, strict=True) if number in own
-        ]
-        if not all(repeat is not None and earlier in own for repeat, own in wanted):
+        if not all(repeat is not None and earlier in own for _, repeat, own in wanting[number]):
             return False
-        for repeat, own in wanted:
+        for _, repeat, own in wanting[number]:
             assert repeat is not None
             repeat(own[number], own[earlier])
         return True

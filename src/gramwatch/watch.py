@@ -121,11 +121,10 @@ class Watch:
         for rival in self._elsewhere:
             same = (each for other, each in means.items() if other.taps == rival.taps)
             means[rival] = next(same, None) or rival.means_of(inputs)
-        beside: list[Collector | ChannelMeans] = [*dict.fromkeys(collected.values())]
-        beside += dict.fromkeys(means.values())
-        observation = self._observer(inputs, labels, beside)
-        elsewhere = {rival: each.seen_in(observation) for rival, each in means.items()}
-        return observation, collected, elsewhere
+        others = list(dict.fromkeys(means.values()))
+        observation = self._observer(inputs, labels, [*dict.fromkeys(collected.values()), *others])
+        seen = {each: each.seen_in(observation) for each in others}
+        return observation, collected, {rival: seen[each] for rival, each in means.items()}
 
 
 def shared_observer(rivals: Iterable[Rival]) -> tuple[Observer, list[Rival]]:
