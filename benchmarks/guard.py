@@ -3,8 +3,8 @@
     python -m benchmarks.guard                       # on the CPU, in about two minutes
     python -m benchmarks.guard --device cuda
 
-In each round the network runs alone, then Gram, then Guard; printed are medians over the rounds, with
-quartiles.
+In each round the network runs alone, then Gram, then Guard, or the other way round; printed are medians over
+the rounds, with quartiles. On a GPU also by how long the GPU itself was busy, which a slow host leaves alone.
 """
 
 import argparse
@@ -36,11 +36,16 @@ def row(name: str, device: torch.device, rounds: int) -> str:
         "gram": lambda: subject.detector(subject.x),
         "guard": lambda: guard(subject.x),
     }
-    times = Clock(device).in_turns(functions, rounds)
+    clock = Clock(device)
+    times = clock.in_turns(functions, rounds)
     gram, guarded = (ratios(times[each], times["plain"]) for each in ("gram", "guard"))
     more = [b - a for a, b in zip(gram, guarded, strict=True)]
     found = [summary(column) for column in ([x - 1 for x in gram], [x - 1 for x in guarded], more)]
-    return f"| {name}, batch {subject.batch} | {' | '.join(ratio(each) for each in found)} |"
+    line = f"| {name}, batch {subject.batch} | {' | '.join(ratio(each) for each in found)} |"
+    if clock.cuda:
+        plain, gram_alone, all_of_it = (clock.on_gpu(function) for function in functions.values())
+        line += f" {(all_of_it - gram_alone) / plain:.3f} |"
+    return line
 
 
 def main() -> None:
@@ -49,9 +54,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--networks", nargs="*", choices=list(NETWORKS), default=list(CHOSEN))
     args = parser.parse_args()
-    print("| extra over the plain pass | Gram | Guard | Guard less Gram |\n| --- | ---: | ---: | ---: |")
+    device = torch.device(args.device)
+    head = ["extra over the plain pass", "Gram", "Guard", "Guard less Gram"]
+    head += ["the same of the GPU's time"] * (device.type == "cuda")
+    print(f"| {' | '.join(head)} |\n| --- |{' ---: |' * (len(head) - 1)}")
     for name in args.networks:
-        print(row(name, torch.device(args.device), args.rounds), flush=True)
+        print(row(name, device, args.rounds), flush=True)
 
 
 if __name__ == "__main__":

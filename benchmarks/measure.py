@@ -8,7 +8,7 @@ import os
 import platform
 import statistics as stats
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,10 @@ class Clock:
         fewer: Mapping[str, int] | None = None,
         warm_up: bool = True,
     ) -> dict[str, list[float]]:
-        """Seconds of each function in each round; those in `fewer` only join so many of the first rounds."""
+        """Seconds of each function in each round; those in `fewer` only join so many of the first rounds.
+
+        Every other round goes backwards, so that none always follows the same: a device may be hot from it.
+        """
         fewer = fewer or {}
         if warm_up:
             for name, function in functions.items():
@@ -49,10 +52,25 @@ class Clock:
                     self.once(function)
         times: dict[str, list[float]] = {name: [] for name in functions}
         for turn in range(rounds):
-            for name, function in functions.items():
+            for name in list(functions)[:: -1 if turn % 2 else 1]:
                 if turn < fewer.get(name, rounds):
-                    times[name].append(self.once(function))
+                    times[name].append(self.once(functions[name]))
         return times
+
+    def on_gpu(self, function: Callable[[], Any], calls: int = 5) -> float:
+        """Seconds that a GPU takes for a call: the sum over its kernels, however long the host takes."""
+        for _ in range(3):
+            self.once(function)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            for _ in range(calls):
+                self.once(function)
+        microseconds = sum(event.time_range.elapsed_us() for event in _on_device(profile))
+        return microseconds / calls / 1e6
+
+
+def _on_device(profile: torch.profiler.profile) -> Iterator[Any]:
+    """What ran on the GPU: kernels and copies."""
+    return (each for each in profile.events() or () if each.device_type == torch.autograd.DeviceType.CUDA)
 
 
 def summary(values: Sequence[float]) -> dict[str, float]:

@@ -2,8 +2,8 @@
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, get_args
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -83,6 +83,17 @@ def part_deviation(
     return (delta(statistics, *bounds.rows(predicted, features)) * layout.weights[features]).sum(1)
 
 
+class _Divisors(NamedTuple):
+    """What deviations are divided by, on a device."""
+
+    of: Tensor
+    """The expectations that these were made from."""
+    each: Tensor
+    """`(taps,)`, infinite for a tap that is left out."""
+    counted: Tensor
+    """How many taps are not left out, at least one."""
+
+
 @dataclass
 class TotalDeviation:
     """Eq. 5, Delta: the taps' deviations divided by their expectation on validation data, and summed.
@@ -106,6 +117,7 @@ class TotalDeviation:
     maximum_: float | None = None
     """max_Va(Delta), after `fit`."""
     shrink: int = 0
+    _made: "_Divisors | None" = field(default=None, init=False, repr=False, compare=False)
 
     def fit(self, deviations: Tensor, probability: Tensor) -> "TotalDeviation":
         """Take expectations from validation data: deviations `(N, taps)`, probability `(N,)`."""
@@ -138,8 +150,23 @@ class TotalDeviation:
         if not self.normalise:
             return values
         assert self.expectation_ is not None
-        expectation = self.expectation_.to(values)
-        return torch.where(expectation > 0, values / (expectation + 1e-7), 0.0)
+        return values / self._divisors(values).each
+
+    def counted(self, like: Tensor) -> Tensor | int:
+        """How many taps are not left out, at least one; to divide something like this by."""
+        assert self.expectation_ is not None
+        return self._divisors(like).counted if self.normalise else len(self.expectation_)
+
+    def _divisors(self, like: Tensor) -> "_Divisors":
+        """Made once, and not for every batch: on a GPU each operation costs more than its work."""
+        assert self.expectation_ is not None
+        made = self._made
+        if made is None or made.of is not self.expectation_ or made.each.device != like.device:
+            expectation = self.expectation_.to(like)
+            each = torch.where(expectation > 0, expectation + 1e-7, torch.inf)
+            counted = (expectation > 0).sum().clamp_min(1).to(like)
+            self._made = made = _Divisors(self.expectation_, each, counted)
+        return made
 
     def _sum(self, deviations: Tensor, probability: Tensor) -> Tensor:
         return self.terms(deviations, probability).sum(1)

@@ -337,7 +337,7 @@ class Guard:
             gram.warn_of_silent_taps(rule.totals[name])
         assert rule.standard.tail_ is not None
         for name, tail in zip(self.members, rule.standard.tail_.tolist(), strict=True):
-            if tail == 0:
+            if tail == torch.inf:
                 warn(f"{name} says the same of all calibration examples and is left out of the score")
 
     def __call__(self, inputs: Inputs) -> Detection:
@@ -350,7 +350,7 @@ class Guard:
         self._verdict = self._verdict or Replay(self._judged)
         # Out of inference mode, so that the results are ordinary tensors; what was seen is copied for that.
         with torch.inference_mode(False), torch.no_grad():
-            predicted, score, p_values, is_ood, broken, *support = self._verdict(seen)
+            predicted, score, p_values, is_ood, sound, *support = self._verdict(seen)
             gram = next(iter(seen.deviations.values()), None)
             found = Detection(
                 logits=seen.observation.logits.clone(),
@@ -363,9 +363,9 @@ class Guard:
                 parts=dict(zip(self.members, p_values[1:], strict=True)),
             )
             # The device is waited for here and nowhere before.
-            number_broken = int(broken)
-        if number_broken:
-            warn(f"{number_broken} input(s) with NaN or infinity: their score is infinite")
+            broken = len(predicted) - int(sound)
+        if broken:
+            warn(f"{broken} input(s) with NaN or infinity: their score is infinite")
         return found
 
     def _judged(self, seen: Seen) -> tuple[Tensor, ...]:
@@ -374,8 +374,7 @@ class Guard:
         score, p_values, is_ood = self._calibrated_on(measured.logits.device).judged(measured)
         predicted = measured.predicted
         support = [gram.class_support(predicted) for gram in list(self.grams.values())[:1]]
-        broken = (~measured.finite).sum()
-        return predicted, score.clone(), p_values.T.clone(), is_ood, broken, *support
+        return predicted, score, p_values.T, is_ood, measured.finite.sum(), *support
 
     @torch.inference_mode()
     def measure(self, inputs: Inputs) -> JointMeasurement:

@@ -10,6 +10,7 @@ others (see `threshold`).
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -31,16 +32,19 @@ class JointMeasurement:
     logits: Tensor
     parts: Mapping[str, Part]
 
-    @property
+    @cached_property
     def predicted(self) -> Tensor:
         """The predicted class, D_c."""
         return self.logits.argmax(1)
 
-    @property
+    @cached_property
     def finite(self) -> Tensor:
         """Which examples, and all that was seen of them, are free of NaN and infinity, `(N,)`."""
-        each = [part.isfinite() if isinstance(part, Tensor) else part.finite for part in self.parts.values()]
-        return torch.stack(each).all(0)
+        found = [part.finite for part in self.parts.values() if isinstance(part, Measurement)]
+        scores = [part for part in self.parts.values() if isinstance(part, Tensor)]
+        if scores:  # NaN is no less than infinity
+            found.append(torch.linalg.vector_norm(torch.stack(scores), torch.inf, 0) < torch.inf)
+        return found[0] if len(found) == 1 else torch.stack(found).all(0)
 
     def __getitem__(self, index: Any) -> "JointMeasurement":
         """The measurement of some examples."""
@@ -79,12 +83,10 @@ def mean_over_taps(
 
     Taps whose expectation is zero are left out.
     """
-    assert total.expectation_ is not None
     terms = total.terms(measured.deviations, measured.probability)
     if total.confidence == "divide_total":
         terms = terms / measured.probability[:, None]
-    counted = (total.expectation_ > 0) if total.normalise else torch.ones_like(total.expectation_)
-    return change(terms).sum(1) / counted.sum().clamp_min(1)
+    return change(terms).sum(1) / total.counted(terms)
 
 
 def sum_of_members(standardised: Tensor) -> Tensor:
@@ -111,7 +113,7 @@ class Standard:
     tail: float = 0.99
     median_: Tensor | None = None
     tail_: Tensor | None = None
-    """`(members,)` each, after `fit`; a tail of zero: that member is left out."""
+    """`(members,)` each, after `fit`; an infinite tail: that member is left out."""
     lowest_: Tensor | None = None
     """The lowest score of each member that counts, `(members,)`, after `fit`."""
 
@@ -120,9 +122,9 @@ class Standard:
         self.median_ = scores.quantile(0.5, 0)
         tail = torch.maximum(scores.quantile(self.tail, 0) - self.median_, scores.std(0, correction=0))
         rounding = 1e-9 * scores.abs().amax(0)
-        self.tail_ = torch.where(tail > rounding, tail, 0.0)
+        self.tail_ = torch.where(tail > rounding, tail, torch.inf)
         self.lowest_ = scores.quantile(self.floor or 0.0, 0)
-        if not self.tail_.any():
+        if self.tail_.isinf().all():
             raise CalibrationError(
                 f"every member says the same of all {len(scores)} examples: there is nothing to standardise "
                 "by. Use more, and different, in-distribution examples"
@@ -136,7 +138,7 @@ class Standard:
         assert self.lowest_ is not None
         if self.floor is not None:
             scores = scores.maximum(self.lowest_)
-        return (scores - self.median_) / torch.where(self.tail_ > 0, self.tail_, torch.inf)
+        return (scores - self.median_) / self.tail_
 
 
 @dataclass

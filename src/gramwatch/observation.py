@@ -5,6 +5,7 @@ always; the penultimate features and the linear layer that makes the logits of t
 channel at every tap.
 """
 
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -166,6 +167,7 @@ class Observer:
         self._selection, self._features_name = taps, features
         self._head_call: int | None = None
         self._features_call: int | None = None
+        self._together: _Together | None = None
 
     def _prepare(self, inputs: Inputs) -> Taps:
         if self.taps is None:
@@ -225,12 +227,11 @@ class Observer:
                 zero = weight.new_zeros(len(weight))
                 self.head = Head(weight, zero if bias is None else bias.detach().float())
 
-        watchers = [(each.taps, each.receive, each.repeat) for each in (own, *beside)]
-        together = _watching_together(watchers)
+        watched, receive, repeat = self._watching(
+            [(each.taps, each.receive, each.repeat) for each in (own, *beside)]
+        )
         head = (self._head_call, at_head)
-        logits = observe(
-            self.model, together[0], inputs, *together[1:], head=head, gradients=gradients
-        ).float()
+        logits = observe(self.model, watched, inputs, receive, repeat, head=head, gradients=gradients).float()
         means = own.means
         features += [mean for tap, mean in zip(taps, means, strict=True) if tap.call == self._features_call]
         finite = all_finite([inputs, logits, features, means])
@@ -243,43 +244,60 @@ class Observer:
             finite,
         )
 
+    def _watching(self, watchers: "Sequence[Watcher]") -> "Watcher":
+        """All who watch a pass, as one."""
+        watchers = [each for each in watchers if len(each[0])] or watchers[:1]
+        if len(watchers) == 1:
+            return watchers[0]
+        watched = [taps for taps, _, _ in watchers]
+        if self._together is None or not self._together.is_of(watched):
+            self._together = _Together(watched)
+        return self._together.taps, *self._together.handing_over(watchers)
+
 
 Receive = Callable[[int, Tensor], None]
 Repeat = Callable[[int, int], bool | None]
 Watcher = tuple[Taps, Receive, Repeat | None]
 
 
-def _watching_together(watchers: Sequence[Watcher]) -> Watcher:
-    """The taps of several watchers of one network together, and what hands each tensor to those it is for.
+class _Together:
+    """The taps of several watchers of one network together, and which of them are whose."""
 
-    They are told that a tensor is one they have seen before where this is so for all who want it.
-    """
-    watchers = [each for each in watchers if len(each[0])] or watchers[:1]
-    if len(watchers) == 1:
-        return watchers[0]
-    taps = {tap.call: tap for watched, _, _ in watchers for tap in watched}
-    together = Taps((taps[call] for call in sorted(taps)), watchers[0][0].operations)
-    place = {tap.call: i for i, tap in enumerate(together)}
-    numbers = [{place[tap.call]: n for n, tap in enumerate(watched)} for watched, _, _ in watchers]
-    wanting = [
-        [
-            (receive, repeat, own)
-            for (_, receive, repeat), own in zip(watchers, numbers, strict=True)
-            if number in own
+    def __init__(self, watched: Sequence[Taps]) -> None:
+        taps = {tap.call: tap for each in watched for tap in each}
+        self.taps = Taps((taps[call] for call in sorted(taps)), watched[0].operations)
+        self._watched = list(watched)
+        place = {tap.call: number for number, tap in enumerate(self.taps)}
+        self._own = [{place[tap.call]: n for n, tap in enumerate(each)} for each in watched]
+        self._wanting = [
+            [(watcher, own[number]) for watcher, own in enumerate(self._own) if number in own]
+            for number in range(len(self.taps))
         ]
-        for number in range(len(together))
-    ]
 
-    def receive_all(number: int, maps: Tensor) -> None:
-        for receive, _, own in wanting[number]:
-            receive(own[number], maps)
+    def is_of(self, watched: Sequence[Taps]) -> bool:
+        """Whether these are the same taps, by identity: asked for every batch."""
+        return len(watched) == len(self._watched) and all(map(operator.is_, watched, self._watched))
 
-    def repeat_all(number: int, earlier: int) -> bool:
-        if not all(repeat is not None and earlier in own for _, repeat, own in wanting[number]):
-            return False
-        for _, repeat, own in wanting[number]:
-            assert repeat is not None
-            repeat(own[number], own[earlier])
-        return True
+    def handing_over(self, watchers: Sequence[Watcher]) -> tuple[Receive, Repeat]:
+        """What hands each tensor to those it is for.
 
-    return together, receive_all, repeat_all
+        They are told that a tensor is one they have seen before where this is so for all who want it.
+        """
+        wanting, receives = self._wanting, [receive for _, receive, _ in watchers]
+
+        def receive_all(number: int, maps: Tensor) -> None:
+            for watcher, own in wanting[number]:
+                receives[watcher](own, maps)
+
+        def repeat_all(number: int, earlier: int) -> bool:
+            repeating = []
+            for watcher, own in wanting[number]:
+                repeat = watchers[watcher][2]
+                if repeat is None or earlier not in self._own[watcher]:
+                    return False
+                repeating.append((repeat, own, self._own[watcher][earlier]))
+            for repeat, own, before in repeating:
+                repeat(own, before)
+            return True
+
+        return receive_all, repeat_all

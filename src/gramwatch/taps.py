@@ -162,6 +162,9 @@ class Taps(Sequence[Tap]):
     def __len__(self) -> int:
         return len(self._taps)
 
+    def __iter__(self) -> Iterator[Tap]:
+        return iter(self._taps)
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Taps):
             return NotImplemented

@@ -113,7 +113,8 @@ class Ranks:
         lower = torch.searchsorted(self.ascending, scores.T.contiguous())
         if len(self.sizes) == 1:  # all together: short work
             count = self.ascending.shape[1]
-            return (1 + count - lower.T).double() / (count + 1), lower[0] >= self.needed
+            among = torch.tensor(count + 1, dtype=torch.float64)
+            return (1 + count - lower.T) / among, lower[0] >= self.needed
         group = self.group_of[predicted]
         keys = lower + group * (self.ascending.shape[1] + 1)
         below = (torch.searchsorted(self.keys, keys) - self.starts[group]).T

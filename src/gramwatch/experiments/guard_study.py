@@ -114,7 +114,9 @@ class ZScore(Standard):
     def fit(self, scores: Tensor) -> "ZScore":
         """Take both from scores `(N, members)`."""
         super().fit(scores)
-        self.median_, self.tail_ = scores.mean(0), scores.std(0, correction=0)
+        assert self.tail_ is not None
+        spread = scores.std(0, correction=0)
+        self.median_, self.tail_ = scores.mean(0), torch.where(self.tail_.isinf(), self.tail_, spread)
         return self
 
 

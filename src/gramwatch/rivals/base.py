@@ -236,8 +236,8 @@ class Rival(ABC):
     @staticmethod
     def _infinite_where_broken(score: Tensor, finite: Tensor | None) -> Tensor:
         score = score.double()
-        sound = score.isfinite() if finite is None else finite & score.isfinite()
-        return torch.where(sound, score, torch.inf)
+        # Over True a score stays, over False it is infinite or NaN: one operation on a GPU, not several.
+        return (score if finite is None else score / finite).nan_to_num(torch.inf, torch.inf, torch.inf)
 
     def __call__(self, inputs: Inputs) -> Detection:
         """Judge a batch."""

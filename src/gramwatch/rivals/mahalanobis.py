@@ -382,34 +382,29 @@ class _Gaussian(NamedTuple):
     """What lies between the origin that the centres are about and zero, whitened, `(rank,)`."""
     whitening: Tensor
     """W, `(width, rank)`."""
-    centres: Tensor
-    """The class means, whitened, `(classes, rank)`."""
+    points: Tensor
+    """The class means, whitened, and last their mean, `(classes + 1, rank)`."""
     squares: Tensor
-    """Of the centres' lengths, `(classes,)`."""
-    middle: Tensor
-    """The mean of the centres, `(rank,)`."""
+    """Of these points' lengths, `(classes + 1,)`."""
 
     @staticmethod
     def of(origin: Tensor, whitening: Tensor, centres: Tensor) -> "_Gaussian":
         """From what is kept: the centres are those of features less the origin."""
-        squares = centres.square().sum(1)
-        return _Gaussian(-(origin @ whitening), whitening, centres, squares, centres.mean(0))
+        points = torch.cat([centres, centres.mean(0, keepdim=True)])
+        return _Gaussian(-(origin @ whitening), whitening, points, points.square().sum(1))
+
+    # In few operations, for the sake of GPUs.
 
     def distance(self, features: Tensor) -> Tensor:
-        """The squared distance to the nearest class, `(N,)`; in few operations, for the sake of GPUs."""
-        return self._nearest(self._white(features))
+        """The squared distance to the nearest class, `(N,)`."""
+        return self.distances(features)[0]
 
     def distances(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """The squared distances to the nearest class and to the middle of all classes, `(N,)` each."""
-        white = self._white(features)
-        return self._nearest(white), (white - self.middle).square().sum(1)
-
-    def _white(self, features: Tensor) -> Tensor:
-        return torch.addmm(self.shift, features, self.whitening)
-
-    def _nearest(self, white: Tensor) -> Tensor:
-        nearest = torch.addmm(self.squares, white, self.centres.T, alpha=-2).amin(1)
-        return (white.square().sum(1) + nearest).clamp_min(0)
+        white = torch.addmm(self.shift, features, self.whitening)
+        parts = torch.addmm(self.squares, white, self.points.T, alpha=-2)
+        squared = (parts + white.square().sum(1, keepdim=True)).clamp_min(0)
+        return squared[:, :-1].amin(1), squared[:, -1]
 
 
 class _Fitted(NamedTuple):
