@@ -145,6 +145,84 @@ def test_a_recorded_verdict_is_the_one_that_is_computed(net, per_class, monkeypa
         assert [recording is not None for recording in each._verdict._recorded.values()] == [True]
 
 
+def assert_close(found, expected):
+    assert torch.equal(found.predicted, expected.predicted)
+    for name in ("logits", "deviations", "score"):
+        torch.testing.assert_close(getattr(found, name), getattr(expected, name), rtol=1e-3, atol=1e-3)
+    assert (found.p_value - expected.p_value).abs().max() < 0.02
+    assert not found.logits.is_inference()
+
+
+def test_a_recorded_pass_is_the_one_that_is_computed(net, monkeypatch):
+    torch.backends.cudnn.allow_tf32 = False
+    guard = gramwatch.Guard(net.cuda()).fit(torch.randn(400, 3, 16, 16).split(100))
+    guard.calibrate(torch.randn(900, 3, 16, 16).split(100))
+    batches = [scale * torch.randn(50, 3, 16, 16, device="cuda") for scale in (1, 1.2, 1.4, 1.6, 1.8, 2)]
+    batches[-1][3, 0, 0, 0] = torch.nan
+
+    def judged(record):
+        guard.record_pass = record
+        with pytest.warns(gramwatch.GramwatchWarning, match=r"1 input\(s\) with NaN"):
+            return [guard(x) for x in batches]
+
+    def assert_recorded(times):
+        assert [each is not None for each in guard._verdict._recorded.values()] == [True] * times
+
+    monkeypatch.setattr(replay, "CALLS", 2)
+    computed, found = judged(False), judged(True)
+    assert_recorded(1)
+    for one, other in zip(found, computed, strict=True):
+        one.logits[3], other.logits[3], one.deviations[3], other.deviations[3] = 0, 0, 0, 0  # may be NaN
+        assert_close(one, other)
+    assert found[-1].score[3] == torch.inf
+
+    x = batches[1]
+    with torch.no_grad():  # weights that change in place are followed
+        for weight in net.parameters():
+            weight.mul_(1.05)
+    after = guard(x)
+    assert_recorded(1)
+    assert not torch.allclose(after.logits, found[1].logits)
+    moved = [parameter.data_ptr() for parameter in net.parameters()]
+    net.cpu()
+    net.cuda()
+    assert moved != [parameter.data_ptr() for parameter in net.parameters()]
+    for _ in range(4):
+        assert_close(guard(x), after)
+    assert_recorded(2)
+    for _ in range(4):
+        assert_close(guard(x.to(memory_format=torch.channels_last)), after)
+    assert_recorded(3)
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        for _ in range(4):
+            half = guard(x)
+    assert_recorded(4)
+    assert not torch.equal(half.logits, after.logits)
+    assert_close(guard(x), after)
+    guard.record_pass = False
+    assert_close(guard(x), after)
+
+
+def test_a_network_that_asks_the_gpu_is_not_recorded(net, monkeypatch):
+    class Asking(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = net
+
+        def forward(self, x):
+            return self.net(x if x.sum().item() < 1e9 else -x)
+
+    monkeypatch.setattr(replay, "CALLS", 1)
+    guard = gramwatch.Guard(Asking().cuda()).fit(torch.randn(400, 3, 16, 16).split(100))
+    guard.calibrate([torch.randn(200, 3, 16, 16)])
+    x = torch.randn(50, 3, 16, 16, device="cuda")
+    expected = guard(x)
+    guard.record_pass = True
+    for _ in range(4):
+        assert_close(guard(x), expected)
+    assert list(guard._verdict._recorded.values()) == [None]
+
+
 def test_what_cannot_be_recorded_is_computed(net, monkeypatch):
     class Waiting(gramwatch.rivals.MSP):
         def score(self, observation):

@@ -298,6 +298,11 @@ class GramDetector:
         """How many training examples were predicted to be of each of these classes."""
         return self._fitted()[0][predicted]
 
+    def tables(self) -> list[Tensor]:
+        """The tensors of the fit, which judging reads."""
+        counts, bounds = self._fitted()
+        return [counts, *bounds.state().values()]
+
     def _fitted(self) -> tuple[Tensor, Bounds]:
         if self._class_counts is None or self._bounds is None or not self.has_examples():
             raise NotFittedError("this detector is not fitted: call detector.fit(train_loader) first")

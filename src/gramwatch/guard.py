@@ -27,7 +27,7 @@ from gramwatch.detector import (
 from gramwatch.deviation import TotalDeviation
 from gramwatch.errors import ArtifactError, InputError, NotFittedError, TapError
 from gramwatch.joint import Calibration, JointMeasurement, JointRule
-from gramwatch.replay import Replay
+from gramwatch.replay import Nest, Replay
 from gramwatch.rivals import RIVALS, TRAINED
 from gramwatch.rivals.base import Rival
 from gramwatch.taps import Inputs, find_head, on_device, on_device_ahead, unwrap
@@ -76,6 +76,8 @@ class Guard:
         metadata: a free dictionary that is saved with the guard (preprocessing, class names, ...).
 
     """
+
+    _verdict: Replay[Any] | None
 
     def __init__(
         self,
@@ -128,10 +130,27 @@ class Guard:
         self.metadata: dict[str, Any] = {}
         self._chosen = list(members)
         self._watch: Watch | None = None
-        self._settled = False
+        self._weights: list[Tensor] = []
+        self._settled = self._record_pass = False
         self.forget_calibration()
 
     # --- what is known so far ------------------------------------------------------------------------
+
+    @property
+    def record_pass(self) -> bool:
+        """On a GPU, let the forward pass be part of the CUDA graph, from the fourth batch of a shape on.
+
+        Off unless set. A host that launches many small operations is often slower than the GPU that carries
+        them out, and this does without the host. It is for networks that do the same for all inputs of one
+        shape; what they do in Python is done no more. Parameters that change in place are followed, others in
+        their place are not. Each shape, up to four, takes as much memory as the network's pass over it.
+        """
+        return self._record_pass
+
+    @record_pass.setter
+    def record_pass(self, record: bool) -> None:
+        self._record_pass = bool(record)
+        self._verdict = None
 
     @property
     def grams(self) -> dict[str, GramDetector]:
@@ -175,7 +194,7 @@ class Guard:
         self._calibration: Calibration | None = None
         self._how: dict[str, Any] = {}
         self._moved: tuple[torch.device, Calibration] | None = None
-        self._verdict: Replay[Seen] | None = None
+        self._verdict = None
 
     def _calibrated(self) -> Calibration:
         if self._calibration is None:
@@ -346,20 +365,21 @@ class Guard:
         An input that is not finite, or makes the network's activations so, gets an infinite score.
         """
         self._calibrated()
-        seen = self._look(inputs)
-        self._verdict = self._verdict or Replay(self._judged)
+        verdict = self._replay()
+        inputs = on_device(inputs, self.model)
+        given = Nest(inputs, self._places()) if self._record_pass else self._look(inputs)
         # Out of inference mode, so that the results are ordinary tensors; what was seen is copied for that.
         with torch.inference_mode(False), torch.no_grad():
-            predicted, score, p_values, is_ood, sound, *support = self._verdict(seen)
-            gram = next(iter(seen.deviations.values()), None)
+            made = (t.clone() if t.is_inference() else t for t in verdict(given))
+            logits, predicted, score, p_values, is_ood, sound, *of_gram = made
             found = Detection(
-                logits=seen.observation.logits.clone(),
+                logits=logits,
                 predicted=predicted,
                 score=score,
                 p_value=p_values[0],
                 is_ood=is_ood,
-                deviations=None if gram is None else gram.deviations.clone(),
-                class_support=support[0] if support else None,
+                deviations=of_gram[0] if of_gram else None,
+                class_support=of_gram[1] if of_gram else None,
                 parts=dict(zip(self.members, p_values[1:], strict=True)),
             )
             # The device is waited for here and nowhere before.
@@ -368,13 +388,33 @@ class Guard:
             warn(f"{broken} input(s) with NaN or infinity: their score is infinite")
         return found
 
+    def _replay(self) -> "Replay[Any]":
+        if self._verdict is None:
+            self._weights = [*self.model.parameters(), *self.model.buffers()]
+            self._verdict = (
+                Replay(self._looked_and_judged, self._tables) if self._record_pass else Replay(self._judged)
+            )
+        return self._verdict
+
+    def _places(self) -> tuple[int, ...]:
+        """Where the network's weights lie: elsewhere, they are others than those recorded."""
+        return tuple(weight.data_ptr() for weight in self._weights)
+
+    def _tables(self) -> list[Tensor]:
+        return [table for gram in self.grams.values() for table in gram.tables()]
+
+    def _looked_and_judged(self, inputs: Nest) -> tuple[Tensor, ...]:
+        return self._judged(self._look(inputs.value))
+
     def _judged(self, seen: Seen) -> tuple[Tensor, ...]:
-        """All of a verdict that has to be computed, from what was seen; a GPU is not waited for."""
+        """All that a verdict consists of, from what was seen; a GPU is not waited for."""
         measured = self._measured(seen)
         score, p_values, is_ood = self._calibrated_on(measured.logits.device).judged(measured)
         predicted = measured.predicted
-        support = [gram.class_support(predicted) for gram in list(self.grams.values())[:1]]
-        return predicted, score, p_values.T, is_ood, measured.finite.sum(), *support
+        of_gram: tuple[Tensor, ...] = ()
+        for gram, deviating in list(seen.deviations.items())[:1]:
+            of_gram = (deviating.deviations, gram.class_support(predicted))
+        return measured.logits, predicted, score, p_values.T, is_ood, measured.finite.sum(), *of_gram
 
     @torch.inference_mode()
     def measure(self, inputs: Inputs) -> JointMeasurement:

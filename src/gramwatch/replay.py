@@ -4,16 +4,19 @@ A GPU's host takes longer to launch dozens of small operations than the GPU to c
 CUDA graph, they are launched together.
 """
 
+import contextlib
 import threading
 from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, UntypedStorage
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from gramwatch.taps import mapped
 
 CALLS = 3
 """How often tensors of the same shapes are seen before what is done with them is recorded."""
@@ -40,11 +43,16 @@ class Replay(Generic[Given]):
     Args:
         function: makes tensors of an object that consists of tensors. For the same shapes it must do the same
             operations, and never ask the GPU for a value. One that does cannot be recorded, and is called.
+        reads: gives what the function reads beside that by kernels of its own, which PyTorch does not see.
 
     """
 
-    def __init__(self, function: Callable[[Given], tuple[Tensor, ...]]) -> None:
-        self._function = function
+    def __init__(
+        self,
+        function: Callable[[Given], tuple[Tensor, ...]],
+        reads: Callable[[], Iterable[Tensor]] = tuple,
+    ) -> None:
+        self._function, self._reads = function, reads
         self._calls: Counter[Hashable] = Counter()
         self._recorded: dict[Hashable, _Recording | None] = {}
         self._lock = threading.Lock()
@@ -52,10 +60,10 @@ class Replay(Generic[Given]):
     def __call__(self, given: Given) -> tuple[Tensor, ...]:
         """What the function makes of it."""
         tensors = _tensors_of(given)
-        device = tensors[0].device
-        if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
+        if not tensors or not tensors[0].is_cuda or torch.cuda.is_current_stream_capturing():
             return self._function(given)
-        key = (device, torch.cuda.current_stream(device).cuda_stream, *((t.shape, t.dtype) for t in tensors))
+        device = tensors[0].device
+        key = _key(given, tensors)
         # One at a time: a recording has one place for what it is given, and one for what it makes.
         with self._lock:
             recording = self._recorded.get(key)
@@ -71,19 +79,23 @@ class Replay(Generic[Given]):
         places: list[Tensor] = []
 
         def place(t: Tensor) -> Tensor:
-            places.append(t.clone(memory_format=torch.contiguous_format))
+            places.append(t.clone())
             return places[-1]
 
         with torch.cuda.device(device):
             kept, graph = _Kept(), torch.cuda.CUDAGraph()
             inside, stream = given.changed(place), torch.cuda.current_stream()
+            if asks_for_values(lambda: self._function(inside), "cuda"):
+                return None
             try:
                 with torch.cuda.graph(graph, capture_error_mode="thread_local"), kept:
                     made = self._function(inside)
-            except RuntimeError:
-                torch.cuda.set_stream(stream)  # where recording fails, it is not left
+            except RuntimeError:  # it cannot be recorded for a reason that could not be seen
+                torch.cuda.set_stream(stream)
+                _forget_capture(device)
                 return None
-        return _Recording(graph, places, made, kept.tensors)
+        kept.look_at(self._reads())
+        return _Recording(graph, places, made, list(kept.memory.values()))
 
 
 @dataclass(frozen=True)
@@ -93,8 +105,8 @@ class _Recording:
     graph: torch.cuda.CUDAGraph
     given: list[Tensor]
     made: tuple[Tensor, ...]
-    kept: list[Tensor]
-    """All that the operations looked at: the graph knows where it lies, and does not keep it there."""
+    kept: list[UntypedStorage]
+    """What was looked at and not made: the graph knows where it lies, and does not keep it there."""
 
     def __call__(self, tensors: list[Tensor]) -> tuple[Tensor, ...]:
         for dtype in dict.fromkeys(t.dtype for t in tensors):
@@ -104,19 +116,116 @@ class _Recording:
         return tuple(t.clone() for t in self.made)
 
 
-class _Kept(TorchDispatchMode):
-    """Keeps every tensor that an operation looks at."""
+def asks_for_values(function: Callable[[], Any], device: str) -> bool:
+    """Whether a function asks a kind of device for values, by copying them or for the size of a result.
 
-    def __init__(self) -> None:
+    Found by calling it. A recording that fails on this is no harmless way to find out: PyTorch is then left
+    in the middle of it.
+    """
+    asking = _Asking(device)
+    with asking:
+        function()
+    return asking.found
+
+
+class _Asking(TorchDispatchMode):
+    def __init__(self, device: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.tensors: list[Tensor] = []
+        self._device = device
+        self.found = False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
-        self.tensors += [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
-        return func(*args, **kwargs)
+        result = func(*args, **(kwargs or {}))
+        tensors = [t for t in tree_leaves((args, kwargs, result)) if isinstance(t, Tensor)]
+        devices = {t.device.type for t in tensors}
+        if self._device in devices:
+            packet = getattr(func, "overloadpacket", None)
+            if packet in _INDEXING:  # by masks, not by numbers
+                indices = [t for t in tree_leaves(args[1]) if isinstance(t, Tensor)]
+                self.found |= any(t.dtype in (torch.bool, torch.uint8) for t in indices)
+            elif packet in _COPYING:
+                self.found |= len(devices) > 1
+            else:
+                self.found |= not _ASKING.isdisjoint(getattr(func, "tags", ()))
+        return result
+
+
+_ASKING = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+_COPYING = (torch.ops.aten._to_copy, torch.ops.aten.copy_)
+_INDEXING = (torch.ops.aten.index, torch.ops.aten.index_put, torch.ops.aten.index_put_)
+
+
+def _forget_capture(device: torch.device) -> None:
+    """After a capture that failed, PyTorch's random numbers still wait for its end (2.11; not so in 2.13)."""
+    with contextlib.suppress(RuntimeError, AttributeError):
+        generator = torch.cuda.default_generators[device.index]
+        generator.graphsafe_set_state(generator.clone_state())
+
+
+class _Kept(TorchDispatchMode):
+    """Keeps the memory on a GPU that operations look at and that none of them has made.
+
+    The memory, not the tensors: a parameter that is moved to another device is the same tensor as before.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.memory: dict[int, UntypedStorage] = {}
+        """By where it begins."""
+        self._made: set[int] = set()
+
+    def look_at(self, nest: Any) -> None:
+        """Keep the memory of all tensors in a nest that lie on a GPU."""
+        for memory in _memory_of(nest):
+            if memory.data_ptr() not in self._made:
+                self.memory.setdefault(memory.data_ptr(), memory)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.look_at((args, kwargs))
+        result = func(*args, **(kwargs or {}))
+        places = {memory.data_ptr() for memory in _memory_of(result)}
+        self._made |= places - self.memory.keys()
+        return result
+
+
+def _memory_of(nest: Any) -> Iterator[UntypedStorage]:
+    return (t.untyped_storage() for t in tree_leaves(nest) if isinstance(t, Tensor) and t.is_cuda)
+
+
+def _key(given: Tensors, tensors: list[Tensor]) -> Hashable:
+    """What must be the same for the same operations to be done."""
+    device = tensors[0].device
+    autocast = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda")
+    stream = torch.cuda.current_stream(device).cuda_stream
+    forms = ((t.shape, t.dtype, t.stride()) for t in tensors)
+    return (device, stream, autocast, getattr(given, "constant", None), *forms)
+
+
+@dataclass(frozen=True)
+class Nest:
+    """Tensors in tuples, lists and mappings, and what stands between them.
+
+    Args:
+        value: the nest.
+        beside: what must be the same, too, for the same operations to be done.
+
+    """
+
+    value: Any
+    beside: Hashable = None
+
+    def changed(self, change: Callable[[Tensor], Tensor]) -> "Nest":
+        """The same with every tensor changed."""
+        return Nest(mapped(self.value, change), self.beside)
+
+    @property
+    def constant(self) -> Hashable:
+        """All of it but the tensors."""
+        return str(tree_map_only(Tensor, lambda t: None, self.value)), self.beside
 
 
 def _tensors_of(given: Tensors) -> list[Tensor]:

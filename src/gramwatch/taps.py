@@ -278,7 +278,7 @@ def find_head(model: nn.Module, inputs: Inputs) -> int | None:
     """
     model = unwrap(model)
     # An input that is not finite shows nothing; where the logits come from does not depend on it.
-    inputs = _mapped(inputs, lambda t: t.nan_to_num(0.0, 0.0, 0.0) if t.is_floating_point() else t)
+    inputs = mapped(inputs, lambda t: t.nan_to_num(0.0, 0.0, 0.0) if t.is_floating_point() else t)
     with _judging(model):
         probe = _Probe(model)
         logits = probe.run(_repeated(inputs, 2))
@@ -346,7 +346,7 @@ def observe(
     """
     model = unwrap(model)
     with _judging(model), torch.set_grad_enabled(gradients):
-        inputs = _mapped(inputs, lambda t: t.clone() if t.is_inference() else t)  # may be written into
+        inputs = mapped(inputs, lambda t: t.clone() if t.is_inference() else t)  # may be written into
         with _Watch(taps, count_examples(inputs), receive, repeat, head or (None, None)) as watch:
             output = call(model, inputs)
     watch.finish()
@@ -784,7 +784,7 @@ def on_device(inputs: _T, model: nn.Module) -> _T:
     device = _device(model)
     if device is None:
         return inputs
-    return _mapped(inputs, lambda t: t.to(device, non_blocking=True))  # type: ignore[no-any-return]
+    return mapped(inputs, lambda t: t.to(device, non_blocking=True))  # type: ignore[no-any-return]
 
 
 def on_device_ahead(batches: Iterable[_T], model: nn.Module) -> Iterator[_T]:
@@ -838,17 +838,17 @@ def _repeated(inputs: Inputs, times: int) -> Inputs:
     def repeat(t: Tensor) -> Tensor:
         return t[:1].repeat(times, *[1] * (t.ndim - 1)) if t.ndim and t.shape[0] == total else t
 
-    return _mapped(inputs, repeat)
+    return mapped(inputs, repeat)
 
 
-def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """The same nest of tuples, lists and mappings with each tensor changed."""
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, Mapping):
-        return {k: _mapped(v, change) for k, v in value.items()}
+        return {k: mapped(v, change) for k, v in value.items()}
     if isinstance(value, tuple | list):
-        return tuple(_mapped(v, change) for v in value)
+        return tuple(mapped(v, change) for v in value)
     return value
 
 

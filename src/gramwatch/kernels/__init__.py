@@ -75,6 +75,8 @@ def _give_up(device: str, error: Exception) -> None:
     """Do without kernels on a device from now on, and say so once."""
     if isinstance(error, torch.cuda.OutOfMemoryError | MemoryError):
         raise error
+    if device == "cuda" and torch.cuda.is_current_stream_capturing():  # what fails may be the recording
+        raise error
     _given_up.add(device)
     warnings.warn(
         f"the fast kernels for {device} cannot be used, PyTorch's slower form is used instead "
