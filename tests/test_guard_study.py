@@ -1,6 +1,7 @@
 """The studies behind Guard: its rules, how it is compared, its false alarms. Whole runs are in test_paper."""
 
 import csv
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -313,9 +314,20 @@ def test_the_shares_in_the_docs_are_those_of_the_study() -> None:
     assert "\n".join(table) in (docs / "guard.md").read_text(encoding="utf-8")
 
 
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+def table_in_the_docs(first: str) -> list[list[str]]:
+    """The cells of the table in guard.md whose first line begins so, without the line below its head."""
+    lines = (DOCS / "guard.md").read_text(encoding="utf-8").splitlines()
+    begin = next(i for i, line in enumerate(lines) if line.startswith(first))
+    end = next(i for i in range(begin, len(lines)) if not lines[i])
+    head, _, *body = ([cell.strip() for cell in line.split("|")[1:-1]] for line in lines[begin:end])
+    return [head, *body]
+
+
 def test_the_means_in_the_docs_are_those_of_the_results() -> None:
     """Every figure of the big table, from the CSV of its network."""
-    docs = Path(__file__).parents[1] / "docs"
     files = {
         "DenseNet": "densenet",
         "ResNet-20": "resnet20",
@@ -328,14 +340,11 @@ def test_the_means_in_the_docs_are_those_of_the_results() -> None:
         "new WRN-40-2": "wrn40_2-new",
         "new DenseNet": "densenet-new",
     }
-    lines = (docs / "guard.md").read_text(encoding="utf-8").splitlines()
-    begin = next(i for i, line in enumerate(lines) if line.startswith("| mean AUROC, percent |"))
-    end = next(i for i in range(begin, len(lines)) if not lines[i])
-    head, _, *body = ([cell.strip() for cell in line.split("|")[1:-1]] for line in lines[begin:end])
+    head, *body = table_in_the_docs("| mean AUROC, percent |")
     assert len(body) > 40
     aurocs: dict[str, dict[tuple[str, str], float]] = {}
     for network, name in files.items():
-        with (docs / "results" / f"guard-{name}.csv").open(encoding="utf-8", newline="") as file:
+        with (DOCS / "results" / f"guard-{name}.csv").open(encoding="utf-8", newline="") as file:
             rows = [row for row in csv.DictReader(file) if row["auroc"]]
         aurocs[network] = {(row["method"], row["ood"]): float(row["auroc"]) for row in rows}
     for title, *cells in body:
@@ -349,3 +358,38 @@ def test_the_means_in_the_docs_are_those_of_the_results() -> None:
             ]
             assert len(own) == (3 if part else 16), (title, column)
             assert float(cell) == pytest.approx(sum(own) / len(own), abs=0.0051), (title, column)
+
+
+def test_what_came_out_in_the_docs_is_what_the_pages_say() -> None:
+    """Every figure of the table that sums up, from the page of its network."""
+    files = {
+        "DenseNet-BC-100-12": "densenet",
+        "ResNet-20": "resnet20",
+        "ResNet-34": "resnet34",
+        "ResNet-32": "resnet32",
+        "ResNet-56": "resnet56",
+        "WRN-40-2": "wrn40_2",
+        "MNIST ConvNet": "mnist_convnet",
+        "ResNet-34, seed 2": "resnet34-new",
+        "WRN-40-2, seed 1": "wrn40_2-new",
+        "DenseNet-BC-100-12, seed 1": "densenet-new",
+    }
+    _, *body = table_in_the_docs("| network | | ahead / within 0.1")
+    assert [network for network, *_ in body] == list(files)
+    for network, _, counts, aurocs, closed, tnrs, near in body:
+        page = (DOCS / "results" / f"guard-{files[network]}.md").read_text(encoding="utf-8")
+        (said,) = re.findall(r"^- Against all but .*: of 16 sets (.*)$", page, re.MULTILINE)
+        wanted = re.findall(r"(\d+) (?:ahead|within 0.1|behind|saturated)\b", said.partition(":")[0])
+        assert counts == " / ".join(wanted), network
+        found = re.search(
+            r"mean AUROC ([\d.]+), of the best single method \((.*?)\) ([\d.]+): (-?\d+) % .*?"
+            r"mean TNR ([\d.]+), of the best single method \((.*?)\) ([\d.]+)",
+            said,
+        )
+        assert found is not None, network
+        auroc, best, its_auroc, percent, tnr, other, its_tnr = found.groups()
+        assert aurocs == f"{auroc}, {best} {its_auroc}", network
+        assert closed == f"{percent} %", network
+        assert tnrs == f"{float(tnr):.1f}, {other} {float(its_tnr):.1f}", network
+        interval = re.search(r"below (.*?) by paired bootstrap \((.*?)\)", said)
+        assert near == (f"{interval[1]}: {interval[2]}" if interval else ""), network
