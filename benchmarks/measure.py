@@ -8,7 +8,7 @@ import os
 import platform
 import statistics as stats
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,21 +56,6 @@ class Clock:
                 if turn < fewer.get(name, rounds):
                     times[name].append(self.once(functions[name]))
         return times
-
-    def on_gpu(self, function: Callable[[], Any], calls: int = 5) -> float:
-        """Seconds that a GPU takes for a call: the sum over its kernels, however long the host takes."""
-        for _ in range(3):
-            self.once(function)
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-            for _ in range(calls):
-                self.once(function)
-        microseconds = sum(event.time_range.elapsed_us() for event in _on_device(profile))
-        return microseconds / calls / 1e6
-
-
-def _on_device(profile: torch.profiler.profile) -> Iterator[Any]:
-    """What ran on the GPU: kernels and copies."""
-    return (each for each in profile.events() or () if each.device_type == torch.autograd.DeviceType.CUDA)
 
 
 def summary(values: Sequence[float]) -> dict[str, float]:

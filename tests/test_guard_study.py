@@ -18,6 +18,8 @@ from gramwatch.joint import JointMeasurement, JointRule
 from gramwatch.metrics import Difference, all_metrics
 from gramwatch.report.why import BEST, draw_why, marks_of, read_figures
 
+DOCS = Path(__file__).parents[1] / "docs"
+
 
 @pytest.fixture
 def measured() -> JointMeasurement:
@@ -307,14 +309,10 @@ def test_a_p_value_that_does_not_hold_is_seen() -> None:
 
 
 def test_the_shares_in_the_docs_are_those_of_the_study() -> None:
-    docs = Path(__file__).parents[1] / "docs"
-    page = (docs / "results/false_alarms-resnet20.md").read_text(encoding="utf-8")
+    page = (DOCS / "results/false_alarms-resnet20.md").read_text(encoding="utf-8")
     table = [line for line in page.splitlines() if line.startswith("|")]
     assert len(table) == 2 + 9
-    assert "\n".join(table) in (docs / "guard.md").read_text(encoding="utf-8")
-
-
-DOCS = Path(__file__).parents[1] / "docs"
+    assert "\n".join(table) in (DOCS / "guard.md").read_text(encoding="utf-8")
 
 
 def table_in_the_docs(first: str) -> list[list[str]]:

@@ -149,7 +149,6 @@ class TotalDeviation:
         values = self._with_confidence(deviations, probability)
         if not self.normalise:
             return values
-        assert self.expectation_ is not None
         return values / self._divisors(values).each
 
     def counted(self, like: Tensor) -> Tensor | int:

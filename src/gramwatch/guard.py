@@ -366,8 +366,7 @@ class Guard:
         """
         self._calibrated()
         verdict = self._replay()
-        inputs = on_device(inputs, self.model)
-        given = Nest(inputs, self._places()) if self._record_pass else self._look(inputs)
+        given = self._nest(inputs) if self._record_pass else self._look(inputs)
         # Out of inference mode, so that the results are ordinary tensors; what was seen is copied for that.
         with torch.inference_mode(False), torch.no_grad():
             made = (t.clone() if t.is_inference() else t for t in verdict(given))
@@ -389,16 +388,15 @@ class Guard:
         return found
 
     def _replay(self) -> "Replay[Any]":
-        if self._verdict is None:
+        if self._verdict is None and self._record_pass:
             self._weights = [*self.model.parameters(), *self.model.buffers()]
-            self._verdict = (
-                Replay(self._looked_and_judged, self._tables) if self._record_pass else Replay(self._judged)
-            )
+            self._verdict = Replay(self._looked_and_judged, self._tables)
+        self._verdict = self._verdict or Replay(self._judged)
         return self._verdict
 
-    def _places(self) -> tuple[int, ...]:
-        """Where the network's weights lie: elsewhere, they are others than those recorded."""
-        return tuple(weight.data_ptr() for weight in self._weights)
+    def _nest(self, inputs: Inputs) -> Nest:
+        """The inputs, and where the network's weights lie: elsewhere, they are others than those recorded."""
+        return Nest(on_device(inputs, self.model), tuple(weight.data_ptr() for weight in self._weights))
 
     def _tables(self) -> list[Tensor]:
         return [table for gram in self.grams.values() for table in gram.tables()]

@@ -10,7 +10,7 @@ others (see `threshold`).
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor
 from gramwatch.detector import Measurement, halves
 from gramwatch.deviation import TotalDeviation
 from gramwatch.errors import CalibrationError
+from gramwatch.taps import all_finite
 from gramwatch.threshold import Ranks
 
 Part = Measurement | Tensor
@@ -42,9 +43,9 @@ class JointMeasurement:
         """Which examples, and all that was seen of them, are free of NaN and infinity, `(N,)`."""
         found = [part.finite for part in self.parts.values() if isinstance(part, Measurement)]
         scores = [part for part in self.parts.values() if isinstance(part, Tensor)]
-        if scores:  # NaN is no less than infinity
-            found.append(torch.linalg.vector_norm(torch.stack(scores), torch.inf, 0) < torch.inf)
-        return found[0] if len(found) == 1 else torch.stack(found).all(0)
+        if scores:
+            found.append(all_finite(torch.stack(scores, 1)))
+        return reduce(torch.logical_and, found)
 
     def __getitem__(self, index: Any) -> "JointMeasurement":
         """The measurement of some examples."""

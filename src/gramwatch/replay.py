@@ -14,7 +14,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 from torch import Tensor, UntypedStorage
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves
 
 from gramwatch.taps import mapped
 
@@ -27,7 +27,12 @@ Self = TypeVar("Self", bound="Tensors")
 
 
 class Tensors(Protocol):
-    """An object that consists of tensors, beside what is always the same."""
+    """An object that consists of tensors."""
+
+    @property
+    def constant(self) -> Hashable:
+        """What else must be the same for the same operations to be done."""
+        ...
 
     def changed(self: Self, change: Callable[[Tensor], Tensor]) -> Self:
         """The same with every tensor changed."""
@@ -202,7 +207,7 @@ def _key(given: Tensors, tensors: list[Tensor]) -> Hashable:
     autocast = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda")
     stream = torch.cuda.current_stream(device).cuda_stream
     forms = ((t.shape, t.dtype, t.stride()) for t in tensors)
-    return (device, stream, autocast, getattr(given, "constant", None), *forms)
+    return (device, stream, autocast, given.constant, *forms)
 
 
 @dataclass(frozen=True)
@@ -225,7 +230,7 @@ class Nest:
     @property
     def constant(self) -> Hashable:
         """All of it but the tensors."""
-        return str(tree_map_only(Tensor, lambda t: None, self.value)), self.beside
+        return str(mapped(self.value, lambda t: None)), self.beside
 
 
 def _tensors_of(given: Tensors) -> list[Tensor]:

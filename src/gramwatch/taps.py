@@ -841,7 +841,7 @@ def _repeated(inputs: Inputs, times: int) -> Inputs:
     return mapped(inputs, repeat)
 
 
-def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+def mapped(value: Any, change: Callable[[Tensor], Any]) -> Any:
     """The same nest of tuples, lists and mappings with each tensor changed."""
     if isinstance(value, Tensor):
         return change(value)
@@ -882,7 +882,8 @@ def all_finite(inputs: Inputs) -> Tensor:
     large = [t for t in rows if t.shape[1] > _SMALL or t.dtype != torch.float32]
     together = [torch.cat(small, 1)] if len(small) > 1 else small
     largest = [torch.linalg.vector_norm(t, torch.inf, 1) for t in (*large, *together)]
-    return torch.stack([each < torch.inf for each in largest]).all(0)
+    finite: list[Tensor] = [each < torch.inf for each in largest]
+    return functools.reduce(torch.logical_and, finite)
 
 
 def signature(inputs: Inputs) -> list[list[Any]]:

@@ -26,6 +26,10 @@ class Seen:
     """What others see."""
     deviations: Mapping[GramDetector, Measurement]
 
+    @property
+    def constant(self) -> None:
+        """What is there beside tensors: nothing that changes."""
+
     def changed(self, change: Callable[[Tensor], Tensor]) -> "Seen":
         """The same with every tensor changed."""
         return Seen(

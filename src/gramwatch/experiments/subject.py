@@ -167,8 +167,7 @@ class GramByOrder(GramDetector):
         starts = torch.tensor([0, *sizes]).cumsum(0).to(statistics.device)
         layout = replace(self._layout(statistics.device), starts=starts)
         deviations = tap_deviations(statistics, logits.argmax(1), bounds, layout)
-        finite = all_finite(inputs) & logits.isfinite().all(1) & deviations.isfinite().all(1)
-        return Measurement(logits, deviations, finite)
+        return Measurement(logits, deviations, all_finite([inputs, logits, deviations]))
 
 
 class Batches:
