@@ -273,7 +273,7 @@ def test_float16_bounds_and_pieces_equal_those_of_the_cpu(net, storage, statisti
 
 
 def test_batches_are_copied_ahead_and_none_is_lost():
-    from gramwatch.taps import on_device_ahead
+    from gramwatch.batches import on_device_ahead
 
     model = nn.Linear(3, 3).cuda()
     batches = [torch.full((2, 3), float(i)) for i in range(5)]

@@ -14,17 +14,8 @@ from torch import Tensor, nn
 
 import gramwatch
 from gramwatch import GramDetector, InputError, TapError, find_taps, mark, networks
-from gramwatch.taps import (
-    Tap,
-    Taps,
-    all_finite,
-    count_examples,
-    logits_of,
-    observe,
-    on_device,
-    signature,
-    unwrap,
-)
+from gramwatch.batches import all_finite, count_examples, on_device, signature
+from gramwatch.taps import Tap, Taps, logits_of, observe, unwrap
 
 CLASSES = 5
 

@@ -1,7 +1,6 @@
 """GramDetector: the object a user holds. Fit, calibrate, call, save, load."""
 
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
@@ -12,6 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from gramwatch import artifact, kernels
+from gramwatch.batches import (
+    Inputs,
+    all_finite,
+    comparable,
+    count_examples,
+    described,
+    inputs_of,
+    on_device,
+    on_device_ahead,
+    signature,
+)
 from gramwatch.bounds import BOUNDS, STORAGES, Bounds, make_bounds
 from gramwatch.deviation import (
     CONFIDENCES,
@@ -24,24 +34,12 @@ from gramwatch.deviation import (
 from gramwatch.errors import (
     ArtifactError,
     CalibrationError,
-    GramwatchWarning,
     InputError,
     NotFittedError,
+    warn,
 )
 from gramwatch.statistics import STATISTICS, check_orders, distinct_orders, triangle_pieces
-from gramwatch.taps import (
-    Inputs,
-    Tap,
-    Taps,
-    all_finite,
-    count_examples,
-    find_taps,
-    observe,
-    on_device,
-    on_device_ahead,
-    signature,
-    unwrap,
-)
+from gramwatch.taps import Tap, Taps, find_taps, observe, unwrap
 from gramwatch.threshold import examples_needed, is_above_threshold, p_value, threshold
 
 FEW_EXAMPLES = 20
@@ -376,7 +374,7 @@ class GramDetector:
             if checkpoint is not None and self.has_examples():
                 self._write(checkpoint, batches=done)
 
-        take_batches(on_device_ahead(_inputs(loader, "fitting", progress), self.model), take, done, write)
+        take_batches(on_device_ahead(inputs_of(loader, "fitting", progress), self.model), take, done, write)
         self.finish(int(left_out))
         if checkpoint is not None:
             Path(checkpoint).unlink(missing_ok=True)
@@ -439,10 +437,10 @@ class GramDetector:
                     f"not by pairs: {_listed(wide)}; statistic='triangle' takes the pairs all the same"
                 )
             self._taps, self._signature = taps, signature(inputs)
-        elif _comparable(signature(inputs)) != _comparable(self._signature):
+        elif comparable(signature(inputs)) != comparable(self._signature):
             raise InputError(
-                f"inputs of {_described(signature(inputs))} were given, "
-                f"the detector was fitted on {_described(self._signature)}"
+                f"inputs of {described(signature(inputs))} were given, "
+                f"the detector was fitted on {described(self._signature)}"
             )
 
     def _measure(self, tap: Tap) -> _Measure:
@@ -682,7 +680,7 @@ class GramDetector:
         self, loader: Iterable[Any], doing: str = "measuring", progress: bool = True
     ) -> Measurement:
         """`measure` over a whole loader, on the CPU."""
-        batches = on_device_ahead(_inputs(loader, doing, progress), self.model)
+        batches = on_device_ahead(inputs_of(loader, doing, progress), self.model)
         parts = [self.measure(inputs) for inputs in batches if count_examples(inputs) > 0]
         if not parts:
             raise InputError(f"the loader yielded no example: {doing} needs some")
@@ -815,35 +813,6 @@ def _check_choice(name: str, value: str, choices: Iterable[str]) -> None:
         raise ValueError(f"{name} must be one of {', '.join(choices)}; got {value!r}")
 
 
-def _inputs(loader: Iterable[Any], doing: str, progress: bool) -> Iterator[Inputs]:
-    """The inputs of each batch, with a progress bar on a terminal."""
-    for inputs, _ in _with_labels(loader, doing, progress):
-        yield inputs
-
-
-def batches_of(loader: Iterable[Any], doing: str, progress: bool) -> Iterator[tuple[Inputs, Tensor | None]]:
-    """The inputs and, if there are any, the labels of each batch that is not empty."""
-    for inputs, labels in _with_labels(loader, doing, progress):
-        if count_examples(inputs):
-            whole = isinstance(labels, Tensor) and labels.ndim == 1 and not labels.is_floating_point()
-            yield inputs, labels if whole and len(labels) == count_examples(inputs) else None
-
-
-def _with_labels(loader: Iterable[Any], doing: str, progress: bool) -> Iterator[tuple[Inputs, Any]]:
-    from tqdm.auto import tqdm
-
-    for batch in tqdm(loader, desc=doing, unit="batch", disable=None if progress else True, leave=False):
-        if isinstance(batch, Mapping):
-            inputs = {k: v for k, v in batch.items() if k not in ("label", "labels")}
-            yield inputs, batch.get("labels", batch.get("label"))
-        elif isinstance(batch, tuple | list):
-            if not batch:
-                raise InputError("the loader yielded an empty tuple: its first item must be the input")
-            yield batch[0], batch[1] if len(batch) > 1 else None
-        else:
-            yield batch, None
-
-
 def check_level(level: float) -> None:
     """A share, or a plain error."""
     if not 0 < level < 1:
@@ -913,31 +882,6 @@ def halves(examples: int, seed: int) -> tuple[Tensor, Tensor]:
     return order[: examples // 2], order[examples // 2 :]
 
 
-def _comparable(inputs: list[list[Any]]) -> list[tuple[Any, str]]:
-    """Shapes, and whether the values are whole numbers: a network in half precision takes the same inputs."""
-    return [(shape, "float" if "float" in dtype else dtype) for shape, dtype in inputs]
-
-
-def _described(inputs: list[list[Any]]) -> str:
-    return " and ".join(f"{dtype} {tuple(shape)}" for shape, dtype in inputs)
-
-
 def _listed(names: list[str], most: int = 8) -> str:
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
-
-
-def warn(message: str) -> None:
-    """Warn at the user's own line, whatever was called in between."""
-    warnings.warn(message, GramwatchWarning, stacklevel=_stacklevel())
-
-
-def _stacklevel() -> int:
-    import sys
-
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and (
-        frame.f_globals.get("__name__", "").startswith(("gramwatch.", "torch."))
-    ):
-        level, frame = level + 1, frame.f_back
-    return level

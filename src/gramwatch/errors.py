@@ -1,5 +1,8 @@
 """The exceptions and the warning this library raises, each naming the offending thing and a remedy."""
 
+import sys
+import warnings
+
 
 class GramwatchError(Exception):
     """Base of every error raised on purpose by this library."""
@@ -43,3 +46,17 @@ class MissingExtraError(GramwatchError, ImportError):
 
 class GramwatchWarning(UserWarning):
     """Something was skipped or degraded; the message says what."""
+
+
+def warn(message: str) -> None:
+    """Warn at the user's own line, whatever was called in between."""
+    warnings.warn(message, GramwatchWarning, stacklevel=_stacklevel())
+
+
+def _stacklevel() -> int:
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and (
+        frame.f_globals.get("__name__", "").startswith(("gramwatch.", "torch."))
+    ):
+        level, frame = level + 1, frame.f_back
+    return level

@@ -12,25 +12,24 @@ import torch
 from torch import Tensor, nn
 
 from gramwatch import artifact
+from gramwatch.batches import Inputs, batches_of, on_device, on_device_ahead
 from gramwatch.detector import (
     Detection,
     GramDetector,
     Measurement,
-    batches_of,
     check_deviating,
     check_enough,
     check_level,
     how_many_rank,
     take_batches,
-    warn,
 )
 from gramwatch.deviation import TotalDeviation
-from gramwatch.errors import ArtifactError, InputError, NotFittedError, TapError
+from gramwatch.errors import ArtifactError, InputError, NotFittedError, TapError, warn
 from gramwatch.joint import Calibration, JointMeasurement, JointRule
 from gramwatch.replay import Nest, Replay
 from gramwatch.rivals import RIVALS, TRAINED
 from gramwatch.rivals.base import Rival
-from gramwatch.taps import Inputs, find_head, on_device, on_device_ahead, unwrap
+from gramwatch.taps import find_head, unwrap
 from gramwatch.threshold import Ranks, threshold
 from gramwatch.watch import Seen, Single, Watch
 

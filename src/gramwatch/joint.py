@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gramwatch.batches import all_finite
 from gramwatch.detector import Measurement, halves
 from gramwatch.deviation import TotalDeviation
 from gramwatch.errors import CalibrationError
-from gramwatch.taps import all_finite
 from gramwatch.threshold import Ranks
 
 Part = Measurement | Tensor

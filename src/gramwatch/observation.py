@@ -13,19 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gramwatch.batches import Inputs, all_finite, count_examples, on_device
 from gramwatch.detector import Collector
 from gramwatch.errors import InputError, TapError
-from gramwatch.taps import (
-    Inputs,
-    Taps,
-    all_finite,
-    count_examples,
-    find_head,
-    find_taps,
-    observe,
-    on_device,
-    unwrap,
-)
+from gramwatch.taps import Taps, find_head, find_taps, observe, unwrap
 
 NEEDS = ("features", "head", "channel_means")
 """What a detector may ask for beside the logits."""

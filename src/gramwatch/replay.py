@@ -16,7 +16,7 @@ from torch import Tensor, UntypedStorage
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from gramwatch.taps import mapped
+from gramwatch.batches import mapped
 
 CALLS = 3
 """How often tensors of the same shapes are seen before what is done with them is recorded."""

@@ -6,12 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gramwatch.detector import GramDetector, Measurement, batches_of
+from gramwatch.batches import batches_of, on_device_ahead
+from gramwatch.detector import GramDetector, Measurement
 from gramwatch.errors import InputError
 from gramwatch.guard import Guard
 from gramwatch.joint import JointMeasurement, Part, joined_parts
 from gramwatch.rivals.base import Rival
-from gramwatch.taps import on_device_ahead
 from gramwatch.watch import Single, Watch
 
 Detector = GramDetector | Rival | Guard

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from gramwatch.batches import Inputs
 from gramwatch.detector import Collector, GramDetector, Measurement
 from gramwatch.observation import ChannelMeans, Observation, Observer
 from gramwatch.rivals.base import Rival
-from gramwatch.taps import Inputs
 
 Single = GramDetector | Rival
 """A detector that looks for itself."""

@@ -15,8 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from gramwatch import artifact
-from gramwatch.detector import warn
-from gramwatch.errors import ArtifactError
+from gramwatch.errors import ArtifactError, warn
 from gramwatch.version import __version__
 
 

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gramwatch import artifact, datasets
+from gramwatch.batches import Inputs, all_finite
 from gramwatch.detector import GramDetector, Measurement
 from gramwatch.deviation import tap_deviations
 from gramwatch.errors import InputError, MissingDataError
@@ -24,7 +25,6 @@ from gramwatch.joint import JointMeasurement
 from gramwatch.networks import NETWORKS, Loaded
 from gramwatch.rivals import RIVALS, TRAINED, Rival, fgsm
 from gramwatch.rivals.odin import ODIN
-from gramwatch.taps import Inputs, all_finite
 from gramwatch.together import Measured, Together, fit_together
 from gramwatch.training.images import PADDING
 from gramwatch.watch import Single

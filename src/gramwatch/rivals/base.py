@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from gramwatch import artifact
-from gramwatch.detector import Detection, batches_of, check_level, check_same_weights, warn
-from gramwatch.errors import CalibrationError, InputError, NotFittedError
+from gramwatch.batches import Inputs, batches_of
+from gramwatch.detector import Detection, check_level, check_same_weights
+from gramwatch.errors import CalibrationError, InputError, NotFittedError, warn
 from gramwatch.observation import ChannelMeans, Observation, Observer
-from gramwatch.taps import Inputs
 from gramwatch.threshold import examples_needed, is_above_threshold, p_value, threshold
 
 

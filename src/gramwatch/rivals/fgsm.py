@@ -6,7 +6,7 @@ from torch.nn.functional import cross_entropy
 
 from gramwatch.errors import InputError
 from gramwatch.rivals.perturb import Scale, checked_eps, checked_scale, gradient, leaf_of, single_images, step
-from gramwatch.taps import _judging, call, logits_of, unwrap
+from gramwatch.taps import call, judging, logits_of, unwrap
 
 
 def fgsm(
@@ -33,7 +33,7 @@ def fgsm(
     images = single_images(inputs, model, "fgsm")
     leaf, given = leaf_of(images)
     model = unwrap(model)
-    with _judging(model), torch.enable_grad():
+    with judging(model), torch.enable_grad():
         logits = logits_of(call(model, given)).float()
         classes = logits.argmax(1) if labels is None else labels.to(logits.device)
         if classes.shape != logits.shape[:1] or classes.is_floating_point():

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from gramwatch.detector import warn
-from gramwatch.errors import InputError, NotFittedError
+from gramwatch.batches import Inputs
+from gramwatch.errors import InputError, NotFittedError, warn
 from gramwatch.observation import Observation
 from gramwatch.rivals.base import Record, Rival
 from gramwatch.rivals.perturb import (
@@ -22,7 +22,6 @@ from gramwatch.rivals.perturb import (
     single_images,
     step,
 )
-from gramwatch.taps import Inputs
 
 STEPS = (0.0, 0.01, 0.005, 0.002, 0.0014, 0.001, 0.0005)
 """The steps that the authors choose from."""

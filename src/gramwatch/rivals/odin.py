@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gramwatch.batches import Inputs
 from gramwatch.observation import Observation
 from gramwatch.rivals.base import Record, Rival
 from gramwatch.rivals.perturb import (
@@ -19,7 +20,6 @@ from gramwatch.rivals.perturb import (
     single_images,
     step,
 )
-from gramwatch.taps import Inputs
 
 TEMPERATURES = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0)
 """The temperatures that the paper chooses from."""

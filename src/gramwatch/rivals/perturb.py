@@ -7,9 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from gramwatch import metrics
-from gramwatch.detector import batches_of
+from gramwatch.batches import Inputs, batches_of, on_device
 from gramwatch.errors import InputError
-from gramwatch.taps import Inputs, on_device
 
 Scale = float | Sequence[float] | None
 """What a step is divided by: nothing, one number, or one for each channel of the inputs."""

@@ -5,8 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gramwatch.detector import warn
-from gramwatch.errors import InputError
+from gramwatch.errors import InputError, warn
 from gramwatch.observation import Observation
 from gramwatch.rivals.base import Record, Rival
 from gramwatch.rivals.features import ROWS, features_of, mean_of, second_moment

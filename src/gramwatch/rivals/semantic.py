@@ -7,10 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gramwatch.batches import Inputs
 from gramwatch.errors import InputError
 from gramwatch.observation import Observation, Observer
 from gramwatch.rivals.base import Record, Rival
-from gramwatch.taps import Inputs, unwrap
+from gramwatch.taps import unwrap
 
 
 class SemanticHead(nn.Module):

@@ -5,11 +5,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gramwatch.batches import Inputs
 from gramwatch.observation import Observation
 from gramwatch.rivals.base import Record, Rival
 from gramwatch.rivals.dirichlet import concentrations, differential_entropy, expected_log_probability
 from gramwatch.rivals.perturb import Scale, checked_eps, checked_scale, gradient, leaf_of, single_images, step
-from gramwatch.taps import Inputs
 
 MOST = 1000.0
 """The largest concentration, in training and in judging, as in the code released with the paper."""

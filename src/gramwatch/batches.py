@@ -1,0 +1,176 @@
+"""Batches: inputs of any nesting, loaders, devices, and what is finite."""
+
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from gramwatch.errors import InputError
+
+Inputs = Any
+"""What a network is called with: a tensor, a tuple of arguments, or a mapping of keyword arguments."""
+
+_T = TypeVar("_T")
+
+
+def count_examples(inputs: Inputs) -> int:
+    """How many examples a batch holds: the length of its first tensor."""
+    first = next(tensors_in(inputs), None)
+    if first is None or first.ndim == 0:
+        raise InputError(f"no tensor with a batch axis in the input, a {type(inputs).__name__}")
+    return first.shape[0]
+
+
+def on_device(inputs: _T, model: nn.Module) -> _T:
+    """The inputs on the device of the network's parameters."""
+    device = device_of(model)
+    if device is None:
+        return inputs
+    return mapped(inputs, lambda t: t.to(device, non_blocking=True))  # type: ignore[no-any-return]
+
+
+def on_device_ahead(batches: Iterable[_T], model: nn.Module) -> Iterator[_T]:
+    """Each batch on the device of the network; a GPU gets the next one while it works on this one.
+
+    A batch is an input, or any nest of tuples, lists and mappings of tensors.
+    """
+    device = device_of(model)
+    if device is None or device.type != "cuda":
+        for batch in batches:
+            yield on_device(batch, model)
+        return
+    copying = torch.cuda.Stream(device)
+    ahead: list[tuple[_T, torch.cuda.Event]] = []
+
+    def arrived() -> _T:
+        batch, copied = ahead.pop()
+        working = torch.cuda.current_stream(device)
+        working.wait_event(copied)
+        for tensor in tensors_in(batch):
+            tensor.record_stream(working)
+        return batch
+
+    try:
+        for batch in batches:
+            with torch.cuda.stream(copying):
+                moved = on_device(batch, model)
+                copied = copying.record_event()
+            if ahead:
+                yield arrived()
+            ahead.append((moved, copied))
+    except Exception:
+        if ahead:  # the loader failed: what it gave before still counts
+            yield arrived()
+        raise
+    if ahead:
+        yield arrived()
+
+
+def device_of(model: nn.Module) -> torch.device | None:
+    """The device of a network's parameters or buffers; None if it has neither."""
+    place = next(itertools.chain(model.parameters(), model.buffers()), None)
+    return None if place is None else place.device
+
+
+def repeated(inputs: Inputs, times: int) -> Inputs:
+    """The batch's first example, several times over."""
+    total = count_examples(inputs)
+    if total == 0:
+        raise InputError("the batch is empty")
+
+    def repeat(t: Tensor) -> Tensor:
+        return t[:1].repeat(times, *[1] * (t.ndim - 1)) if t.ndim and t.shape[0] == total else t
+
+    return mapped(inputs, repeat)
+
+
+def mapped(value: Any, change: Callable[[Tensor], Any]) -> Any:
+    """The same nest of tuples, lists and mappings with each tensor changed."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {k: mapped(v, change) for k, v in value.items()}
+    if isinstance(value, tuple | list):
+        return tuple(mapped(v, change) for v in value)
+    return value
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Every tensor in a nest of tuples, lists and mappings."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for v in value.values():
+            yield from tensors_in(v)
+    elif isinstance(value, tuple | list):
+        for v in value:
+            yield from tensors_in(v)
+
+
+_SMALL = 4096
+"""So many numbers of an example are looked at together with others: copying them costs less than a call."""
+
+
+def all_finite(inputs: Inputs) -> Tensor:
+    """Whether each example's inputs are all finite, `(N,)`."""
+    total = count_examples(inputs)
+    tensors = [t for t in tensors_in(inputs) if t.ndim and t.shape[0] == total]
+    floating = [t for t in tensors if t.is_floating_point() and t.numel()]
+    if not floating:
+        return torch.ones(total, dtype=torch.bool, device=tensors[0].device)
+    # NaN is no less than infinity. One look at each value, and small tensors together: this is done for
+    # every batch, and on a GPU each call costs more than its work.
+    rows = [t.reshape(total, -1) for t in floating]
+    small = [t for t in rows if t.shape[1] <= _SMALL and t.dtype == torch.float32]
+    large = [t for t in rows if t.shape[1] > _SMALL or t.dtype != torch.float32]
+    together = [torch.cat(small, 1)] if len(small) > 1 else small
+    largest = [torch.linalg.vector_norm(t, torch.inf, 1) for t in (*large, *together)]
+    finite: list[Tensor] = [each < torch.inf for each in largest]
+    return functools.reduce(torch.logical_and, finite)
+
+
+def signature(inputs: Inputs) -> list[list[Any]]:
+    """Shape of one example and dtype of each tensor of an input, to notice other inputs later."""
+    return [[list(t.shape[1:]), str(t.dtype).removeprefix("torch.")] for t in tensors_in(inputs)]
+
+
+def inputs_of(loader: Iterable[Any], doing: str, progress: bool) -> Iterator[Inputs]:
+    """The inputs of each batch, with a progress bar on a terminal."""
+    for inputs, _ in _with_labels(loader, doing, progress):
+        yield inputs
+
+
+def batches_of(loader: Iterable[Any], doing: str, progress: bool) -> Iterator[tuple[Inputs, Tensor | None]]:
+    """The inputs and, if there are any, the labels of each batch that is not empty."""
+    for inputs, labels in _with_labels(loader, doing, progress):
+        if count_examples(inputs):
+            whole = isinstance(labels, Tensor) and labels.ndim == 1 and not labels.is_floating_point()
+            yield inputs, labels if whole and len(labels) == count_examples(inputs) else None
+
+
+def _with_labels(loader: Iterable[Any], doing: str, progress: bool) -> Iterator[tuple[Inputs, Any]]:
+    from tqdm.auto import tqdm
+
+    for batch in tqdm(loader, desc=doing, unit="batch", disable=None if progress else True, leave=False):
+        if isinstance(batch, Mapping):
+            inputs = {k: v for k, v in batch.items() if k not in ("label", "labels")}
+            yield inputs, batch.get("labels", batch.get("label"))
+        elif isinstance(batch, tuple | list):
+            if not batch:
+                raise InputError("the loader yielded an empty tuple: its first item must be the input")
+            yield batch[0], batch[1] if len(batch) > 1 else None
+        else:
+            yield batch, None
+
+
+def comparable(inputs: list[list[Any]]) -> list[tuple[Any, str]]:
+    """Shapes, and whether the values are whole numbers: a network in half precision takes the same inputs."""
+    return [(shape, "float" if "float" in dtype else dtype) for shape, dtype in inputs]
+
+
+def described(inputs: list[list[Any]]) -> str:
+    """A signature in words."""
+    return " and ".join(f"{dtype} {tuple(shape)}" for shape, dtype in inputs)

@@ -1,0 +1,415 @@
+"""Finding taps: a forward pass in which every call is followed.
+
+The network runs twice on a tiny batch. Every tensor is followed to learn which of its axes are the batch and
+the channels, and each watched call is named after the module it happened in.
+"""
+
+import itertools
+import math
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from gramwatch.batches import Inputs, mapped, repeated, tensors_in
+from gramwatch.errors import TapError
+from gramwatch.taps.observe import Watch
+from gramwatch.taps.operations import KINDS, LAYOUTS, MIXES, MOVES, PRODUCTS, made_by, operation_of
+from gramwatch.taps.running import call, judging, logits_of, outside_compilation, unwrap
+from gramwatch.taps.tap import Tap, Taps
+
+_T = TypeVar("_T")
+
+
+@outside_compilation
+def find_taps(model: nn.Module, inputs: Inputs, select: str | Iterable[str] = "all") -> Taps:
+    """Find the tensors to watch in `model`, from one batch of its inputs.
+
+    Args:
+        model: any classifier. It is run twice, on copies of the batch's first example.
+        inputs: a tensor, a tuple of arguments or a mapping of keyword arguments, as the model takes it.
+        select: `"all"` convolutions, linear layers and activations but the logits; `"ends"`, of these the
+            last of each size, where a network's stages end; `"paper"`, the tensors of the paper, for the
+            networks in `gramwatch.networks`; or names and globs.
+
+    """
+    model = unwrap(model)
+    with judging(model):
+        probe = _Probe(model)
+        logits = probe.run(repeated(inputs, 2))
+        sizes = _Sizes()
+        with sizes:
+            call(model, repeated(inputs, 3))
+    if [e.operation for e in probe.events] != sizes.operations:
+        raise TapError(
+            "the network makes different calls for a batch of two and a batch of three: its path depends "
+            "on its input, so its tensors cannot be watched by their place in it"
+        )
+    if not any(event.kind != "mark" for event in probe.events):
+        hint = (
+            "; a scripted network cannot be watched, pass the nn.Module it was made from"
+            if any(isinstance(m, torch.jit.ScriptModule) for m in model.modules())
+            else ""
+        )
+        raise TapError(
+            f"{type(model).__name__} has no tap: no convolution, linear layer or activation was called{hint}"
+        )
+    dropped = probe.logits_calls(logits)
+    names = _names(probe.events)
+    taps = []
+    for number, (event, shape3) in enumerate(zip(probe.events, sizes.shapes, strict=True)):
+        batch = _batch_axis(event.shape, shape3)
+        if number in dropped or batch is None or event.is_constant:
+            continue  # the logits themselves, or values that do not depend on the input
+        axis, fold = batch
+        channel = _channel_axis(event, axis)
+        shape = (*event.shape[:axis], fold, *event.shape[axis + 1 :])
+        first = _examples_first(event.made, axis)
+        taps.append(Tap(names[number], event.kind, event.operation, shape, axis, channel, number, first))
+    found = Taps(taps, sizes.operations)
+    return _chosen(model, found, select)
+
+
+@outside_compilation
+def find_head(model: nn.Module, inputs: Inputs) -> int | None:
+    """The watched call, by its position, of the linear layer that makes the logits; None if there is no such.
+
+    A convolution over the whole of its input counts: it is the same thing.
+    """
+    model = unwrap(model)
+    # An input that is not finite shows nothing; where the logits come from does not depend on it.
+    inputs = mapped(inputs, lambda t: t.nan_to_num(0.0, 0.0, 0.0) if t.is_floating_point() else t)
+    with judging(model):
+        probe = _Probe(model)
+        logits = probe.run(repeated(inputs, 2))
+        layers = [n for n in probe.logits_calls(logits) if probe.events[n].kind in ("linear", "convolution")]
+        if len(layers) != 1:
+            return None
+        seen: list[tuple[Tensor, Tensor, Tensor | None]] = []
+        inputs = repeated(inputs, 2)
+        nothing = Taps((), [event.operation for event in probe.events])
+        with Watch(nothing, 2, _ignore, None, (layers[0], lambda *given: seen.append(given))):
+            logits = logits_of(call(model, inputs)).float()
+    x, weight, bias = seen[0]
+    features, weight = x.flatten(1).float(), weight.flatten(1).float()
+    if features.shape[0] != 2 or weight.shape != (logits.shape[1], features.shape[1]):
+        return None
+    made = features @ weight.T + (0.0 if bias is None else bias.float())
+    near = torch.allclose(made, logits, rtol=1e-2, atol=1e-3 * float(logits.abs().max()))
+    return layers[0] if near else None
+
+
+def _ignore(number: int, maps: Tensor) -> None:
+    """Take no notice of a tensor."""
+
+
+def _chosen(model: nn.Module, found: Taps, select: str | Iterable[str]) -> Taps:
+    if select in ("all", "ends"):
+        plain = Taps((tap for tap in found if tap.kind != "mark"), found.operations)
+        if not plain:
+            raise TapError(
+                f"{type(model).__name__} has no tap: its only convolution or linear layer makes the logits"
+            )
+        if select == "all":
+            return plain
+        last = {tap.pixels: tap for tap in plain}  # of each size, the last one stays
+        return Taps((tap for tap in plain if last[tap.pixels] is tap), found.operations)
+    if select == "paper":
+        patterns = getattr(model, "paper_taps", None)
+        if patterns is None:
+            raise TapError(
+                f"taps='paper' is defined for the networks in gramwatch.networks, not for "
+                f"{type(model).__name__}: choose 'all', or names and globs"
+            )
+        return found.select(patterns)
+    return found.select(select)
+
+
+@dataclass
+class _Event:
+    """One watched call seen while finding taps."""
+
+    operation: str
+    kind: str
+    module: str
+    is_leaf: bool
+    module_call: int
+    label: str
+    made: Tensor
+    shape: tuple[int, ...]
+    axes: tuple[int, ...]
+    sources: frozenset[int]
+    """The watched calls whose values an activation was applied to, if they came straight from some."""
+    is_constant: bool
+
+
+@dataclass(frozen=True)
+class _Trace:
+    """What is known of a tensor: the axes its channels lie along, and the watched calls that made its values.
+
+    The channels lie along several axes where a network splits them, into heads or groups.
+    """
+
+    axes: tuple[int, ...] = ()
+    sources: frozenset[int] = frozenset()
+
+
+_Known = list[tuple[Tensor, tuple[int, ...], _Trace]]
+"""The traced tensors given to a call, with their shapes before it: the call may change them."""
+
+
+class _Probe(TorchFunctionMode):
+    """Records the watched calls of one pass, following the channel axis through all calls between them."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.events: list[_Event] = []
+        self._traces: dict[int, _Trace] = {}
+        self._alive = list(_held(model))  # so that no id is used twice
+        self._constants = {_storage(t) for t in self._alive}
+        self._hidden: set[int] = set()  # the watched calls whose values went into a later layer
+        self._modules: list[tuple[str, bool, int]] = [("", False, 0)]
+
+    def run(self, inputs: Inputs) -> Tensor:
+        with self._module_names(), self:
+            output = call(self.model, inputs)
+        return logits_of(output)
+
+    @contextmanager
+    def _module_names(self) -> Iterator[None]:
+        """Keep track of the module being run, by hooks that are gone afterwards."""
+        owner, calls, handles = threading.get_ident(), itertools.count(1), []
+
+        def enter(name: str, is_leaf: bool) -> Callable[..., None]:
+            def hook(*_: Any) -> None:
+                if threading.get_ident() == owner:
+                    self._modules.append((name, is_leaf, next(calls)))
+
+            return hook
+
+        def leave(*_: Any) -> None:
+            if threading.get_ident() == owner:
+                self._modules.pop()
+
+        try:
+            for path, module in self.model.named_modules():
+                if isinstance(module, torch.jit.ScriptModule):
+                    continue  # takes no hooks, and shows no calls
+                name = ".".join(part for part in path.split(".") if part != "_orig_mod")
+                is_leaf = bool(path) and not any(True for _ in module.children())
+                handles.append(module.register_forward_pre_hook(enter(name, is_leaf)))
+                handles.append(module.register_forward_hook(leave, always_call=True))
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        operation = operation_of(func)
+        given = list(tensors_in((args, kwargs)))
+        known = [(t, tuple(t.shape), self._traces[id(t)]) for t in given if id(t) in self._traces]
+        is_constant = all(_storage(t) in self._constants for t in given)
+        result = func(*args, **kwargs)
+        if operation in KINDS:
+            made = made_by(result)
+            self._traces[id(made)] = self._record(operation, args, made, known, given[0], is_constant)
+        elif known or operation in LAYOUTS:
+            for made in tensors_in(result):
+                self._traces[id(made)] = self._followed(func, operation, args, kwargs, made, known)
+        for made in [*tensors_in(result), *(given[:1] if operation == "__setitem__" else [])]:
+            self._alive.append(made)
+            (self._constants.add if is_constant else self._constants.discard)(_storage(made))
+        return result
+
+    def _record(
+        self,
+        operation: str,
+        args: tuple[Any, ...],
+        made: Tensor,
+        known: _Known,
+        given: Tensor,
+        is_constant: bool,
+    ) -> _Trace:
+        """Note a watched call; what is known of the tensor it made."""
+        kind = KINDS[operation]
+        before = next((trace for t, _, trace in known if t is given), _Trace())
+        axes, sources = before.axes, before.sources
+        if kind not in ("activation", "mark"):
+            self._hidden.update(*(trace.sources for _, _, trace in known))
+            axes = (1 if kind == "convolution" else made.ndim - 1,)
+            sources = frozenset()
+        module, is_leaf, module_call = self._modules[-1]
+        self.events.append(
+            _Event(
+                operation,
+                kind,
+                module,
+                is_leaf,
+                module_call,
+                label=args[1] if kind == "mark" else operation,
+                made=made.detach(),  # which keeps its shape, whatever is done to `made`
+                shape=tuple(made.shape),
+                axes=axes,
+                sources=sources,
+                is_constant=is_constant,
+            )
+        )
+        return _Trace(axes, sources if kind == "mark" else frozenset({len(self.events) - 1}))
+
+    def _followed(
+        self, func: Any, operation: str, args: Any, kwargs: Any, made: Tensor, known: _Known
+    ) -> _Trace:
+        """What is known of a tensor that an unwatched function made from tensors known before."""
+        axes: tuple[int, ...] = ()
+        sources = frozenset(
+            itertools.chain(*(trace.sources for _, shape, trace in known if math.prod(shape) == made.numel()))
+        )
+        if operation in MIXES:
+            self._hidden.update(*(trace.sources for _, _, trace in known))
+            sources = frozenset()
+        if known:
+            _, shape, trace = next((k for k in known if k[1] == made.shape), known[0])
+            axes = trace.axes
+            if operation in PRODUCTS and [len(shape) for _, shape, _ in known] == [made.ndim] * 2:
+                rows, columns = known[0][2].axes, known[1][2].axes
+                axes = tuple(sorted({*rows} - {made.ndim - 1} | {*columns} - {made.ndim - 2}))
+            elif axes and (operation in MOVES or len(shape) != made.ndim):
+                axes = _moved_axes(func, args, kwargs, made, known)
+        if not axes and operation in LAYOUTS:
+            axes = (LAYOUTS[operation] % made.ndim,)
+        return _Trace(axes, sources)
+
+    def logits_calls(self, logits: Tensor) -> set[int]:
+        """The watched calls that made the logits: the layers, and a sigmoid or so applied to them."""
+        dropped: set[int] = set()
+        left = set(self._traces.get(id(logits), _Trace()).sources)
+        while left := left - self._hidden - dropped:
+            number = left.pop()
+            dropped.add(number)
+            left |= self.events[number].sources
+        return dropped
+
+
+class _Sizes(TorchFunctionMode):
+    """Records only the shapes of watched calls, for a batch of another size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: list[str] = []
+        self.shapes: list[tuple[int, ...]] = []
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        operation = operation_of(func)
+        if operation in KINDS:
+            self.operations.append(operation)
+            self.shapes.append(tuple(made_by(result).shape))
+        return result
+
+
+def _held(model: nn.Module) -> Iterator[Tensor]:
+    """The tensors that a network holds before it is run: parameters, buffers, and what else it keeps."""
+    for value in itertools.chain(*(vars(module).values() for module in model.modules())):
+        values = value.values() if isinstance(value, dict) else value
+        several = isinstance(value, dict | tuple | list)
+        yield from (t for t in (values if several else [value]) if isinstance(t, Tensor))
+
+
+def _storage(t: Tensor) -> int:
+    """What a tensor shares with its views."""
+    try:
+        return int(t.untyped_storage()._cdata)
+    except (NotImplementedError, RuntimeError, ValueError):  # sparse, say
+        return id(t)
+
+
+def _moved_axes(func: Any, args: Any, kwargs: Any, made: Tensor, known: _Known) -> tuple[int, ...]:
+    """Where the channels went: send tensors that vary along them alone through the same function."""
+    if any(made is t for t in tensors_in((args, kwargs))) and not any(made is t for t, _, _ in known):
+        return ()  # the function writes into a tensor of the network
+    tags = {id(t): _tag(shape, trace.axes, t) for t, shape, trace in known if t.is_floating_point()}
+    try:
+        moved = func(*_replaced(args, tags), **_replaced(kwargs, tags))
+        tag = next(t for t in tensors_in(moved) if t.shape == made.shape)
+    except Exception:
+        return ()  # a guess that failed: the axes are unknown
+    # How many numbers an axis holds: all different along an axis of channels; some where they were repeated.
+    steps = {d: tag.sort(dim=d).values.diff(dim=d) != 0 for d, size in enumerate(tag.shape) if size > 1}
+    counts = {d: 1 + int(step.sum(dim=d).amax()) for d, step in steps.items() if step.any()}
+    distinct = tuple(d for d, count in counts.items() if count == tag.shape[d])
+    return distinct or tuple(sorted(counts, key=lambda d: -counts[d])[:1])
+
+
+def _tag(shape: tuple[int, ...], axes: tuple[int, ...], like: Tensor) -> Tensor:
+    """A tensor whose values number the channels."""
+    sizes = [size if axis in axes else 1 for axis, size in enumerate(shape)]
+    numbers = torch.arange(math.prod(sizes), dtype=torch.float32, device=like.device)
+    return numbers.view(sizes).expand(shape).contiguous()
+
+
+def _replaced(value: _T, tags: Mapping[int, Tensor]) -> _T:
+    if id(value) in tags:
+        return tags[id(value)]  # type: ignore[return-value]
+    if isinstance(value, tuple | list):
+        return type(value)(_replaced(v, tags) for v in value)
+    if isinstance(value, dict):
+        return {k: _replaced(v, tags) for k, v in value.items()}  # type: ignore[return-value]
+    return value
+
+
+def _channel_axis(event: _Event, batch_axis: int) -> int:
+    """The innermost axis of the channels; where they are unknown, tokens by channels or channels first."""
+    likely = (0, 1, 2) if len(event.shape) == 3 else (0, 1)
+    axes = [axis for axis in event.axes or likely if axis != batch_axis and axis < len(event.shape)]
+    return axes[-1] if axes else batch_axis
+
+
+def _examples_first(x: Tensor, axis: int) -> bool:
+    """Whether, along a batch axis that holds more, all of one example comes before the next.
+
+    `x` is of two equal examples: so along that axis either its halves are equal, or its neighbours.
+    """
+    rows = x.movedim(axis, 0)
+    if len(rows) == 2 or not rows.numel():
+        return True
+    first, second = rows.chunk(2)
+    halves, neighbours = first - second, rows[::2] - rows[1::2]
+    return not bool(10 * neighbours.abs().amax() < halves.abs().amax())
+
+
+def _batch_axis(shape2: tuple[int, ...], shape3: tuple[int, ...]) -> tuple[int, int] | None:
+    """The axis that grows with the batch, and its size for a batch of one."""
+    for axis, (size2, size3) in enumerate(zip(shape2, shape3, strict=False)):
+        if size2 != size3 and 3 * size2 == 2 * size3:
+            return axis, size2 // 2
+    return None
+
+
+def _names(events: list[_Event]) -> list[str]:
+    """A readable and unique name for each watched call."""
+    in_module_call = Counter((e.module, e.module_call) for e in events)
+    seen: Counter[str] = Counter()
+    names = []
+    for event in events:
+        alone = event.is_leaf and in_module_call[event.module, event.module_call] == 1
+        if alone and event.kind != "mark":
+            name = event.module
+        elif event.kind == "attention":
+            name = event.module or "attention"
+        else:
+            name = f"{event.module}.{event.label}" if event.module else event.label
+        seen[name] += 1
+        names.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
+    return names

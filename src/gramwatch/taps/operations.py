@@ -1,0 +1,63 @@
+"""The PyTorch functions whose results are watched, and what is known of the others."""
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+_CONVOLUTIONS = "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d convolution"
+_ACTIVATIONS = (
+    "celu elu gelu glu hardshrink hardsigmoid hardswish hardtanh leaky_relu log_sigmoid mish prelu relu "
+    "relu6 rrelu selu sigmoid silu softplus softshrink softsign tanh tanhshrink threshold"
+)
+KINDS: dict[str, str] = {
+    **dict.fromkeys(_CONVOLUTIONS.split(), "convolution"),
+    **dict.fromkeys(["linear", "bilinear"], "linear"),
+    "multi_head_attention_forward": "attention",
+    **dict.fromkeys(_ACTIVATIONS.split(), "activation"),
+    "mark": "mark",
+}
+# Functions that only move values about: a tag tensor sent through them shows where the channels went.
+MOVES = frozenset(
+    (
+        "__get__ __getitem__ permute transpose swapaxes swapdims movedim moveaxis t adjoint "
+        "reshape reshape_as view view_as flatten ravel unflatten squeeze unsqueeze expand expand_as "
+        "repeat tile unbind select narrow chunk split tensor_split roll flip unfold "
+        "pixel_shuffle pixel_unshuffle"
+    ).split()
+)
+# Functions that mix the values of different channels, so that the result is no longer "the same values".
+PRODUCTS = frozenset("matmul __matmul__ mm bmm".split())
+MIXES = PRODUCTS | set("__rmatmul__ addmm addbmm baddbmm einsum tensordot inner mv addmv dot cdist".split())
+# Functions that say where the channels of their result are, where nothing else does.
+LAYOUTS = {
+    **dict.fromkeys("batch_norm instance_norm group_norm".split(), 1),
+    **dict.fromkeys("layer_norm rms_norm embedding lstm gru rnn_tanh rnn_relu".split(), -1),
+}
+
+
+def operation_of(func: Any) -> str:
+    """A function's name without underscores and overload: `relu_`, `_threshold`, `relu.default`."""
+    name: str = getattr(func, "__name__", "")
+    return name.partition(".")[0].strip("_") if not name.startswith("__") else name
+
+
+def layer_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Input, weight and bias of a call of a linear layer or a convolution."""
+    given = dict(zip(("input", "weight", "bias"), args, strict=False)) | dict(kwargs)
+    return given["input"], given["weight"], given.get("bias")
+
+
+@functools.lru_cache(4096)
+def known(func: Any) -> tuple[str, bool]:
+    """A function's operation, and whether by its name it writes into a tensor that was there before."""
+    name: str = getattr(func, "__name__", "")
+    in_place = name.endswith("_") and not name.endswith("__")
+    return operation_of(func), in_place or name.startswith("__i") or name in ("__set__", "__setitem__")
+
+
+def made_by(result: Any) -> Tensor:
+    """The tensor a watched function made; attention returns its weights beside it."""
+    tensor: Tensor = result[0] if isinstance(result, tuple) else result
+    return tensor

@@ -1,0 +1,153 @@
+"""A tap, one watched tensor of a network, and a network's taps in their order."""
+
+import difflib
+import fnmatch
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import overload
+
+import torch
+from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function_unary
+
+from gramwatch.errors import TapError
+
+
+def mark(x: Tensor, name: str) -> Tensor:
+    """Give a tensor inside a network a name under which it can be tapped; otherwise do nothing.
+
+    For tensors that are neither a convolution's nor an activation's output, such as a residual sum.
+    Marked tensors are watched only when chosen by name: `taps=["layer1.*.sum"]`.
+    """
+    if has_torch_function_unary(x):
+        return handle_torch_function(mark, (x,), x, name)
+    return x
+
+
+@dataclass(frozen=True)
+class Tap:
+    """One watched tensor of a network.
+
+    Attributes:
+        name: the module it is made in, e.g. `layer1.0.conv1`; for a function called by a module that does
+            more, the function's name follows (`layer1.0.relu`), and from the second time on, `#2`.
+        kind: `convolution`, `linear`, `activation`, `attention` or `mark`.
+        operation: the PyTorch function that makes it.
+        shape: its shape for a batch of one. The size along `batch_axis` is 1, or larger where a network
+            folds something else (windows, frames) into the batch.
+        batch_axis: the axis that grows with the batch.
+        channel_axis: the axis of the channels; all others are pixels. It may be the batch axis, where a
+            network folds its channels into the batch.
+        call: its position among the watched calls of one forward pass.
+        examples_first: whether, where something is folded into the batch, all of one example comes before
+            the next example.
+
+    """
+
+    name: str
+    kind: str
+    operation: str
+    shape: tuple[int, ...]
+    batch_axis: int
+    channel_axis: int
+    call: int
+    examples_first: bool = True
+
+    @property
+    def channels(self) -> int:
+        """How many channels the tensor has."""
+        return self.shape[self.channel_axis]
+
+    @property
+    def pixels(self) -> int:
+        """How many pixels each channel has."""
+        return torch.Size(self.shape).numel() // self.channels
+
+    @property
+    def is_vector(self) -> bool:
+        """Whether the tensor is a plain vector for each example, with no pixels."""
+        return len(self.shape) == 2 and self.shape[self.batch_axis] == 1
+
+    def maps(self, x: Tensor, examples: int) -> Tensor:
+        """The tensor of a batch as `(examples, channels, pixels)`, without a copy where strides allow."""
+        fold = self.shape[self.batch_axis]
+        expected = list(self.shape)
+        expected[self.batch_axis] = fold * examples
+        if list(x.shape) != expected:
+            raise TapError(
+                f"tap '{self.name}' has shape {tuple(x.shape)}, expected {tuple(expected)}: "
+                "the network treats this input differently from the one its taps were found with"
+            )
+        if fold == 1 and self.batch_axis == 0 and self.channel_axis > 0:  # as in nearly every network
+            x = x if self.channel_axis == 1 else x.movedim(self.channel_axis, 1)
+            return x.flatten(2) if x.ndim > 2 else x.unsqueeze(2)
+        parts = (examples, fold) if self.examples_first else (fold, examples)
+        x = x.unflatten(self.batch_axis, parts).movedim(self.batch_axis + (not self.examples_first), 0)
+        # Now the examples come first, and every other axis is one further on than it was.
+        return x.movedim(self.channel_axis + 1, 1).unsqueeze(-1).flatten(2)
+
+
+class Taps(Sequence[Tap]):
+    """The taps of one network, in the order in which they are made. Prints as a table."""
+
+    def __init__(self, taps: Iterable[Tap], operations: Iterable[str]) -> None:
+        self._taps = tuple(taps)
+        self.operations = tuple(operations)
+        """Every watched call of a forward pass, tapped or not: the path the network is expected to take."""
+
+    @overload
+    def __getitem__(self, index: int) -> Tap: ...
+    @overload
+    def __getitem__(self, index: slice) -> "Taps": ...
+    def __getitem__(self, index: int | slice) -> "Tap | Taps":
+        if isinstance(index, slice):
+            return Taps(self._taps[index], self.operations)
+        return self._taps[index]
+
+    def __len__(self) -> int:
+        return len(self._taps)
+
+    def __iter__(self) -> Iterator[Tap]:
+        return iter(self._taps)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Taps):
+            return NotImplemented
+        return self._taps == other._taps and self.operations == other.operations
+
+    def __hash__(self) -> int:
+        return hash((self._taps, self.operations))
+
+    @property
+    def names(self) -> list[str]:
+        """The taps' names, in order."""
+        return [tap.name for tap in self]
+
+    def select(self, patterns: str | Iterable[str]) -> "Taps":
+        """Only the taps whose name matches one of the names or globs (`"layer1.*"`)."""
+        wanted = [patterns] if isinstance(patterns, str) else list(patterns)
+        if not wanted:
+            raise TapError("no tap was chosen: give names or globs such as 'layer1.*', or 'all'")
+        kept: set[str] = set()
+        for pattern in wanted:
+            matching = [name for name in self.names if fnmatch.fnmatchcase(name, pattern)]
+            if not matching:
+                close = difflib.get_close_matches(pattern, self.names, n=3, cutoff=0.3) or self.names[:3]
+                raise TapError(
+                    f"no tap matches '{pattern}'. There are {len(self)}, such as {', '.join(close)}; "
+                    "print(gramwatch.find_taps(model, images)) lists them"
+                )
+            kept.update(matching)
+        return Taps((tap for tap in self if tap.name in kept), self.operations)
+
+    def __repr__(self) -> str:
+        rows = [("tap", "operation", "shape", "channel axis")]
+        for tap in self:
+            sizes: list[object] = list(tap.shape)
+            fold = tap.shape[tap.batch_axis]
+            sizes[tap.batch_axis] = "N" if fold == 1 else f"{fold} N"
+            rows.append((tap.name, tap.operation, " x ".join(map(str, sizes)), str(tap.channel_axis)))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+        lines.insert(1, "  ".join("-" * width for width in widths))
+        return "\n".join([*lines, f"{len(self)} taps"])
