@@ -32,7 +32,7 @@ from gramwatch.experiments import compare, false_alarms
 from gramwatch.joint import Calibration, JointRule, Standard
 from gramwatch.metrics import auroc
 from gramwatch.rivals import FDBD, KNN, MSP, NCI, RIVALS, Energy, Mahalanobis
-from gramwatch.threshold import Ranks, p_value, rank_of_threshold
+from gramwatch.threshold import Ranks, class_groups, p_value, rank_of_threshold
 from gramwatch.together import Together, fit_together
 from gramwatch.watch import shared_observer
 
@@ -331,8 +331,24 @@ def test_p_values_hold_for_each_class():
     assert together.rare[1] > 0.1
 
 
+@pytest.mark.parametrize("shares", [false_alarms.SCARCE, false_alarms.BORDER])
+def test_p_values_hold_where_classes_are_rare_or_near_the_limit(shares):
+    """Rare classes that score higher must not be ranked among examples that score lower."""
+    calibration, fresh, repeats = 2000, 1000, 200
+    found = false_alarms.rates(
+        per_class=True, shares=shares, calibration=calibration, fresh=fresh, repeats=repeats, seed=5
+    )
+    least = min(share for share in shares if share >= 0.1)
+    for i, alpha in enumerate(false_alarms.ALPHAS):
+        assert found.overall[i] <= largest_share(alpha, calibration // 2, fresh, repeats)
+        for each in (found.alone, found.shared):
+            assert alpha / 2 < each[i] <= largest_share(alpha, int(least * calibration / 2), 100, repeats)
+
+
 def test_the_rates_in_the_docs_are_those_measured():
-    assert false_alarms.table() in (DOCS / "guard.md").read_text(encoding="utf-8")
+    page = (DOCS / "guard.md").read_text(encoding="utf-8")
+    assert false_alarms.table() in page
+    assert false_alarms.groups_table() in page
 
 
 def test_p_values_of_a_network_hold(fitted):
@@ -348,8 +364,8 @@ def test_p_values_of_a_network_hold(fitted):
         assert np.mean(shares) <= largest_share(alpha, 150, 100, 40)
 
 
-@pytest.mark.parametrize("per_class", [False, True])
-def test_ranks_are_those_of_counting(per_class):
+@pytest.mark.parametrize("groups", [[0, 0, 0, 0, 0], [0, 1, 2, 2, 2], [1, 0, 1, 2, 2]])
+def test_ranks_are_those_of_counting(groups):
     generator = torch.Generator().manual_seed(0)
     # With ties, and a class without any example.
     scores = torch.randint(0, 40, (700, 3), generator=generator).double()
@@ -357,62 +373,70 @@ def test_ranks_are_those_of_counting(per_class):
     new = torch.randint(-2, 43, (200, 3), generator=generator).double()
     new[0] = torch.inf
     classes = torch.randint(0, 5, (200,), generator=generator)
-    p, is_ood = Ranks.of(scores, 0.95, predicted, 5, per_class=per_class).judged(new, classes)
-    counts = predicted.bincount(minlength=5)
-    assert counts[0] >= 100 > counts[2]
-    few = counts < 100
-    assert few[predicted].sum() >= 100
+    group_of = torch.tensor(groups)
+    p, is_ood = Ranks.of(scores, 0.95, predicted, group_of).judged(new, classes)
     for i in range(200):
-        among = torch.ones(700, dtype=torch.bool)
-        if per_class:
-            among = few[predicted] if few[classes[i]] else predicted == classes[i]
+        among = group_of[predicted] == group_of[classes[i]]
         n = int(among.sum())
         for kind in range(3):
             higher = int((scores[among, kind] >= new[i, kind]).sum())
             assert p[i, kind].item() == pytest.approx((1 + higher) / (n + 1), abs=1e-15)
         lower = n - int((scores[among, 0] >= new[i, 0]).sum())
         assert bool(is_ood[i]) == (lower >= rank_of_threshold(n, 0.95))
-    if not per_class:
+    if max(groups) == 0:
         assert torch.equal(p[:, 1], p_value(new[:, 1].contiguous(), scores[:, 1]))
 
 
-def test_too_few_of_the_rare_classes_are_ranked_among_all():
-    scores = torch.arange(300).double().unsqueeze(1)
-    predicted = torch.cat([torch.zeros(250), torch.ones(50)]).long()
-    ranks = Ranks.of(scores, 0.95, predicted, 3, per_class=True)
-    p, _ = ranks.judged(torch.tensor([[200.0]] * 3).double(), torch.tensor([0, 1, 2]))
-    assert p.flatten().tolist() == pytest.approx([51 / 251, 101 / 301, 101 / 301])
+@pytest.mark.parametrize(
+    ("counts", "level", "groups"),
+    [
+        ([250, 130, 60, 50, 0], 0.95, [[0], [1], [2, 3, 4]]),  # the rare ones are enough together
+        ([250, 130, 60, 30, 0], 0.95, [[0], [1, 2, 3, 4]]),  # they are not: the smallest large class joins
+        ([130, 250, 99], 0.95, [[0, 2], [1]]),
+        ([100, 100], 0.95, [[0], [1]]),
+        ([99, 99], 0.95, [[0, 1]]),  # no class is large
+        ([300, 150, 150], 0.99, [[0], [1, 2]]),  # the level needs 99, twice that is 198
+        ([500, 0], 0.95, [[0, 1]]),
+    ],
+)
+def test_which_classes_are_ranked_together(counts, level, groups):
+    predicted = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
+    group_of = class_groups(predicted, len(counts), level)
+    found = [(group_of == g).nonzero().flatten().tolist() for g in range(int(group_of.max()) + 1)]
+    assert sorted(found) == groups
 
 
-def test_a_class_must_have_enough_for_the_level():
-    scores = torch.arange(1000).double().unsqueeze(1)
-    predicted = (torch.arange(1000) >= 850).long()
-    for level, among in ((0.95, 150), (0.995, 1000)):
-        ranks = Ranks.of(scores, level, predicted, 2, per_class=True)
-        p, is_ood = ranks.judged(torch.tensor([[1e9]]).double(), torch.tensor([1]))
-        assert p.item() == pytest.approx(1 / (among + 1))
-        assert is_ood.item()
+def test_a_group_without_ranking_examples_flags_nothing():
+    scores, predicted = torch.arange(100).double().unsqueeze(1), torch.zeros(100).long()
+    ranks = Ranks.of(scores, 0.95, predicted, torch.tensor([0, 1]))
+    p, is_ood = ranks.judged(torch.tensor([[1e9], [1e9]]).double(), torch.tensor([0, 1]))
+    assert p.flatten().tolist() == pytest.approx([1 / 101, 1.0])
+    assert is_ood.tolist() == [True, False]
 
 
-def test_per_class_ranks_within_the_class(net):
+def test_per_class_ranks_within_the_group(net, tmp_path):
     guard = Guard(net, per_class=True).fit(images(300, 0).split(64), progress=False)
     guard.calibrate(images(1200, 1).split(200), progress=False)
     pooled = Guard.of(guard.members).calibrate(images(1200, 1).split(200), progress=False)
     x = images(50, 2)
     found, expected = guard(x), pooled(x)
     assert torch.equal(found.score, expected.score)
-    calibration = guard._calibration
-    counts = calibration.predicted.bincount(minlength=CLASSES)
-    assert (counts >= 100).any()
+    calibration, groups = guard._calibration, guard.groups_
+    assert len(groups) > 1
+    assert sorted(c for group in groups for c in group) == list(range(CLASSES))
+    assert pooled.groups_ == [list(range(CLASSES))]
     for i in range(50):
-        c = found.predicted[i]
-        if counts[c] >= 100:
-            own = calibration.scores[calibration.predicted == c, 0]
-            assert found.p_value[i] == p_value(found.score[i : i + 1], own)
+        (group,) = (torch.tensor(group) for group in groups if int(found.predicted[i]) in group)
+        own = calibration.scores[torch.isin(calibration.predicted, group), 0]
+        assert found.p_value[i] == p_value(found.score[i : i + 1], own)
     assert not torch.equal(found.p_value, expected.p_value)
     assert "per class" in repr(guard)
     with pytest.raises(ValueError, match="thresholds of their own"):
         guard.threshold_  # noqa: B018
+    guard.save(tmp_path / "guard.safetensors")
+    again = gramwatch.load(tmp_path / "guard.safetensors", net)
+    assert again.groups_ == groups
+    assert torch.equal(again(x).p_value, found.p_value)
 
 
 # --- what a user sees --------------------------------------------------------------------------------

@@ -64,8 +64,9 @@ class Guard:
         statistic: of Gram, as for `GramDetector`.
         storage: of Gram's bounds, as for `GramDetector`.
         level: the share of in-distribution inputs to keep; `1 - level` is the false-alarm rate.
-        per_class: let that rate hold for each predicted class of which at least 100 calibration examples
-            rank, not just on the whole.
+        per_class: let that rate hold for each group of predicted classes, not just on the whole. A class is
+            a group of its own if at least 100 examples of the half that standardises are predicted to be of
+            it; rarer classes share one. `groups_` says which.
         members: whose scores are joined: `"gram"`, and names of `gramwatch.rivals.RIVALS` that need no
             passes of their own. Those that look at the features are left out, with a warning, where the
             network's logits are not made by one linear layer.
@@ -168,6 +169,12 @@ class Guard:
         if self.per_class:
             raise ValueError("with per_class=True classes have thresholds of their own: see found.is_ood")
         return threshold(scores, self.level)
+
+    @property
+    def groups_(self) -> list[list[int]]:
+        """The classes that are ranked together, group by group; all in one without `per_class`."""
+        group_of = self._calibrated().ranks.group_of
+        return [(group_of == group).nonzero().flatten().tolist() for group in range(int(group_of.max()) + 1)]
 
     @property
     def trained_on_outliers(self) -> bool:
@@ -463,6 +470,8 @@ class Guard:
         found = self._calibration
         if found is not None:
             tensors |= {"calibration.scores": found.scores, "calibration.predicted": found.predicted}
+            if self.per_class:
+                tensors["calibration.groups"] = found.ranks.group_of
             for name in STANDARD:
                 tensors[f"calibration.{name}"] = getattr(found.rule.standard, f"{name}_")
             for name, total in found.rule.totals.items():
@@ -504,6 +513,8 @@ class Guard:
                 "calibration.predicted": (ranking,),
                 **{f"calibration.{name}": (len(members),) for name in STANDARD},
             }
+            if guard.per_class:
+                shapes["calibration.groups"] = (int(how["classes"]),)
             for name, gram in guard.grams.items():
                 shapes[f"calibration.expectation.{name}"] = (len(gram.taps),)
         return guard, shapes
@@ -523,7 +534,8 @@ class Guard:
         for name in STANDARD:
             setattr(rule.standard, f"{name}_", tensors[f"calibration.{name}"])
         scores, predicted = tensors["calibration.scores"], tensors["calibration.predicted"]
-        ranks = Ranks.of(scores, self.level, predicted, int(how["classes"]), per_class=self.per_class)
+        together = torch.zeros(int(how["classes"]), dtype=torch.int64)
+        ranks = Ranks.of(scores, self.level, predicted, tensors.get("calibration.groups", together))
         self._calibration = Calibration(rule, scores, predicted, ranks)
         self._how = {key: how[key] for key in ("split", "seed", "examples", "classes")}
 

@@ -20,7 +20,7 @@ from gramwatch.batches import all_finite
 from gramwatch.detector import Measurement, halves
 from gramwatch.deviation import TotalDeviation
 from gramwatch.errors import CalibrationError
-from gramwatch.threshold import Ranks
+from gramwatch.threshold import Ranks, class_groups
 
 Part = Measurement | Tensor
 """What one member says of a set: Gram its deviations, the others their scores."""
@@ -225,14 +225,19 @@ class Calibration:
         split: bool = True,
         seed: int = 0,
     ) -> "Calibration":
-        """From in-distribution examples, all finite: half of them fit the rule, the others rank."""
+        """From in-distribution examples, all finite: half of them fit the rule, the others rank.
+
+        With `per_class`, the half that fits the rule also decides which classes are ranked together.
+        """
         every = torch.arange(len(measured.logits))
         normalising, ranking = halves(len(every), seed) if split else (every, every)
-        rule = replace(rule).fit(measured[normalising])
-        ranked = measured[ranking]
-        scores, predicted, classes = rule.all_scores(ranked), ranked.predicted, ranked.logits.shape[1]
-        ranks = Ranks.of(scores, level, predicted, classes, per_class=per_class)
-        return Calibration(rule, scores, predicted, ranks)
+        standard, ranked = measured[normalising], measured[ranking]
+        rule, classes = replace(rule).fit(standard), measured.logits.shape[1]
+        groups = (
+            class_groups(standard.predicted, classes, level) if per_class else torch.zeros(classes).long()
+        )
+        scores, predicted = rule.all_scores(ranked), ranked.predicted
+        return Calibration(rule, scores, predicted, Ranks.of(scores, level, predicted, groups))
 
     def judged(self, measured: JointMeasurement) -> tuple[Tensor, Tensor, Tensor]:
         """The joint score `(N,)`, the p-values of it and of each member `(N, 1 + members)`, the verdict."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from gramwatch.errors import CalibrationError
 
 LEAST_OF_A_CLASS = 100
-"""A class with fewer calibration examples than this is not ranked by itself."""
+"""A class with fewer standardising examples than this is not ranked by itself."""
 
 
 def rank_of_threshold(examples: int, level: float) -> int:
@@ -62,17 +62,36 @@ def p_value(scores: Tensor, calibration: Tensor) -> Tensor:
     return (1 + len(ascending) - below).double() / (len(ascending) + 1)
 
 
+def class_groups(predicted: Tensor, classes: int, level: float) -> Tensor:
+    """Which classes are ranked together: the group of each class, `(classes,)`.
+
+    `predicted` are the classes of examples that do not rank. If the examples that rank decided, a class near
+    the limit would be merged just when it has few of them, and ranks would no longer be equally likely.
+
+    A class with at least 100 examples, or twice as many as the level needs, is a group of its own. All rarer
+    classes are one group. If even that group is too small, the smallest large class joins it.
+    """
+    counts = predicted.bincount(minlength=classes)
+    least = max(LEAST_OF_A_CLASS, 2 * examples_needed(level))
+    large, rare = (counts >= least).nonzero().flatten(), counts < least
+    groups = torch.zeros(classes, dtype=torch.int64)
+    if len(large):
+        groups[large] = torch.arange(len(large))
+        enough = int(counts[rare].sum()) >= least
+        groups[rare] = len(large) if enough else groups[large[counts[large].argmin()]]
+    return groups
+
+
 @dataclass(frozen=True)
 class Ranks:
-    """Calibration scores of one or several kinds, to rank new ones among, all together or class by class.
+    """Calibration scores of one or several kinds, to rank new ones among, all together or group by group.
 
-    Class by class (Mondrian calibration), an example is ranked among those that were predicted to be of its
-    class, so that its p-value holds for each class and not just on the whole. A class of which there are
-    fewer than 100, or too few for the level, shares its ranks with all others of which there are too few; if
-    even these are too few together, they are ranked among all examples.
+    Group by group (Mondrian calibration), an example is ranked among those that were predicted to be of the
+    classes of its group (see `class_groups`), so that its p-value holds for each group and not just on the
+    whole.
 
-    A group is a set of examples to rank among. Nothing here waits for a GPU: examples of all groups are
-    ranked at once, by keys that sort first by group and then by score.
+    Nothing here waits for a GPU: examples of all groups are ranked at once, by keys that sort first by group
+    and then by score.
     """
 
     ascending: Tensor
@@ -89,14 +108,11 @@ class Ranks:
     """How many scores of the group must be lower than that of an outlier, `(groups,)`: Eq. 6."""
 
     @staticmethod
-    def of(
-        scores: Tensor, level: float, predicted: Tensor, classes: int, *, per_class: bool = False
-    ) -> "Ranks":
+    def of(scores: Tensor, level: float, predicted: Tensor, group_of: Tensor) -> "Ranks":
         """The ranks of calibration scores `(n, kinds)` of examples with these predicted classes, `(n,)`."""
         _rank(scores, level)
-        groups, group_of = [torch.arange(len(scores))], torch.zeros(classes, dtype=torch.int64)
-        if per_class:
-            groups, group_of = _by_class(predicted, classes, max(LEAST_OF_A_CLASS, examples_needed(level)))
+        count = int(group_of.max()) + 1
+        groups = [(group_of[predicted] == group).nonzero().flatten() for group in range(count)]
         ascending = scores.T.contiguous().sort(1).values
         lower = torch.searchsorted(ascending, scores.T.contiguous())
         keys = [lower[:, group].sort(1).values + i * (len(scores) + 1) for i, group in enumerate(groups)]
@@ -120,15 +136,3 @@ class Ranks:
         below = (torch.searchsorted(self.keys, keys) - self.starts[group]).T
         size = self.sizes[group].unsqueeze(1)
         return (1 + size - below).double() / (size + 1), below[:, 0] >= self.needed[group]
-
-
-def _by_class(predicted: Tensor, classes: int, least: int) -> tuple[list[Tensor], Tensor]:
-    """The examples of each group, those of too few a class first; and the group of each class."""
-    counts = predicted.bincount(minlength=classes)
-    many = (counts >= least).nonzero().flatten()
-    few = (counts[predicted] < least).nonzero().flatten()
-    if len(few) < least:
-        few = torch.arange(len(predicted))
-    group_of = torch.zeros(classes, dtype=torch.int64)
-    group_of[many] = torch.arange(1, len(many) + 1)
-    return [few, *((predicted == c).nonzero().flatten() for c in many.tolist())], group_of

@@ -105,7 +105,7 @@ def shares(
     judged = group_of[fresh.predicted].bincount(minlength=len(ranking))
     often = counts.mean(0)[:, 0] >= LEAST
     if per_class:
-        often &= group_of > 0  # group 0 is of classes too rare to be ranked by themselves
+        often &= group_of.bincount()[group_of] == 1  # the promise is the group's, not that of a class in it
     by_class = (flagged.sum(0) / counts.sum(0))[often]
     rows = []
     for i, alpha in enumerate(ALPHAS):
