@@ -422,7 +422,34 @@ def test_a_checkpoint_resumes_where_it_stopped(net, tmp_path):
     once = GramDetector(net).fit(batches)
     assert torch.equal(resumed.class_counts_, once.class_counts_)
     assert_same_bounds(resumed, once)
+    assert path.exists()  # nothing is lost if the process ends before `save`
+    with pytest.warns(GramwatchWarning, match="holds all 4 batches already"):
+        again = GramDetector(net).fit(batches, checkpoint=path)
+    assert_same_bounds(again, once)
+    again.save(tmp_path / "detector.safetensors")
     assert not path.exists()
+
+
+def test_a_detector_may_be_saved_where_its_checkpoint_was(net, tmp_path):
+    path = tmp_path / "fit.safetensors"
+    GramDetector(net).fit([images(100, 0)], checkpoint=path).save(path)
+    assert int(gramwatch.load(path, net).class_counts_.sum()) == 100
+
+
+def test_a_fit_after_an_interrupted_one_says_that_batches_may_count_twice(net):
+    batches = images(200, 0).split(50)
+    detector = GramDetector(net)
+    with pytest.raises(KeyboardInterrupt):
+        detector.fit(interrupted(batches, after=3))
+    with pytest.warns(GramwatchWarning, match=r"interrupted after 3 batch.*reset\(\) forgets"):
+        detector.fit(batches)
+    assert int(detector.class_counts_.sum()) == 350
+    detector.reset()
+    with pytest.raises(NotFittedError):
+        detector.taps  # noqa: B018
+    detector.fit(batches)
+    assert_same_bounds(detector, GramDetector(net).fit(batches))
+    assert int(detector.class_counts_.sum()) == 200
 
 
 def test_a_checkpoint_is_written_now_and_then(net, tmp_path, monkeypatch):
@@ -483,10 +510,9 @@ def test_not_calibrated(fitted):
 
 
 def test_empty_loaders(net, fitted):
-    with pytest.raises(InputError, match="no batch"):
-        GramDetector(net).fit([])
-    with pytest.raises(InputError, match="empty"):
-        GramDetector(net).fit([images(0, 0)])
+    for empty in ([], [images(0, 0)]):
+        with pytest.raises(InputError, match="no example: there is nothing to fit"):
+            GramDetector(net).fit(empty)
     with pytest.raises(InputError, match="no example"):
         fitted.calibrate([])
     with pytest.raises(InputError, match="empty tuple"):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import gramwatch
 from gramwatch import GramDetector, InputError, TapError, find_taps, mark, networks
 from gramwatch.batches import all_finite, count_examples, on_device, signature
-from gramwatch.taps import Tap, Taps, logits_of, observe, unwrap
+from gramwatch.taps import Network, Tap, Taps, observe, unwrap
 
 CLASSES = 5
 
@@ -664,6 +664,8 @@ class Output:
         lambda logits, hidden: OrderedDict(loss=None, logits=logits, hidden=hidden),
         lambda logits, hidden: UserDict(hidden=hidden, logits=logits),
         lambda logits, hidden: (logits, hidden),
+        lambda logits, hidden: (hidden, logits),
+        lambda logits, hidden: {"features": hidden, "scores": logits},
         lambda logits, hidden: [logits],
     ],
 )
@@ -680,13 +682,12 @@ def test_the_logits_in_an_output(wrap):
 
 
 def test_an_output_without_logits_is_refused():
-    for output in (None, "text", {"scores": torch.ones(2, 3)}, (), 3.0):
-        with pytest.raises(
-            InputError, match=f"returned {type(output).__name__}: expected a tensor or .logits"
-        ):
-            logits_of(output)
-    net = Net(lambda net, x: {"scores": net.fc(F.relu(x))}, fc=nn.Linear(4, 5))
-    with pytest.raises(InputError, match="returned dict"):
+    net = Net(lambda net, x: net.fc(x), fc=nn.Linear(4, 5))
+    for output in (None, "text", {"scores": torch.ones(2, 3, 4)}, (), 3.0):
+        with pytest.raises(InputError, match=r"the network returned .*: no logits were found.*logits='NAME'"):
+            Network.of(net).logits_of(output)
+    net = Net(lambda net, x: {"map": net.fc(F.relu(x))[..., None]}, fc=nn.Linear(4, 5))
+    with pytest.raises(InputError, match=r"a mapping of 'map': a float32 tensor of shape \(2, 5, 1\)"):
         find_taps(net, torch.randn(2, 4))
 
 
@@ -766,7 +767,7 @@ def test_helpers_of_inputs():
     assert all_finite(mask).tolist() == [True, True, True]
     assert signature((image, mask)) == [[[2, 4], "float32"], [[4], "int64"]]
     for nothing in ((), {}, None, "text", torch.tensor(3.0)):
-        with pytest.raises(InputError, match="no tensor with a batch axis"):
+        with pytest.raises(InputError, match="each with a batch axis; got "):
             count_examples(nothing)
     moved = on_device({"x": torch.ones(2), "n": 3}, nn.Linear(2, 2, device="meta"))
     assert moved["x"].device.type == "meta"
@@ -777,7 +778,7 @@ def test_helpers_of_inputs():
 def test_an_empty_batch_is_refused():
     with pytest.raises(InputError, match="the batch is empty"):
         find_taps(small(), torch.randn(0, 3, 6, 6))
-    with pytest.raises(InputError, match="no tensor with a batch axis"):
+    with pytest.raises(InputError, match="forward accepts none of the keys of a dict"):
         find_taps(small(), {})
 
 
@@ -825,6 +826,7 @@ ENDINGS = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:the output of Net looks like probabilities:gramwatch.GramwatchWarning")
 @pytest.mark.parametrize("case", ENDINGS)
 def test_the_logits_are_not_tapped(case):
     ending, expected = ENDINGS[case]

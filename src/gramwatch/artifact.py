@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from gramwatch.errors import ArtifactError
-from gramwatch.taps import Tap, Taps
+from gramwatch.taps import Network, Tap, Taps
 from gramwatch.version import __version__
 
 FORMAT = 1
@@ -39,7 +39,9 @@ class Storable(Protocol):
     metadata: dict[str, Any]
 
     @classmethod
-    def described(cls: "type[_S]", header: Mapping[str, Any], model: nn.Module) -> "tuple[_S, Shapes]":
+    def described(
+        cls: "type[_S]", header: Mapping[str, Any], model: nn.Module | Network
+    ) -> "tuple[_S, Shapes]":
         """The object without its tensors, and the names and shapes that these must have."""
 
     def restore(self, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
@@ -99,9 +101,9 @@ class Saved:
             raise ArtifactError(f"{self.path} is a finished detector, not the checkpoint of a fit")
         return batches
 
-    def restored(self, kind: type[_S], model: nn.Module, accept_other_weights: bool) -> _S:
+    def restored(self, kind: type[_S], model: nn.Module | Network, accept_other_weights: bool) -> _S:
         """The detector that the file holds."""
-        self.check_network(model, accept_other_weights)
+        self.check_network(Network.of(model).model, accept_other_weights)
         with reading(self.path):
             detector, shapes = kind.described(self.header, model)
             detector.metadata = dict(self.header["metadata"])

@@ -5,8 +5,10 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
 
 from gramwatch.errors import InputError
 
@@ -16,12 +18,105 @@ Inputs = Any
 _T = TypeVar("_T")
 
 
+AT_ONCE = 256
+"""Examples in a batch, where a whole tensor or data set is given in place of a loader."""
+LABELS = ("label", "labels", "target", "targets")
+"""Keys of a batch that hold labels."""
+IMAGES = ("pixel_values", "image", "images", "img", "input", "inputs", "x", "data")
+"""Keys of a batch that hold the input, where the network does not name its argument so."""
+
+
 def count_examples(inputs: Inputs) -> int:
     """How many examples a batch holds: the length of its first tensor."""
     first = next(tensors_in(inputs), None)
     if first is None or first.ndim == 0:
-        raise InputError(f"no tensor with a batch axis in the input, a {type(inputs).__name__}")
+        raise InputError(
+            f"a batch is a tensor, a tuple of arguments or a mapping of keyword arguments, each with a batch "
+            f"axis; got {kind_of(inputs)}. {REMEDY}"
+        )
     return first.shape[0]
+
+
+REMEDY = "Turn batches into tensors as in training, or let inputs=FUNCTION do so: Guard(model, inputs=...)"
+
+
+def kind_of(value: Any) -> str:
+    """A value in words: its type, and for tensors and arrays dtype and shape."""
+    if isinstance(value, Tensor | np.ndarray):
+        kind = "tensor" if isinstance(value, Tensor) else "array"
+        return f"a {str(value.dtype).removeprefix('torch.')} {kind} of shape {tuple(value.shape)}"
+    if isinstance(value, Mapping) and value:
+        return "a mapping of " + ", ".join(f"'{key}': {kind_of(each)}" for key, each in value.items())
+    if isinstance(value, tuple | list) and value:
+        return f"a {type(value).__name__} of {len(value)}, the first {kind_of(value[0])}"
+    name = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+    return f"a {name}" if value is not None else "None"
+
+
+def as_inputs(value: Any, accepts: Callable[[str], bool], dtype: torch.dtype) -> Inputs:
+    """What a network is called with, from what a user gave.
+
+    Arrays become tensors; floating ones get the dtype of the network. Of a mapping, the keys that the
+    network's `forward` accepts become keyword arguments, labels excepted. If it accepts none, the one
+    floating tensor, or the one under a usual name such as "image", becomes the only argument.
+    """
+
+    def tensor(array: Any) -> Any:
+        if not isinstance(array, np.ndarray) or array.dtype.hasobject:
+            return array
+        made = torch.from_numpy(array)
+        return made.to(dtype) if made.is_floating_point() else made
+
+    if isinstance(value, Mapping):
+        value = _arguments_of({key: each for key, each in value.items() if key not in LABELS}, accepts)
+    return _converted(value, tensor)
+
+
+def _arguments_of(given: Mapping[str, Any], accepts: Callable[[str], bool]) -> Any:
+    named = {key: value for key, value in given.items() if accepts(key)}
+    if named:
+        return named
+    values = {key: value for key, value in given.items() if isinstance(value, Tensor | np.ndarray)}
+    floating = [value for value in values.values() if "float" in str(value.dtype)]
+    usual = [values[key] for key in IMAGES if key in values]
+    if len(floating) == 1 or usual:
+        return floating[0] if len(floating) == 1 else usual[0]
+    raise InputError(
+        f"the network's forward accepts none of the keys of {kind_of(given)}. Name the key of the input, "
+        "inputs='KEY', or give a function, inputs=FUNCTION, that makes the network's arguments of a batch"
+    )
+
+
+def _converted(value: Any, change: Callable[[Any], Any]) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _converted(each, change) for key, each in value.items()}
+    if isinstance(value, tuple | list):
+        return tuple(_converted(each, change) for each in value)
+    return change(value)
+
+
+def split_batch(batch: Any) -> tuple[Any, Any]:
+    """Inputs and labels of a loader's batch: a tuple's first and second item, a mapping and its labels."""
+    if isinstance(batch, Mapping):
+        return batch, next((batch[key] for key in LABELS if key in batch), None)
+    if isinstance(batch, tuple | list):
+        if not batch:
+            raise InputError("the loader yielded an empty tuple: its first item must be the input")
+        return batch[0], batch[1] if len(batch) > 1 else None
+    return batch, None
+
+
+def batches_in(loader: Iterable[Any]) -> Iterable[Any]:
+    """The loader; a whole tensor, array or data set given in its place, in batches."""
+    if isinstance(loader, Tensor | np.ndarray) and loader.ndim:
+        return [loader[i : i + AT_ONCE] for i in range(0, len(loader), AT_ONCE)]
+    if isinstance(loader, Dataset):
+        return DataLoader(loader, batch_size=AT_ONCE)
+    if isinstance(loader, Mapping | str | bytes) or not isinstance(loader, Iterable):
+        raise InputError(
+            f"a loader yields batches, such as a DataLoader or a list of tensors; got {kind_of(loader)}"
+        )
+    return loader
 
 
 def on_device(inputs: _T, model: nn.Module) -> _T:
@@ -135,35 +230,6 @@ def all_finite(inputs: Inputs) -> Tensor:
 def signature(inputs: Inputs) -> list[list[Any]]:
     """Shape of one example and dtype of each tensor of an input, to notice other inputs later."""
     return [[list(t.shape[1:]), str(t.dtype).removeprefix("torch.")] for t in tensors_in(inputs)]
-
-
-def inputs_of(loader: Iterable[Any], doing: str, progress: bool) -> Iterator[Inputs]:
-    """The inputs of each batch, with a progress bar on a terminal."""
-    for inputs, _ in _with_labels(loader, doing, progress):
-        yield inputs
-
-
-def batches_of(loader: Iterable[Any], doing: str, progress: bool) -> Iterator[tuple[Inputs, Tensor | None]]:
-    """The inputs and, if there are any, the labels of each batch that is not empty."""
-    for inputs, labels in _with_labels(loader, doing, progress):
-        if count_examples(inputs):
-            whole = isinstance(labels, Tensor) and labels.ndim == 1 and not labels.is_floating_point()
-            yield inputs, labels if whole and len(labels) == count_examples(inputs) else None
-
-
-def _with_labels(loader: Iterable[Any], doing: str, progress: bool) -> Iterator[tuple[Inputs, Any]]:
-    from tqdm.auto import tqdm
-
-    for batch in tqdm(loader, desc=doing, unit="batch", disable=None if progress else True, leave=False):
-        if isinstance(batch, Mapping):
-            inputs = {k: v for k, v in batch.items() if k not in ("label", "labels")}
-            yield inputs, batch.get("labels", batch.get("label"))
-        elif isinstance(batch, tuple | list):
-            if not batch:
-                raise InputError("the loader yielded an empty tuple: its first item must be the input")
-            yield batch[0], batch[1] if len(batch) > 1 else None
-        else:
-            yield batch, None
 
 
 def comparable(inputs: list[list[Any]]) -> list[tuple[Any, str]]:

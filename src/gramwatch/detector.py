@@ -17,7 +17,6 @@ from gramwatch.batches import (
     comparable,
     count_examples,
     described,
-    inputs_of,
     on_device,
     on_device_ahead,
     signature,
@@ -39,7 +38,8 @@ from gramwatch.errors import (
     warn,
 )
 from gramwatch.statistics import STATISTICS, check_orders, distinct_orders, triangle_pieces
-from gramwatch.taps import Tap, Taps, find_taps, observe, unwrap
+from gramwatch.taps import Network, Tap, Taps, find_taps, observe, unwrap
+from gramwatch.taps.running import InputsAdapter, LogitsAdapter
 from gramwatch.threshold import examples_needed, is_above_threshold, p_value, threshold
 
 FEW_EXAMPLES = 20
@@ -74,9 +74,45 @@ class Detection:
     narrow; where it is zero, bounds pooled over all classes were used, and an outlier may look normal."""
     parts: Mapping[str, Tensor] | None = None
     """The p-value of each member of a `Guard` by itself, `(N,)`: which of them raised the alarm."""
+    taps: tuple[str, ...] | None = None
+    """The names of the taps, one for each column of `deviations`."""
 
     def __len__(self) -> int:
         return len(self.score)
+
+    def __getitem__(self, index: Any) -> "Detection":
+        """The detection of one example, `found[0]`, or of several: a slice, numbers or a mask."""
+        if isinstance(index, int):
+            if not -len(self) <= index < len(self):
+                raise IndexError(f"there is no example {index}: the batch has {len(self)}")
+            index = slice(index, index + 1 or None)
+
+        def some(value: Any) -> Any:
+            if isinstance(value, Mapping):
+                return {name: each[index] for name, each in value.items()}
+            return value[index] if isinstance(value, Tensor) else value
+
+        return Detection(**{name: some(value) for name, value in vars(self).items()})
+
+    def __iter__(self) -> "Iterator[Detection]":
+        """The examples one by one."""
+        return (self[i] for i in range(len(self)))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain lists, one entry for each example, for JSON or a table; what there is none of is left out.
+
+        `parts` has a list for each member, `deviations` one for each tap.
+        """
+        plain: dict[str, Any] = {
+            name: value.tolist()
+            for name, value in vars(self).items()
+            if isinstance(value, Tensor) and name not in ("logits", "deviations")
+        }
+        if self.parts is not None:
+            plain["parts"] = {name: part.tolist() for name, part in self.parts.items()}
+        if self.deviations is not None and self.taps is not None:
+            plain["deviations"] = dict(zip(self.taps, self.deviations.T.tolist(), strict=True))
+        return plain
 
     def __repr__(self) -> str:
         rows = [
@@ -213,6 +249,10 @@ class GramDetector:
         normalise: divide each tap's deviation by its expectation on validation data (Eq. 5).
         confidence: how the maximum softmax probability enters the score, see `TotalDeviation`.
         level: the share of in-distribution inputs to keep; `1 - level` is the false-alarm rate.
+        inputs: how a batch becomes the network's input, where it is not a tensor, a tuple whose first item is
+            the input, or a mapping of keyword arguments: a function of the batch, or a key.
+        logits: where the logits are in the network's output, where it returns more than these: a name, a
+            position, or a function of the output.
         storage: `"float32"`, or `"float16"`: half the memory and file for `min_max` bounds, which get wider
             by up to a thousandth of their value, so that no training example ever falls outside.
 
@@ -226,7 +266,7 @@ class GramDetector:
 
     def __init__(
         self,
-        model: nn.Module,
+        model: nn.Module | Network,
         *,
         taps: str | Iterable[str] = "all",
         orders: Iterable[int] = range(1, 11),
@@ -235,6 +275,8 @@ class GramDetector:
         normalise: bool = True,
         confidence: Confidence = "divide",
         level: float = 0.95,
+        inputs: InputsAdapter = None,
+        logits: LogitsAdapter = None,
         storage: str = "float32",
     ) -> None:
         _check_choice("statistic", statistic, ["auto", *STATISTICS])
@@ -246,7 +288,7 @@ class GramDetector:
             raise ValueError(
                 f"storage='float16' is for bounds='min_max': with bounds={bounds!r} use storage='float32'"
             )
-        self.model = model
+        self.network = Network.of(model, inputs, logits)
         self.orders = check_orders(orders)
         self.statistic = statistic
         self.bounds = bounds
@@ -256,16 +298,48 @@ class GramDetector:
         self.storage = storage
         self.metadata: dict[str, Any] = {}
         self._selection = taps if isinstance(taps, str) else list(taps)
+        self._begin()
+
+    def _begin(self) -> None:
+        """Nothing was seen yet."""
         self._taps: Taps | None = None
         self._measures: list[_Measure] = []
         self._layouts: dict[torch.device, Layout] = {}
         self._bounds: Bounds | None = None
         self._signature: list[list[Any]] = []
         self._class_counts: Tensor | None = None
+        self._largest: Tensor | None = None
         self._taken = False
+        self._fits = Fits()
         self.forget_calibration()
 
+    def reset(self) -> "GramDetector":
+        """Forget all training and calibration data; settings stay."""
+        self._begin()
+        return self
+
     # --- what is known so far ------------------------------------------------------------------------
+
+    @property
+    def model(self) -> nn.Module:
+        """The network that is watched."""
+        return self.network.model
+
+    def to(self, device: torch.device | str) -> "GramDetector":
+        """Move the network to a device, and what was learnt of it with it."""
+        self.model.to(device)
+        if self._class_counts is not None:
+            self._follow(torch.device(device))
+        return self
+
+    def _follow(self, device: torch.device) -> None:
+        """Move what was learnt to the device that the network is on now."""
+        assert self._class_counts is not None
+        assert self._bounds is not None
+        if self._class_counts.device != device:
+            bounds = self._empty_bounds(len(self._class_counts), device)
+            bounds.load_state(self._bounds.state())
+            self._class_counts, self._bounds = self._class_counts.to(device), bounds
 
     @property
     def taps(self) -> Taps:
@@ -356,13 +430,14 @@ class GramDetector:
 
         Args:
             loader: yields a tensor, a tuple or list whose first item is the input, or a mapping.
-            checkpoint: a file to which progress is written every minute and on interruption. If it exists,
-                its batches are skipped: the loader must yield the same batches in the same order. It is
-                deleted when the fit is complete.
+            checkpoint: a file to which progress is written every minute, on interruption and at the end. If
+                it exists, its batches are skipped: the loader must yield the same batches in the same order.
+                `save` deletes it.
             progress: show a progress bar (on a terminal only).
 
         """
         done = self._resume(checkpoint)
+        self._fits.begin(checkpoint)
         self.forget_calibration()
         left_out: Tensor | int = 0
 
@@ -374,10 +449,9 @@ class GramDetector:
             if checkpoint is not None and self.has_examples():
                 self._write(checkpoint, batches=done)
 
-        take_batches(on_device_ahead(inputs_of(loader, "fitting", progress), self.model), take, done, write)
+        inputs = (inputs for inputs, _ in self.network.batches(loader, "fitting", progress))
+        self._fits.run(on_device_ahead(inputs, self.model), take, done, write)
         self.finish(int(left_out))
-        if checkpoint is not None:
-            Path(checkpoint).unlink(missing_ok=True)
         return self
 
     def take_alone(self, inputs: Inputs) -> Tensor | int:
@@ -401,9 +475,16 @@ class GramDetector:
     @torch.inference_mode()
     def take(self, inputs: Inputs, logits: Tensor, statistics: Tensor) -> Tensor:
         """Take in a batch whose statistics were collected; how many were left out as they are not finite."""
+        self._note_largest(statistics)
         predicted, bounds = self._to_be_taken(inputs, logits, all_finite(statistics))
         bounds.update(statistics, predicted)
         return self._counted(predicted)
+
+    def _note_largest(self, statistics: Tensor) -> None:
+        """Keep the largest magnitude of each statistic, NaN included: it tells which tap was not finite."""
+        largest = torch.linalg.vector_norm(statistics, torch.inf, 0)
+        before = self._largest
+        self._largest = largest if before is None else torch.maximum(before.to(largest.device), largest)
 
     def _to_be_taken(self, inputs: Inputs, logits: Tensor, finite: Tensor) -> tuple[Tensor, Bounds]:
         """The predicted classes, -1 where an example is not finite, and the bounds that take them in."""
@@ -428,7 +509,7 @@ class GramDetector:
     def _prepare(self, inputs: Inputs) -> None:
         """Find the taps at the first batch; later, make sure that the inputs are of the same form."""
         if self._taps is None:
-            taps = find_taps(self.model, inputs, self._selection)
+            taps = find_taps(self.network, inputs, self._selection)
             self._measures = [self._measure(tap) for tap in taps]
             wide = [tap.name for tap in taps if tap.is_vector and tap.channels > WIDEST_TRIANGLE]
             if self.statistic == "auto" and wide:
@@ -505,7 +586,7 @@ class GramDetector:
         repeat: Callable[[int, int], bool | None] | None = None,
     ) -> Tensor:
         """One forward pass: the logits."""
-        logits = observe(self.model, self.taps, inputs, receive, repeat)
+        logits = observe(self.network, self.taps, inputs, receive, repeat)
         if self._class_counts is not None and logits.shape[1] != len(self._class_counts):
             raise InputError(
                 f"the network now has {logits.shape[1]} classes, "
@@ -515,11 +596,13 @@ class GramDetector:
 
     def finish(self, left_out: int) -> None:
         """Say what a user should know of the fit, or that there was nothing to fit."""
+        where = self._where_not_finite() if left_out else ""
+        self._largest = None
         if left_out:
-            warn(f"{left_out} training example(s) with NaN or infinity were left out")
+            warn(f"{left_out} training example(s) with NaN or infinity were left out{where}")
         if self._class_counts is None or not self.has_examples():
             what = "every training example held NaN or infinity" if left_out else "every batch was empty"
-            raise InputError(f"{what}: there is nothing to fit")
+            raise InputError(f"{what}{where}: there is nothing to fit")
         counts = self._class_counts
         few = (counts < FEW_EXAMPLES).nonzero().flatten().tolist()
         if few:
@@ -529,6 +612,14 @@ class GramDetector:
                 f"examples, {never} of them for none: class {_listed([str(c) for c in few])}. Their bounds "
                 "say little (found.class_support tells for each verdict)"
             )
+
+    def _where_not_finite(self) -> str:
+        """The first tap whose statistics were not finite, in words."""
+        if self._largest is None or bool((finite := self._largest.isfinite()).all()):
+            return ""
+        first = int((~finite).nonzero()[0])
+        tap = int(torch.searchsorted(self._layout("cpu").starts, first, right=True)) - 1
+        return f"; the first tap to show it is '{self.taps[tap].name}'"
 
     @torch.inference_mode()
     def merge(self, other: "GramDetector") -> "GramDetector":
@@ -545,6 +636,7 @@ class GramDetector:
 
     def check_merge(self, other: "GramDetector") -> None:
         """Make sure that another detector can be merged into this one."""
+        check_not_itself(self, other)
         for name, mine, theirs in self.differing_settings(other):
             raise ValueError(f"the two differ in {name}: {mine!r} and {theirs!r}")
         (counts, _), (their_counts, _) = self._fitted(), other._fitted()
@@ -605,13 +697,13 @@ class GramDetector:
 
     # --- judge ---------------------------------------------------------------------------------------
 
-    def __call__(self, inputs: Inputs) -> Detection:
+    def __call__(self, inputs: Any) -> Detection:
         """Judge a batch in one forward pass.
 
         An input that is not finite, or makes the network's activations so, gets an infinite score.
         """
         self._calibrated()
-        measured = self.measure(inputs)
+        measured = self.measure(self.network.read(inputs))
         total, calibration = self._calibrated(measured.logits.device)
         # Out of inference mode, so that the results are ordinary tensors; measured ones are copied for that.
         with torch.inference_mode(False), torch.no_grad():
@@ -625,6 +717,7 @@ class GramDetector:
                 is_ood=is_above_threshold(score, calibration, self.level),
                 deviations=measured.deviations.clone(),
                 class_support=self.class_support(measured.predicted),
+                taps=tuple(self.taps.names),
             )
             # The device is waited for here and nowhere before.
             broken = int((~measured.finite).sum())
@@ -647,6 +740,8 @@ class GramDetector:
     @torch.inference_mode()
     def measured(self, inputs: Inputs, logits: Tensor, statistics: Tensor) -> Measurement:
         """The deviations of a batch whose statistics were collected already."""
+        self._fitted()
+        self._follow(statistics.device)
         _, bounds = self._fitted()
         layout = self._layout(statistics.device)
         deviations = tap_deviations(statistics, logits.argmax(1), bounds, layout)
@@ -680,8 +775,8 @@ class GramDetector:
         self, loader: Iterable[Any], doing: str = "measuring", progress: bool = True
     ) -> Measurement:
         """`measure` over a whole loader, on the CPU."""
-        batches = on_device_ahead(inputs_of(loader, doing, progress), self.model)
-        parts = [self.measure(inputs) for inputs in batches if count_examples(inputs) > 0]
+        batches = (inputs for inputs, _ in self.network.batches(loader, doing, progress))
+        parts = [self.measure(inputs) for inputs in on_device_ahead(batches, self.model)]
         if not parts:
             raise InputError(f"the loader yielded no example: {doing} needs some")
         return Measurement.joined(parts)
@@ -714,11 +809,14 @@ class GramDetector:
         """
         self._fitted()
         self._write(path)
+        self._fits.saved(path)
 
     def _write(self, path: str | PathLike[str], batches: int | None = None) -> None:
         header, tensors = self.contents()
         network = artifact.fingerprint(self.model)
         more = {"network": network, "batches": batches, "metadata": self.metadata}
+        if self.network.adapters:
+            more["adapters"] = self.network.adapters
         artifact.write(path, header | more, tensors)
 
     def contents(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -747,14 +845,14 @@ class GramDetector:
 
     @classmethod
     def from_artifact(
-        cls, saved: artifact.Saved, model: nn.Module, accept_other_weights: bool = False
+        cls, saved: artifact.Saved, model: nn.Module | Network, accept_other_weights: bool = False
     ) -> "GramDetector":
         """The detector in an opened file; `gramwatch.load` is the short way."""
         return saved.restored(cls, model, accept_other_weights)
 
     @classmethod
     def described(
-        cls, header: Mapping[str, Any], model: nn.Module
+        cls, header: Mapping[str, Any], model: nn.Module | Network
     ) -> "tuple[GramDetector, dict[str, tuple[int, ...]]]":
         """The detector without its tensors, and the names and shapes that these must have."""
         detector = cls(model, **header["settings"])
@@ -798,7 +896,7 @@ class GramDetector:
             return 0
         saved = artifact.read(checkpoint)
         batches = saved.batches()
-        before = GramDetector.from_artifact(saved, self.model)
+        before = GramDetector.from_artifact(saved, self.network)
         for name, mine, theirs in self.differing_settings(before):
             raise ArtifactError(
                 f"{checkpoint} was begun with {name} = {theirs!r}, not {mine!r}: delete it to start anew"
@@ -825,6 +923,12 @@ def check_same_weights(model: nn.Module, other: nn.Module) -> None:
         raise ValueError("the two were fitted on networks with different weights")
 
 
+def check_not_itself(detector: object, other: object) -> None:
+    """Two detectors, not one given twice: that would count its examples twice."""
+    if detector is other:
+        raise ValueError("a detector cannot be merged with itself: its examples would count twice")
+
+
 def check_enough(examples: int, level: float, split: bool) -> None:
     """Enough calibration examples for the level, or a plain error."""
     needed = examples_needed(level) * (2 if split else 1)
@@ -846,28 +950,61 @@ def check_deviating(deviations: Tensor) -> None:
         )
 
 
-def take_batches(
-    batches: Iterable[_B], take: Callable[[_B], None], done: int, write: Callable[[int], None]
-) -> None:
-    """Take in every batch after the first `done`; call `write(done)` every minute and on interruption."""
-    seen, saved_at = 0, time.monotonic()
-    try:
-        for number, batch in enumerate(batches):
-            seen += 1
-            if number < done:
-                continue
-            take(batch)
-            done = number + 1
-            if time.monotonic() - saved_at > CHECKPOINT_SECONDS:
-                write(done)
-                saved_at = time.monotonic()
-    except BaseException:
+class Fits:
+    """The fits of one detector: whether one was interrupted, and the checkpoint that `save` makes useless."""
+
+    def __init__(self) -> None:
+        self._interrupted = 0
+        self._checkpoint: Path | None = None
+
+    def begin(self, checkpoint: str | PathLike[str] | None) -> None:
+        """Say what a fit after an interrupted one does."""
+        if self._interrupted and checkpoint is None:
+            warn(
+                f"an earlier fit was interrupted after {self._interrupted} batch(es), which are kept. If "
+                "this loader yields them again, they count twice: detector.reset() forgets them"
+            )
+        self._interrupted = 0
+        self._checkpoint = None if checkpoint is None else Path(checkpoint)
+
+    def run(
+        self, batches: Iterable[_B], take: Callable[[_B], None], done: int, write: Callable[[int], None]
+    ) -> None:
+        """Take in every batch after the first `done`.
+
+        `write(done)` is called every minute, on interruption, and at the end.
+        """
+        seen, before, saved_at = 0, done, time.monotonic()
+        try:
+            for number, batch in enumerate(batches):
+                seen += 1
+                if number < done:
+                    continue
+                take(batch)
+                done = number + 1
+                if time.monotonic() - saved_at > CHECKPOINT_SECONDS:
+                    write(done)
+                    saved_at = time.monotonic()
+        except BaseException:
+            self._interrupted = done
+            write(done)
+            raise
+        if seen == 0:
+            raise InputError("the loader yielded no example: there is nothing to fit")
+        if seen < done:
+            raise InputError(f"the checkpoint holds {done} batches, but the loader yielded only {seen}")
+        if before == done and self._checkpoint is not None:
+            warn(
+                f"{self._checkpoint} holds all {done} batches already, so that nothing was fitted anew: "
+                "delete it to fit again"
+            )
         write(done)
-        raise
-    if seen == 0:
-        raise InputError("the loader yielded no batch: there is nothing to fit")
-    if seen < done:
-        raise InputError(f"the checkpoint holds {done} batches, but the loader yielded only {seen}")
+
+    def saved(self, path: str | PathLike[str]) -> None:
+        """The detector was saved to `path`: its checkpoint is of no more use."""
+        checkpoint, self._checkpoint = self._checkpoint, None
+        if checkpoint is not None and checkpoint.resolve() != Path(path).resolve():
+            checkpoint.unlink(missing_ok=True)
 
 
 def how_many_rank(calibration: Mapping[str, Any]) -> int:

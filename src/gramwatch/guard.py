@@ -12,16 +12,17 @@ import torch
 from torch import Tensor, nn
 
 from gramwatch import artifact
-from gramwatch.batches import Inputs, batches_of, on_device, on_device_ahead
+from gramwatch.batches import Inputs, on_device, on_device_ahead
 from gramwatch.detector import (
     Detection,
+    Fits,
     GramDetector,
     Measurement,
     check_deviating,
     check_enough,
     check_level,
+    check_not_itself,
     how_many_rank,
-    take_batches,
 )
 from gramwatch.deviation import TotalDeviation
 from gramwatch.errors import ArtifactError, InputError, NotFittedError, TapError, warn
@@ -29,7 +30,8 @@ from gramwatch.joint import Calibration, JointMeasurement, JointRule
 from gramwatch.replay import Nest, Replay
 from gramwatch.rivals import RIVALS, TRAINED
 from gramwatch.rivals.base import Rival
-from gramwatch.taps import find_head, unwrap
+from gramwatch.taps import Network, find_head, unwrap
+from gramwatch.taps.running import InputsAdapter, LogitsAdapter
 from gramwatch.threshold import Ranks, threshold
 from gramwatch.watch import Seen, Single, Watch
 
@@ -70,6 +72,10 @@ class Guard:
         members: whose scores are joined: `"gram"`, and names of `gramwatch.rivals.RIVALS` that need no
             passes of their own. Those that look at the features are left out, with a warning, where the
             network's logits are not made by one linear layer.
+        inputs: how a batch becomes the network's input, where it is not a tensor, a tuple whose first item is
+            the input, or a mapping of keyword arguments: a function of the batch, or a key.
+        logits: where the logits are in the network's output, where it returns more than these: a name, a
+            position, or a function of the output.
 
     Attributes:
         members: the detectors that are joined, by name.
@@ -81,7 +87,7 @@ class Guard:
 
     def __init__(
         self,
-        model: nn.Module,
+        model: nn.Module | Network,
         *,
         taps: str | Iterable[str] = "all",
         orders: Iterable[int] = range(1, 11),
@@ -90,15 +96,18 @@ class Guard:
         level: float = 0.95,
         per_class: bool = False,
         members: Iterable[str] = MEMBERS,
+        inputs: InputsAdapter = None,
+        logits: LogitsAdapter = None,
     ) -> None:
         made: dict[str, Single] = {}
+        network = Network.of(model, inputs, logits)
         for name in members:
             if name == "gram":
                 made[name] = GramDetector(
-                    model, taps=taps, orders=orders, statistic=statistic, storage=storage, level=level
+                    network, taps=taps, orders=orders, statistic=statistic, storage=storage, level=level
                 )
             elif name in RIVALS:
-                made[name] = RIVALS[name](model, level=level)
+                made[name] = RIVALS[name](network, level=level)
             else:
                 raise ValueError(f"there is no member '{name}': choose from gram, {', '.join(RIVALS)}")
         self._begin(made, level, per_class)
@@ -117,15 +126,16 @@ class Guard:
         check_level(level)
         if not members:
             raise ValueError("a guard needs at least one member")
-        self.model = next(iter(members.values())).model
+        self.network = next(iter(members.values())).network
         for name, member in members.items():
-            if member.model is not self.model:
+            if member.network != self.network:
                 raise ValueError(f"'{name}' judges another network than the first member")
             if isinstance(member, Rival) and member.alone:
                 raise ValueError(f"'{name}' takes passes of its own, and a guard has one: leave it out")
             if isinstance(member, GramDetector) and member.confidence == "subtract":
                 raise ValueError(f"'{name}' has confidence='subtract', which a guard cannot join")
-        self.members = members
+        self._all_members, self.members = members, members
+        self._fits = Fits()
         self.level, self.per_class = float(level), bool(per_class)
         self.metadata: dict[str, Any] = {}
         self._chosen = list(members)
@@ -134,7 +144,27 @@ class Guard:
         self._settled = self._record_pass = False
         self.forget_calibration()
 
+    def reset(self) -> "Guard":
+        """Forget all training and calibration data, of all members; settings stay."""
+        for member in self._all_members.values():
+            member.reset()
+        self.members, self._fits = self._all_members, Fits()
+        self._watch, self._settled = None, False
+        self.forget_calibration()
+        return self
+
     # --- what is known so far ------------------------------------------------------------------------
+
+    @property
+    def model(self) -> nn.Module:
+        """The network that is guarded."""
+        return self.network.model
+
+    def to(self, device: torch.device | str) -> "Guard":
+        """Move the network to a device, and what was learnt of it with it."""
+        for member in self.members.values():
+            member.to(device)
+        return self
 
     @property
     def record_pass(self) -> bool:
@@ -248,6 +278,7 @@ class Guard:
         """
         self._check_adding(checkpoint is not None)
         done = self._resume(checkpoint)
+        self._fits.begin(checkpoint)
         self.forget_calibration()
         for gram in self.grams.values():
             gram.forget_calibration()
@@ -260,11 +291,9 @@ class Guard:
             if checkpoint is not None and all(gram.has_examples() for gram in self.grams.values()):
                 self._write(checkpoint, batches=done)
 
-        batches = on_device_ahead(batches_of(loader, "fitting", progress), self.model)
-        take_batches(batches, take, done, write)
+        batches = on_device_ahead(self.network.batches(loader, "fitting", progress), self.model)
+        self._fits.run(batches, take, done, write)
         self._watching().finish()
-        if checkpoint is not None:
-            Path(checkpoint).unlink(missing_ok=True)
         return self
 
     def settle(self, inputs: Inputs) -> None:
@@ -276,7 +305,7 @@ class Guard:
             for name, each in self.members.items()
             if isinstance(each, Rival) and each.features is None and each.needs & {"features", "head"}
         ]
-        if needy and find_head(self.model, on_device(inputs, self.model)) is None:
+        if needy and find_head(self.network, on_device(inputs, self.model)) is None:
             network = type(unwrap(self.model)).__name__
             why = f"the logits of {network} are not made by one linear layer, whose input it needs"
             if len(needy) == len(self.members):
@@ -307,6 +336,7 @@ class Guard:
         Every member must be of a kind that merges exactly, as the default ones are; otherwise an error names
         it. Both keep their settings; the calibration must be done anew.
         """
+        check_not_itself(self, other)
         for name, mine, theirs in self._differing_settings(other):
             raise ValueError(f"the two differ in {name}: {mine!r} and {theirs!r}")
         if list(self.members) != list(other.members):
@@ -365,13 +395,14 @@ class Guard:
             if tail == torch.inf:
                 warn(f"{name} says the same of all calibration examples and is left out of the score")
 
-    def __call__(self, inputs: Inputs) -> Detection:
+    def __call__(self, inputs: Any) -> Detection:
         """Judge a batch in one forward pass.
 
         An input that is not finite, or makes the network's activations so, gets an infinite score.
         """
         self._calibrated()
         verdict = self._replay()
+        inputs = self.network.read(inputs)
         given = self._nest(inputs) if self._record_pass else self._look(inputs)
         # Out of inference mode, so that the results are ordinary tensors; what was seen is copied for that.
         with torch.inference_mode(False), torch.no_grad():
@@ -386,12 +417,17 @@ class Guard:
                 deviations=of_gram[0] if of_gram else None,
                 class_support=of_gram[1] if of_gram else None,
                 parts=dict(zip(self.members, p_values[1:], strict=True)),
+                taps=self._tap_names(),
             )
             # The device is waited for here and nowhere before.
             broken = len(predicted) - int(sound)
         if broken:
             warn(f"{broken} input(s) with NaN or infinity: their score is infinite")
         return found
+
+    def _tap_names(self) -> tuple[str, ...] | None:
+        """The taps of the Gram member whose deviations a detection shows."""
+        return next((tuple(gram.taps.names) for gram in self.grams.values()), None)
 
     def _replay(self) -> "Replay[Any]":
         if self._verdict is None and self._record_pass:
@@ -437,7 +473,7 @@ class Guard:
         self, loader: Iterable[Any], doing: str = "measuring", progress: bool = True
     ) -> JointMeasurement:
         """`measure` over a whole loader, on the CPU."""
-        batches = (inputs for inputs, _ in batches_of(loader, doing, progress))
+        batches = (inputs for inputs, _ in self.network.batches(loader, doing, progress))
         parts = [self.measure(inputs) for inputs in on_device_ahead(batches, self.model)]
         if not parts:
             raise InputError(f"the loader yielded no example: {doing} needs some")
@@ -460,6 +496,7 @@ class Guard:
             if isinstance(each, Rival):
                 each.check_fitted()
         self._write(path)
+        self._fits.saved(path)
 
     def _write(self, path: str | PathLike[str], batches: int | None = None) -> None:
         members: dict[str, Any] = {}
@@ -486,17 +523,21 @@ class Guard:
             "batches": batches,
             "metadata": self.metadata,
         }
+        if self.network.adapters:
+            header["adapters"] = self.network.adapters
         artifact.write(path, header, tensors)
 
     @classmethod
     def from_artifact(
-        cls, saved: artifact.Saved, model: nn.Module, accept_other_weights: bool = False
+        cls, saved: artifact.Saved, model: nn.Module | Network, accept_other_weights: bool = False
     ) -> "Guard":
         """The guard in an opened file; `gramwatch.load` is the short way."""
         return saved.restored(cls, model, accept_other_weights)
 
     @classmethod
-    def described(cls, header: Mapping[str, Any], model: nn.Module) -> tuple["Guard", artifact.Shapes]:
+    def described(
+        cls, header: Mapping[str, Any], model: nn.Module | Network
+    ) -> tuple["Guard", artifact.Shapes]:
         """The guard without its tensors, and the names and shapes that these must have."""
         members: dict[str, Single] = {}
         shapes: artifact.Shapes = {}
@@ -545,7 +586,7 @@ class Guard:
             return 0
         saved = artifact.read(checkpoint)
         batches = saved.batches()
-        before = Guard.from_artifact(saved, self.model)
+        before = Guard.from_artifact(saved, self.network)
         anew = "delete it to start anew"
         for name, mine, theirs in self._differing_settings(before):
             raise ArtifactError(f"{checkpoint} was begun with {name} = {theirs!r}, not {mine!r}: {anew}")

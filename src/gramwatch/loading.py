@@ -7,10 +7,19 @@ from torch import nn
 from gramwatch import artifact
 from gramwatch.errors import ArtifactError
 from gramwatch.guard import SINGLES, Guard
+from gramwatch.taps import Network
+from gramwatch.taps.running import InputsAdapter, LogitsAdapter, adapted
 from gramwatch.together import Detector
 
 
-def load(path: str | PathLike[str], model: nn.Module, *, accept_other_weights: bool = False) -> Detector:
+def load(
+    path: str | PathLike[str],
+    model: nn.Module,
+    *,
+    accept_other_weights: bool = False,
+    inputs: InputsAdapter = None,
+    logits: LogitsAdapter = None,
+) -> Detector:
     """Read a saved detector for the network it was fitted on. Nothing in the file is executed.
 
     Args:
@@ -18,12 +27,15 @@ def load(path: str | PathLike[str], model: nn.Module, *, accept_other_weights: b
         model: the network, with the weights it had then.
         accept_other_weights: use the detector although the network's weights differ (after converting
             them to another precision, say). The calibration then no longer holds as stated.
+        inputs: as when the detector was made, if it was a function. Names are in the file.
+        logits: likewise.
 
     """
     saved = artifact.read(path)
+    network = adapted(saved.header.get("adapters", {}), Network.of(model, inputs, logits))
     name = saved.header["detector"]
     if name == Guard.__name__:
-        return Guard.from_artifact(saved, model, accept_other_weights)
+        return Guard.from_artifact(saved, network, accept_other_weights)
     if name in SINGLES:
-        return SINGLES[name].from_artifact(saved, model, accept_other_weights)
+        return SINGLES[name].from_artifact(saved, network, accept_other_weights)
     raise ArtifactError(f"{path} holds a {name!r}, which this version does not know")

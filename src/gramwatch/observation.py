@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from gramwatch.batches import Inputs, all_finite, count_examples, on_device
 from gramwatch.detector import Collector
 from gramwatch.errors import InputError, TapError
-from gramwatch.taps import Taps, find_head, find_taps, observe, unwrap
+from gramwatch.taps import Network, Taps, find_head, find_taps, observe, unwrap
 
 NEEDS = ("features", "head", "channel_means")
 """What a detector may ask for beside the logits."""
@@ -141,13 +141,14 @@ class Observer:
 
     def __init__(
         self,
-        model: nn.Module,
+        model: nn.Module | Network,
         needs: Iterable[str] = (),
         *,
         taps: str | Iterable[str] = "all",
         features: str | None = None,
     ) -> None:
-        self.model = model
+        self.network = Network.of(model)
+        self.model = self.network.model
         self.needs = frozenset(needs)
         unknown = self.needs - set(NEEDS)
         if unknown:
@@ -162,16 +163,16 @@ class Observer:
 
     def _prepare(self, inputs: Inputs) -> Taps:
         if self.taps is None:
-            found = find_taps(self.model, inputs, self._selection)
+            found = find_taps(self.network, inputs, self._selection)
             taps = {tap.call: tap for tap in found} if "channel_means" in self.needs else {}
             if self._features_name is not None:
-                named = find_taps(self.model, inputs, [self._features_name])
+                named = find_taps(self.network, inputs, [self._features_name])
                 if len(named) != 1:
                     raise TapError(f"features='{self._features_name}' names {len(named)} taps: name one")
                 self._features_call = named[0].call
                 taps[named[0].call] = named[0]
             elif self.needs & {"features", "head"}:
-                self._head_call = find_head(self.model, inputs)
+                self._head_call = find_head(self.network, inputs)
                 if self._head_call is None:
                     name = type(unwrap(self.model)).__name__
                     raise TapError(
@@ -222,7 +223,9 @@ class Observer:
             [(each.taps, each.receive, each.repeat) for each in (own, *beside)]
         )
         head = (self._head_call, at_head)
-        logits = observe(self.model, watched, inputs, receive, repeat, head=head, gradients=gradients).float()
+        logits = observe(
+            self.network, watched, inputs, receive, repeat, head=head, gradients=gradients
+        ).float()
         means = own.means
         features += [mean for tap, mean in zip(taps, means, strict=True) if tap.call == self._features_call]
         finite = all_finite([inputs, logits, features, means])

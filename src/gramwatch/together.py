@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gramwatch.batches import batches_of, on_device_ahead
+from gramwatch.batches import on_device_ahead
 from gramwatch.detector import GramDetector, Measurement
 from gramwatch.errors import InputError
 from gramwatch.guard import Guard
@@ -30,8 +30,9 @@ def fit_together(detectors: Mapping[str, Detector], loader: Iterable[Any], *, pr
             each.forget_calibration()
     if _waiting(detectors):
         watch: Watch | None = None
-        batches = batches_of(loader, "fitting", progress)
-        for inputs, labels in on_device_ahead(batches, next(iter(detectors.values())).model):
+        network = next(iter(detectors.values())).network
+        batches = network.batches(loader, "fitting", progress)
+        for inputs, labels in on_device_ahead(batches, network.model):
             if watch is None:
                 for guard in guards:
                     guard.settle(inputs)
@@ -65,8 +66,9 @@ class Together:
         """What every detector says of one set."""
         parts: dict[Single, list[Part]] = {each: [] for each in self._singles}
         logits: list[Tensor] = []
-        batches = (inputs for inputs, _ in batches_of(loader, doing, progress))
-        for inputs in on_device_ahead(batches, self._singles[0].model):
+        network = self._singles[0].network
+        batches = (inputs for inputs, _ in network.batches(loader, doing, progress))
+        for inputs in on_device_ahead(batches, network.model):
             if self._watch is not None:
                 seen, found = self._watch.measure(inputs)
                 if self._guarded:

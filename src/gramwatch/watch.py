@@ -55,11 +55,11 @@ class Watch:
 
     def __init__(self, detectors: Iterable[Single]) -> None:
         detectors = list(detectors)
-        self.model = detectors[0].model
+        self.network = detectors[0].network
         self._grams = [each for each in detectors if isinstance(each, GramDetector)]
         self._rivals = [each for each in detectors if isinstance(each, Rival)]
         self._observer, self._elsewhere = (
-            shared_observer(self._rivals) if self._rivals else (Observer(self.model), [])
+            shared_observer(self._rivals) if self._rivals else (Observer(self.network), [])
         )
         self._left_out: dict[GramDetector, Tensor | int] = dict.fromkeys(self._grams, 0)
 
@@ -141,4 +141,4 @@ def shared_observer(rivals: Iterable[Rival]) -> tuple[Observer, list[Rival]]:
         raise ValueError("detectors that share a pass must have the same model and features")
     taps = tapped[0].taps if tapped else "all"
     elsewhere = [rival for rival in tapped if rival.taps != taps]
-    return Observer(first.model, needs, taps=taps, features=first.features), elsewhere
+    return Observer(first.network, needs, taps=taps, features=first.features), elsewhere

@@ -10,10 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from gramwatch import artifact
-from gramwatch.batches import Inputs, batches_of
-from gramwatch.detector import Detection, check_level, check_same_weights
+from gramwatch.batches import Inputs
+from gramwatch.detector import Detection, check_level, check_not_itself, check_same_weights
 from gramwatch.errors import CalibrationError, InputError, NotFittedError, warn
 from gramwatch.observation import ChannelMeans, Observation, Observer
+from gramwatch.taps import Network
+from gramwatch.taps.running import InputsAdapter, LogitsAdapter
 from gramwatch.threshold import examples_needed, is_above_threshold, p_value, threshold
 
 
@@ -50,6 +52,8 @@ class Rival(ABC):
     Args:
         model: any classifier that returns logits. It is not changed.
         level: the share of in-distribution inputs to keep; `1 - level` is the false-alarm rate.
+        inputs: how a batch becomes the network's input, as for `Guard`.
+        logits: where the logits are in the network's output, as for `Guard`.
         features: the name of a tap whose channel means are to count as the penultimate features.
         taps: whose channel means are looked at, by methods that do.
         most_examples: how many training examples are kept at most; more are sampled.
@@ -69,9 +73,11 @@ class Rival(ABC):
 
     def __init__(
         self,
-        model: nn.Module,
+        model: nn.Module | Network,
         *,
         level: float = 0.95,
+        inputs: InputsAdapter = None,
+        logits: LogitsAdapter = None,
         features: str | None = None,
         taps: str | Iterable[str] = "all",
         most_examples: int = 50_000,
@@ -80,7 +86,8 @@ class Rival(ABC):
         check_level(level)
         if most_examples < 1:
             raise ValueError(f"most_examples must be at least 1, got {most_examples}")
-        self.model, self.level, self.most_examples, self.seed = model, float(level), most_examples, seed
+        self.network = Network.of(model, inputs, logits)
+        self.level, self.most_examples, self.seed = float(level), most_examples, seed
         self.features = features
         self.taps = taps if isinstance(taps, str) else list(taps)
         self.metadata: dict[str, Any] = {}
@@ -89,7 +96,12 @@ class Rival(ABC):
         self._scores: Tensor | None = None
         self.width_: Tensor | None = None  # of the features, after `fit`
         self.tuned_: Tensor | None = None  # true after `tune`, by methods that have it
-        self._observer = Observer(model, self.needs, taps=taps, features=features)
+        self._observer = Observer(self.network, self.needs, taps=taps, features=features)
+
+    @property
+    def model(self) -> nn.Module:
+        """The network that is judged."""
+        return self.network.model
 
     # --- what a method defines -----------------------------------------------------------------------
 
@@ -126,7 +138,7 @@ class Rival(ABC):
     def fit(self, loader: Iterable[Any], *, progress: bool = True) -> "Rival":
         """Take in what training data looks like; nothing, if the method needs none."""
         if self.record.fitted:
-            for inputs, labels in batches_of(loader, self.name, progress):
+            for inputs, labels in self.network.batches(loader, self.name, progress):
                 self.take(self._observer(inputs, labels))
         self.finish()
         return self
@@ -158,6 +170,19 @@ class Rival(ABC):
             self._fit(training)
         self._sample = None
 
+    def reset(self) -> "Rival":
+        """Forget all training and calibration data; settings stay."""
+        for name in self.state():
+            setattr(self, name, None)
+        self._sample = self._scores = None
+        self._fitted = not self.record.fitted
+        return self
+
+    def to(self, device: torch.device | str) -> "Rival":
+        """Move the network to a device; what was learnt of it follows when it is used."""
+        self.model.to(device)
+        return self
+
     def merge(self, other: "Rival") -> "Rival":
         """Join what another detector of the same network, fitted on other data, has seen.
 
@@ -171,6 +196,7 @@ class Rival(ABC):
 
     def check_merge(self, other: "Rival") -> None:
         """Make sure that another detector can be merged into this one."""
+        check_not_itself(self, other)
         if type(other) is not type(self):
             raise ValueError(f"the two are different methods: {self.name} and {other.name}")
         for name, mine, theirs in self.differing_settings(other):
@@ -206,7 +232,8 @@ class Rival(ABC):
 
     def score_all(self, loader: Iterable[Any], *, progress: bool = True) -> Tensor:
         """The scores of a whole loader, on the CPU."""
-        parts = [self.score_inputs(inputs)[1].cpu() for inputs, _ in batches_of(loader, self.name, progress)]
+        batches = self.network.batches(loader, self.name, progress)
+        parts = [self.score_inputs(inputs)[1].cpu() for inputs, _ in batches]
         if not parts:
             raise InputError(f"the loader yielded no example: {self.name} needs some")
         return torch.cat(parts)
@@ -239,10 +266,10 @@ class Rival(ABC):
         # Over True a score stays, over False it is infinite or NaN: one operation on a GPU, not several.
         return (score if finite is None else score / finite).nan_to_num(torch.inf, torch.inf, torch.inf)
 
-    def __call__(self, inputs: Inputs) -> Detection:
+    def __call__(self, inputs: Any) -> Detection:
         """Judge a batch."""
         self._calibrated()
-        logits, score = self.score_inputs(inputs)
+        logits, score = self.score_inputs(self.network.read(inputs))
         calibration = self._scores = self._calibrated().to(score.device)
         score, logits = score.clone(), logits.clone()
         return Detection(
@@ -308,6 +335,8 @@ class Rival(ABC):
         self.check_fitted()
         header, tensors = self.contents()
         more = {"network": artifact.fingerprint(self.model), "metadata": self.metadata}
+        if self.network.adapters:
+            more["adapters"] = self.network.adapters
         artifact.write(path, header | more, tensors)
 
     def contents(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -324,14 +353,14 @@ class Rival(ABC):
 
     @classmethod
     def from_artifact(
-        cls, saved: artifact.Saved, model: nn.Module, accept_other_weights: bool = False
+        cls, saved: artifact.Saved, model: nn.Module | Network, accept_other_weights: bool = False
     ) -> "Rival":
         """The detector in an opened file."""
         return saved.restored(cls, model, accept_other_weights)
 
     @classmethod
     def described(
-        cls, header: Mapping[str, Any], model: nn.Module
+        cls, header: Mapping[str, Any], model: nn.Module | Network
     ) -> "tuple[Rival, dict[str, tuple[int, ...]]]":
         """The detector without its tensors, and the names and shapes that these must have."""
         for name in header["shapes"]:

@@ -6,7 +6,7 @@ from torch.nn.functional import cross_entropy
 
 from gramwatch.errors import InputError
 from gramwatch.rivals.perturb import Scale, checked_eps, checked_scale, gradient, leaf_of, single_images, step
-from gramwatch.taps import call, judging, logits_of, unwrap
+from gramwatch.taps import Network, call, judging, unwrap
 
 
 def fgsm(
@@ -32,9 +32,9 @@ def fgsm(
     """
     images = single_images(inputs, model, "fgsm")
     leaf, given = leaf_of(images)
-    model = unwrap(model)
-    with judging(model), torch.enable_grad():
-        logits = logits_of(call(model, given)).float()
+    network, module = Network.of(model), unwrap(model)
+    with judging(module), torch.enable_grad():
+        logits = network.logits_of(call(module, given)).float()
         classes = logits.argmax(1) if labels is None else labels.to(logits.device)
         if classes.shape != logits.shape[:1] or classes.is_floating_point():
             raise InputError(

@@ -129,6 +129,12 @@ class ClassDistances(Rival):
             self._keep(self._sums)
         return super().state()
 
+    def reset(self) -> Rival:
+        """Forget all training and calibration data; settings stay."""
+        super().reset()
+        self._sums = self._cached = None
+        return self
+
     @torch.inference_mode(False)
     @torch.no_grad()
     def _merge(self, other: Rival) -> None:
@@ -367,7 +373,7 @@ class Mahalanobis(ClassDistances):
     ) -> tuple[Tensor, ...]:
         """For each step the distances of a whole loader, without the examples that are not finite."""
         batches = []
-        for inputs in inputs_of(loader, "tuning", progress):
+        for inputs in inputs_of(self.network, loader, "tuning", progress):
             _, distances, finite = self._distances_on(inputs, steps)
             good = finite & torch.stack(distances).isfinite().all(2).all(0)
             batches.append([d[good].cpu() for d in distances])

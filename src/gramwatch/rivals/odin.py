@@ -135,7 +135,7 @@ class ODIN(Rival):
         steps = [checked_eps(eps) for eps in steps]
         if not temperatures or not steps or min(temperatures) <= 0:
             raise ValueError("temperatures must be positive, and both temperatures and steps some")
-        batches = inputs_of(images, "tuning", progress)
+        batches = inputs_of(self.network, images, "tuning", progress)
         return torch.cat([self._scores_on(inputs, temperatures, steps)[1].cpu() for inputs in batches])
 
     def _scores_on(

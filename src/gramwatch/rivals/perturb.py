@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from gramwatch import metrics
-from gramwatch.batches import Inputs, batches_of, on_device
+from gramwatch.batches import Inputs, on_device
 from gramwatch.errors import InputError
+from gramwatch.taps import Network
 
 Scale = float | Sequence[float] | None
 """What a step is divided by: nothing, one number, or one for each channel of the inputs."""
@@ -89,10 +90,10 @@ def checked_eps(eps: float) -> float:
     return float(eps)
 
 
-def inputs_of(loader: Iterable[Any], doing: str, progress: bool) -> Iterable[Inputs]:
+def inputs_of(network: Network, loader: Iterable[Any], doing: str, progress: bool) -> Iterable[Inputs]:
     """The inputs of each batch of a loader, of which there must be some."""
     empty = True
-    for inputs, _ in batches_of(loader, doing, progress):
+    for inputs, _ in network.batches(loader, doing, progress):
         empty = False
         yield inputs
     if empty:

@@ -76,14 +76,14 @@ class Semantic(Rival):
 
     def __init__(self, model: nn.Module, **options: Any) -> None:
         super().__init__(model, **options)
-        found = [name for name, part in unwrap(model).named_modules() if isinstance(part, SemanticHead)]
+        found = [name for name, part in unwrap(self.model).named_modules() if isinstance(part, SemanticHead)]
         if len(found) != 1:
             raise InputError(
-                f"{type(unwrap(model)).__name__} has {len(found)} SemanticHeads, but this score is of the "
-                "vectors that one predicts: train the network with gramwatch.training.Semantic"
+                f"{type(unwrap(self.model)).__name__} has {len(found)} SemanticHeads, but this score is of "
+                "the vectors that one predicts: train the network with gramwatch.training.Semantic"
             )
         tap = ".".join([*([found[0]] if found[0] else []), "predict"])
-        self._vectors = Observer(model, ["channel_means"], taps=[tap])
+        self._vectors = Observer(self.network, ["channel_means"], taps=[tap])
 
     @property
     def alone(self) -> bool:

@@ -13,17 +13,17 @@ handing over each tapped tensor at the moment it is made.
 
 from gramwatch.taps.find import find_head, find_taps
 from gramwatch.taps.observe import observe
-from gramwatch.taps.running import call, judging, logits_of, unwrap
+from gramwatch.taps.running import Network, call, judging, unwrap
 from gramwatch.taps.tap import Tap, Taps, mark
 
 __all__ = [
+    "Network",
     "Tap",
     "Taps",
     "call",
     "find_head",
     "find_taps",
     "judging",
-    "logits_of",
     "mark",
     "observe",
     "unwrap",

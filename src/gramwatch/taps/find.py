@@ -17,18 +17,32 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from gramwatch.batches import Inputs, mapped, repeated, tensors_in
+from gramwatch.batches import Inputs, mapped, on_device, repeated, tensors_in
 from gramwatch.errors import TapError
 from gramwatch.taps.observe import Watch
 from gramwatch.taps.operations import KINDS, LAYOUTS, MIXES, MOVES, PRODUCTS, made_by, operation_of
-from gramwatch.taps.running import call, judging, logits_of, outside_compilation, unwrap
+from gramwatch.taps.running import (
+    LogitsAdapter,
+    Network,
+    call,
+    first_look,
+    judging,
+    outside_compilation,
+    unwrap,
+)
 from gramwatch.taps.tap import Tap, Taps
 
 _T = TypeVar("_T")
 
 
 @outside_compilation
-def find_taps(model: nn.Module, inputs: Inputs, select: str | Iterable[str] = "all") -> Taps:
+def find_taps(
+    model: nn.Module | Network,
+    inputs: Inputs,
+    select: str | Iterable[str] = "all",
+    *,
+    logits: LogitsAdapter = None,
+) -> Taps:
     """Find the tensors to watch in `model`, from one batch of its inputs.
 
     Args:
@@ -37,12 +51,17 @@ def find_taps(model: nn.Module, inputs: Inputs, select: str | Iterable[str] = "a
         select: `"all"` convolutions, linear layers and activations but the logits; `"ends"`, of these the
             last of each size, where a network's stages end; `"paper"`, the tensors of the paper, for the
             networks in `gramwatch.networks`; or names and globs.
+        logits: where the logits are in the model's output, as for `GramDetector`.
 
     """
-    model = unwrap(model)
+    network = Network.of(model, logits=logits)
+    if network is not model:  # a user's own inputs
+        inputs = on_device(network.read(inputs), network.model)
+    model = unwrap(network.model)
     with judging(model):
         probe = _Probe(model)
-        logits = probe.run(repeated(inputs, 2))
+        with first_look(network, inputs):
+            output = network.logits_of(probe.run(repeated(inputs, 2)))
         sizes = _Sizes()
         with sizes:
             call(model, repeated(inputs, 3))
@@ -60,7 +79,8 @@ def find_taps(model: nn.Module, inputs: Inputs, select: str | Iterable[str] = "a
         raise TapError(
             f"{type(model).__name__} has no tap: no convolution, linear layer or activation was called{hint}"
         )
-    dropped = probe.logits_calls(logits)
+    dropped = probe.logits_calls(output)
+    network.warn_of_probabilities(output, probe.last_operation(output))
     names = _names(probe.events)
     taps = []
     for number, (event, shape3) in enumerate(zip(probe.events, sizes.shapes, strict=True)):
@@ -77,17 +97,19 @@ def find_taps(model: nn.Module, inputs: Inputs, select: str | Iterable[str] = "a
 
 
 @outside_compilation
-def find_head(model: nn.Module, inputs: Inputs) -> int | None:
+def find_head(model: nn.Module | Network, inputs: Inputs) -> int | None:
     """The watched call, by its position, of the linear layer that makes the logits; None if there is no such.
 
     A convolution over the whole of its input counts: it is the same thing.
     """
-    model = unwrap(model)
+    network = Network.of(model)
+    model = unwrap(network.model)
     # An input that is not finite shows nothing; where the logits come from does not depend on it.
     inputs = mapped(inputs, lambda t: t.nan_to_num(0.0, 0.0, 0.0) if t.is_floating_point() else t)
     with judging(model):
         probe = _Probe(model)
-        logits = probe.run(repeated(inputs, 2))
+        with first_look(network, inputs):
+            logits = network.logits_of(probe.run(repeated(inputs, 2)))
         layers = [n for n in probe.logits_calls(logits) if probe.events[n].kind in ("linear", "convolution")]
         if len(layers) != 1:
             return None
@@ -95,7 +117,7 @@ def find_head(model: nn.Module, inputs: Inputs) -> int | None:
         inputs = repeated(inputs, 2)
         nothing = Taps((), [event.operation for event in probe.events])
         with Watch(nothing, 2, _ignore, None, (layers[0], lambda *given: seen.append(given))):
-            logits = logits_of(call(model, inputs)).float()
+            logits = network.logits_of(call(model, inputs)).float()
     x, weight, bias = seen[0]
     features, weight = x.flatten(1).float(), weight.flatten(1).float()
     if features.shape[0] != 2 or weight.shape != (logits.shape[1], features.shape[1]):
@@ -177,10 +199,9 @@ class _Probe(TorchFunctionMode):
         self._hidden: set[int] = set()  # the watched calls whose values went into a later layer
         self._modules: list[tuple[str, bool, int]] = [("", False, 0)]
 
-    def run(self, inputs: Inputs) -> Tensor:
+    def run(self, inputs: Inputs) -> Any:
         with self._module_names(), self:
-            output = call(self.model, inputs)
-        return logits_of(output)
+            return call(self.model, inputs)
 
     @contextmanager
     def _module_names(self) -> Iterator[None]:
@@ -288,6 +309,11 @@ class _Probe(TorchFunctionMode):
         if not axes and operation in LAYOUTS:
             axes = (LAYOUTS[operation] % made.ndim,)
         return _Trace(axes, sources)
+
+    def last_operation(self, logits: Tensor) -> str | None:
+        """The watched function whose result the logits are, if they are one's."""
+        made = (e.operation for e in reversed(self.events) if e.made.data_ptr() == logits.data_ptr())
+        return next(made, None)
 
     def logits_calls(self, logits: Tensor) -> set[int]:
         """The watched calls that made the logits: the layers, and a sigmoid or so applied to them."""

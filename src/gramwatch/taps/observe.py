@@ -11,13 +11,13 @@ from torch.overrides import TorchFunctionMode
 from gramwatch.batches import Inputs, count_examples, mapped
 from gramwatch.errors import TapError
 from gramwatch.taps.operations import KINDS, known, layer_arguments, made_by
-from gramwatch.taps.running import call, judging, logits_of, outside_compilation, unwrap
+from gramwatch.taps.running import Network, call, judging, outside_compilation, unwrap
 from gramwatch.taps.tap import Taps
 
 
 @outside_compilation
 def observe(
-    model: nn.Module,
+    model: nn.Module | Network,
     taps: Taps,
     inputs: Inputs,
     receive: Callable[[int, Tensor], None],
@@ -34,13 +34,14 @@ def observe(
     `head = (call, take)`, `take(input, weight, bias)` gets what the layer at that call, as given by
     `find_head`, was called with. With `gradients`, what is handed over and returned can be differentiated.
     """
-    model = unwrap(model)
-    with judging(model), torch.set_grad_enabled(gradients):
+    network = Network.of(model)
+    module = unwrap(network.model)
+    with judging(module), torch.set_grad_enabled(gradients):
         inputs = mapped(inputs, lambda t: t.clone() if t.is_inference() else t)  # may be written into
         with Watch(taps, count_examples(inputs), receive, repeat, head or (None, None)) as watch:
-            output = call(model, inputs)
+            output = call(module, inputs)
     watch.finish()
-    return logits_of(output)
+    return network.logits_of(output)
 
 
 class Watch(TorchFunctionMode):
