@@ -34,7 +34,7 @@ test-triton: .venv-triton/.installed  ## the CUDA kernels on CPU tensors, by Tri
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
 	touch $@
 
-bench: .venv/.bench  ## what the detector costs on the CPU, in about ten minutes (docs/performance.md)
+bench: .venv/.bench  ## what the detector costs on the CPU, in about 20 minutes (docs/performance.md)
 	$(BIN)/python -m benchmarks.overhead
 
 lint: $(INSTALLED)
@@ -47,4 +47,4 @@ format: $(INSTALLED)
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf .venv .venv-triton build dist gramwatch-demo
+	rm -rf .venv .venv-triton build dist gramwatch-demo gramwatch-evaluation

@@ -500,20 +500,6 @@ def test_command_runs_and_lists(data: Path, weights: Path, tmp_path: Path) -> No
     assert (present["kmnist"], present["svhn"]) == ("present", "not present")
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["nonsense"], "no experiment 'nonsense'"),
-        (["table2"], "which network"),
-        (["table2", "--network", "densenet"], "checkpoint of densenet"),
-        (["table2", "--network", "mnist_convnet", "--weights", "W", "--tune", "it"], "tune is one of"),
-    ],
-)
-def test_command_says_what_is_wrong(words: list[str], message: str, tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, ["paper", *words, "--output", str(tmp_path)])
-    assert message in str(result.exception)
-
-
 # --- studies of our own ------------------------------------------------------------------------------
 
 
@@ -574,7 +560,7 @@ def test_there_are_no_other_studies(weights: Path) -> None:
     words = ["study", "nonsense", "--network", "mnist_convnet", "--weights", str(weights)]
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 2
-    assert "guard, false_alarms" in " ".join(result.output.replace("│", " ").split())
+    assert "guard, false_alarms" in result.output
 
 
 def test_on_real_digits(shared_data: Path, shared_weights: Path, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from torch.distributions import Categorical, Dirichlet, kl_divergence
 
 import gramwatch
 from gramwatch import InputError, TrainingError, metrics, networks, training
-from gramwatch.datasets import ImageSet
+from gramwatch.datasets import CATALOGUE, ImageSet
 from gramwatch.observation import Observation, Observer
 from gramwatch.rivals import MSP, RIVALS, TRAINED, dirichlet, methods_table
 from gramwatch.rivals.semantic import SemanticHead
@@ -707,6 +707,7 @@ def digits(monkeypatch):
 
     asked = []
     monkeypatch.setattr("gramwatch.datasets.load", load)
+    monkeypatch.setattr("gramwatch.datasets.source_of", lambda name, split: CATALOGUE["mnist"])
     return asked
 
 

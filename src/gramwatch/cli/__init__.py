@@ -1,4 +1,7 @@
-"""The command line: one file per command."""
+"""The command line: one file per command.
+
+Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
+"""
 
 import sys
 import warnings
@@ -6,7 +9,7 @@ import warnings
 
 def main() -> None:
     """Run the `gramwatch` command."""
-    from gramwatch.errors import GramwatchError, GramwatchWarning
+    from gramwatch.errors import GramwatchWarning
 
     try:
         from gramwatch.cli.app import app
@@ -25,7 +28,4 @@ def main() -> None:
         return in_full(message, category, filename, lineno, line)
 
     warnings.formatwarning = plainly
-    try:
-        app()
-    except GramwatchError as error:
-        sys.exit(f"gramwatch: {error}")
+    app(prog_name="gramwatch")

@@ -1,8 +1,10 @@
-"""The commands put together."""
+"""The commands put together, and what a user sees of their errors."""
 
-from typing import Annotated
+import errno
+from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
 from gramwatch.cli.data import data
 from gramwatch.cli.demo import demo
@@ -10,9 +12,33 @@ from gramwatch.cli.evaluate import evaluate
 from gramwatch.cli.paper import paper
 from gramwatch.cli.study import study
 from gramwatch.cli.train import train
+from gramwatch.errors import GramwatchError
 from gramwatch.version import __version__
 
-app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
+
+class Commands(TyperGroup):
+    """All commands. What a user can mend is one line; an unexpected exception keeps its traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command."""
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as error:
+            _fail(error.format_message(), 2)
+        except KeyboardInterrupt:
+            _fail("interrupted", 130)
+        except (GramwatchError, OSError) as error:
+            if isinstance(error, OSError) and error.errno == errno.EPIPE:
+                raise  # the reader of the output has gone: typer ends quietly
+            _fail(str(error) or type(error).__name__, 1)
+
+
+def _fail(reason: str, code: int) -> NoReturn:
+    typer.echo(f"gramwatch: {reason}", err=True)
+    raise typer.Exit(code)
+
+
+app = typer.Typer(cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False)
 app.command()(demo)
 app.command()(evaluate)
 app.command()(paper)
@@ -33,4 +59,7 @@ def gramwatch(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
-    """Know when a classifier is looking at something it was never trained on."""
+    """Know when a classifier is looking at something it was never trained on.
+
+    Start with: gramwatch demo
+    """

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gramwatch.cli.checks import interruptible, writable_folder
+
 if TYPE_CHECKING:
     from gramwatch.datasets import Download, Source
 
@@ -32,13 +34,18 @@ def _known(names: list[str]) -> list[str]:
 
     for name in names:
         if name not in CATALOGUE:
-            raise typer.BadParameter(f"there is no set '{name}': choose from {', '.join(CATALOGUE)}")
+            raise typer.BadParameter(
+                f"there is no set '{name}': choose from {', '.join(CATALOGUE)}", param_hint="NAMES"
+            )
     return names
 
 
 @data.command("list")
 def list_sets(root: Root = None) -> None:
-    """Show every set, whether it is there, and what it is."""
+    """Show every set: its name, whether it is on this machine, what it is and where it comes from.
+
+    Example: gramwatch data list
+    """
     from gramwatch.datasets import CATALOGUE
     from gramwatch.datasets.download import found
 
@@ -61,26 +68,45 @@ def list_sets(root: Root = None) -> None:
 def get(
     names: Names,
     root: Root = None,
-    again: Annotated[bool, typer.Option(help="Unpack archives again although the set is there.")] = False,
+    again: Annotated[
+        bool, typer.Option("--again", help="Unpack archives again even if the set is there.")
+    ] = False,
 ) -> None:
-    """Download sets from their publishers, check them and unpack them."""
+    """Download sets from their publishers, compare their checksums and unpack them.
+
+    Example: gramwatch data get cifar10 svhn --data images
+    """
     from gramwatch.datasets import CATALOGUE, download
 
-    for name in _known(names):
-        if not CATALOGUE[name].place:
-            typer.echo(f"{CATALOGUE[name].title} is made up: there is nothing to download")
-        else:
-            download.get(CATALOGUE[name], _root(root), typer.echo, again)
+    sources = [CATALOGUE[name] for name in _known(names)]
+    for source in sources:
+        if source.place and not source.downloads:
+            raise typer.BadParameter(
+                f"{source.title} cannot be downloaded: {source.about}", param_hint="NAMES"
+            )
+    folder = _root(root)
+    writable_folder(folder, "--data")
+    with interruptible(lambda: f"Downloads are kept in {folder}: the same command goes on from them."):
+        for source in sources:
+            if source.place:
+                download.get(source, folder, typer.echo, again)
+            else:
+                typer.echo(f"{source.title} is made up: there is nothing to download")
 
 
 @data.command()
 def check(
     names: Annotated[
-        list[str] | None, typer.Argument(help="Names of sets; without any, all there are.")
+        list[str] | None, typer.Argument(help="Names of sets. By default all that are on this machine.")
     ] = None,
     root: Root = None,
 ) -> None:
-    """Compare downloaded files with their published checksums and read every split."""
+    """Compare downloaded files with their published checksums, and read every image.
+
+    Ends with code 1 if a file is wrong. A file that is absent is not wrong.
+
+    Example: gramwatch data check cifar10
+    """
     from gramwatch.datasets import CATALOGUE, download
 
     folder = _root(root)

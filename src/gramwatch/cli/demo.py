@@ -5,13 +5,20 @@ from typing import Annotated
 
 import typer
 
+from gramwatch.cli.checks import interruptible, writable_folder
+
 
 def demo(
-    output: Annotated[Path, typer.Option(help="Where to put the picture, tables and detectors.")] = Path(
-        "gramwatch-demo"
-    ),
+    output: Annotated[
+        Path, typer.Option(help="The folder for the picture, the tables and the fitted detectors.")
+    ] = Path("gramwatch-demo"),
 ) -> None:
-    """Train two small networks on handwritten digits and show what they make of other things."""
+    """Train two small networks on handwritten digits, guard them, and show which other images they flag.
+
+    Example: gramwatch demo --output demo
+    """
     from gramwatch.experiments.demo import run
 
-    run(output, typer.echo)
+    writable_folder(output)
+    with interruptible(lambda: f"Finished tables and detectors are in {output}."):
+        run(output, typer.echo)

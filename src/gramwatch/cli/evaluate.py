@@ -1,26 +1,37 @@
-"""`gramwatch evaluate`: every method side by side."""
+"""`gramwatch evaluate`: every method side by side on the demo's networks."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from gramwatch.cli.checks import about, interruptible, known, writable_folder
+
 
 def evaluate(
     methods: Annotated[
         str, typer.Option(help="Names of methods, with commas between them, or 'all'.")
     ] = "all",
-    networks: Annotated[str, typer.Option(help="The demo's networks: 'convnet', 'mlp', or both.")] = (
-        "convnet,mlp"
-    ),
-    output: Annotated[Path, typer.Option(help="Where to put the tables and pictures.")] = Path(
+    networks: Annotated[
+        str, typer.Option(help="Which of the demo's networks: convnet, mlp, or both with a comma.")
+    ] = "convnet,mlp",
+    output: Annotated[Path, typer.Option(help="The folder for tables and pictures.")] = Path(
         "gramwatch-evaluation"
     ),
 ) -> None:
-    """Compare methods on the same networks, data and protocol."""
-    from gramwatch.experiments.compare import run
+    """Compare methods on the two small networks of 'gramwatch demo', and on no others.
 
-    try:
-        run(methods, [name.strip() for name in networks.split(",")], output, typer.echo)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
+    For a network of your own, call gramwatch.evaluate in Python. For the paper's networks: gramwatch paper.
+
+    Example: gramwatch evaluate --methods guard,gram,msp --networks mlp
+    """
+    from gramwatch.experiments.compare import NETWORKS, method_names, run
+
+    with about("--methods"):
+        method_names(methods)
+    chosen = [name.strip() for name in networks.split(",")]
+    for name in chosen:
+        known(name, list(NETWORKS), "network", "--networks")
+    writable_folder(output)
+    with interruptible(lambda: f"Finished tables and pictures are in {output}."):
+        run(methods, chosen, output, typer.echo)

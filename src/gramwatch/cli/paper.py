@@ -1,50 +1,97 @@
 """`gramwatch paper`: the paper's tables and figures, one command each."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gramwatch.cli.device import chosen_device
+from gramwatch.cli.checks import (
+    about,
+    chosen_device,
+    existing_file,
+    interruptible,
+    known,
+    writable_folder,
+)
+
+if TYPE_CHECKING:
+    from gramwatch.experiments.paper import Options
+
+Network = typer.Option(help="The network's name: resnet34, densenet, wrn40_2, resnet20, mnist_convnet, ...")
+Data = typer.Option(
+    exists=True,
+    file_okay=False,
+    help="The folder of sets. By default $GRAMWATCH_DATA, or else ~/.cache/gramwatch/data.",
+)
+Subset = typer.Option(
+    min=20, help="A quick look: judge this many images of each set, and fit on ten times as many."
+)
+Device = typer.Option(help="Where to compute: cpu, cuda, cuda:1, ... By default a GPU if there is one.")
+Batch = typer.Option(
+    min=1, help="How many images go through the network at once. By default 500 on a GPU, 125 else."
+)
 
 
 def paper(
-    name: Annotated[str, typer.Argument(help="Which experiment; 'list' says which there are.")],
-    network: Annotated[str | None, typer.Option(help="The network's name, such as densenet.")] = None,
+    name: Annotated[str, typer.Argument(help="The experiment's name. 'list' shows all, and what they need.")],
+    network: Annotated[str | None, Network] = None,
     weights: Annotated[
         list[str] | None,
-        typer.Option(help="Its checkpoint: FILE, or OBJECTIVE=FILE where several are compared."),
+        typer.Option(
+            help="The network's checkpoint, FILE. Where networks are compared: OBJECTIVE=FILE, repeated."
+        ),
     ] = None,
     in_distribution: Annotated[
-        str | None, typer.Option(help="What the network was trained on; cifar10, or mnist for grey images.")
+        str | None,
+        typer.Option(help="The set the network was trained on. By default cifar10; mnist for grey images."),
     ] = None,
-    data: Annotated[Path | None, typer.Option(help="Where the data lie; $GRAMWATCH_DATA by default.")] = None,
-    output: Annotated[Path | None, typer.Option(help="Where tables, pictures and finished cells go.")] = None,
-    subset: Annotated[
-        int | None, typer.Option(min=20, help="A quick look: so many images of each set, ten times to fit.")
+    data: Annotated[Path | None, Data] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            help="The folder for tables, pictures and finished parts. By default gramwatch-paper/NAME."
+        ),
     ] = None,
+    subset: Annotated[int | None, Subset] = None,
     methods: Annotated[
-        str | None, typer.Option(help="Names of methods, with commas between them, or 'all'.")
+        str | None,
+        typer.Option(
+            help="Names of methods, with commas between them, or 'all'. By default those of the paper."
+        ),
     ] = None,
     tune: Annotated[
-        str, typer.Option(help="What ODIN and Mahalanobis are tuned on: none, outliers or fgsm.")
+        str,
+        typer.Option(
+            help="What ODIN and Mahalanobis are tuned on: none, outliers (images of each set) or fgsm "
+            "(adversarial images). For table2."
+        ),
     ] = "none",
     auxiliary: Annotated[
-        str, typer.Option(help="The set of which networks saw images, as outliers, in training.")
+        str,
+        typer.Option(
+            help="The source of the outliers that networks were trained with, such as tiny_imagenet. Sets "
+            "from this source are marked and left out of means. For outlier_exposure and trained."
+        ),
     ] = "",
-    device: Annotated[str | None, typer.Option(help="By default a GPU if there is one.")] = None,
-    batch: Annotated[int | None, typer.Option(min=1, help="Images at once.")] = None,
+    device: Annotated[str | None, Device] = None,
+    batch: Annotated[int | None, Batch] = None,
 ) -> None:
-    """Compute a table or figure of the paper; published figures stand beside ours."""
-    from gramwatch.experiments.paper import Options, overview, run
+    """Compute a table or figure of the paper. The published figures stand beside the computed ones.
+
+    Finished parts are kept: the same command goes on after an interruption.
+
+    Example: gramwatch paper table2 --network densenet --weights densenet.pth --subset 200
+    """
+    from gramwatch.experiments.paper import EXPERIMENTS, Options, overview, run
 
     if name == "list":
         overview(data, typer.echo)
         return
+    known(name, [*EXPERIMENTS, "list"], "experiment", "NAME")
     options = Options(
         output=output or Path("gramwatch-paper") / name,
         network=network,
-        weights=dict(_labelled(each) for each in weights or []),
+        weights=_labelled(weights or []),
         in_distribution=in_distribution,
         data=data,
         device=chosen_device(device),
@@ -55,10 +102,71 @@ def paper(
         batch=batch,
         say=typer.echo,
     )
-    run(name, options)
+    _check(name, options)
+    check_shared(options)
+    with interruptible(lambda: kept(options)):
+        run(name, options)
 
 
-def _labelled(given: str) -> tuple[str, Path]:
+def check_shared(options: "Options") -> None:
+    """What experiments and studies check alike, the output last."""
+    from gramwatch.datasets import source_of
+    from gramwatch.experiments.compare import GRAM, method_names
+    from gramwatch.rivals import RIVALS
+
+    for path in options.weights.values():
+        existing_file(path, "--weights")
+    with about("--in-distribution"):
+        for split in ("train", "test"):
+            source_of(options.in_distribution or "cifar10", split)
+    with about("--methods"):
+        method_names(options.methods or "all", (GRAM, *RIVALS))
+    writable_folder(options.output)
+
+
+def kept(options: "Options") -> str:
+    """What an interrupted experiment leaves."""
+    cells = options.output / "cells"
+    if cells.is_dir() and any(cells.iterdir()):
+        return f"Finished parts are in {cells}: the same command goes on from them."
+    return "No part was finished: nothing was kept."
+
+
+def _check(name: str, options: "Options") -> None:
+    """What this experiment needs of networks and weights."""
+    from gramwatch.experiments import mlp, outlier_exposure, table2, trained
+    from gramwatch.networks import NETWORKS
+
+    known(options.tune, list(table2.HOW), "way to tune", "--tune")
+    if name in ("mlp", "mlp_study"):
+        if options.weights:
+            raise typer.BadParameter(
+                f"{name} trains its networks itself: leave it out", param_hint="--weights"
+            )
+        if options.network is not None:
+            known(options.network, mlp.NETWORKS, "network of this experiment", "--network")
+        return
+    with about("--network"):
+        known(options.chosen_network(), list(NETWORKS), "network", "--network")
+    with about("--weights"):
+        if name == "outlier_exposure":
+            outlier_exposure.check_labels(options.weights)
+        elif name == "trained":
+            trained.check_labels(options.weights)
+        else:
+            options.only_weights()
+
+
+def _labelled(given: list[str]) -> dict[str, Path]:
     """`OBJECTIVE=FILE`, or a file alone, which is labelled by its name."""
-    label, found, file = given.partition("=")
-    return (label, Path(file)) if found else (Path(given).stem, Path(given))
+    found: dict[str, Path] = {}
+    for each in given:
+        label, equals, file = each.partition("=")
+        label, path = (label, Path(file)) if equals else (Path(each).stem, Path(each))
+        if label in found:
+            raise typer.BadParameter(
+                f"{found[label]} and {path} have the same label '{label}': give LABEL=FILE",
+                param_hint="--weights",
+            )
+        found[label] = path
+    return found

@@ -1,11 +1,15 @@
 """`gramwatch study`: how our own choices were made."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gramwatch.cli.device import chosen_device
+from gramwatch.cli.checks import chosen_device, interruptible, known
+from gramwatch.cli.paper import Batch, Data, Device, Network, Subset, check_shared, kept
+
+if TYPE_CHECKING:
+    from gramwatch.experiments.paper import Options
 
 STUDIES = {"guard": "guard_study", "false_alarms": "false_alarm_study"}
 """Every study by name, and its module."""
@@ -15,31 +19,51 @@ def study(
     name: Annotated[
         str,
         typer.Argument(
-            help="Which: guard (ways to join methods) or false_alarms (whether its p-values hold)."
+            help="guard: ways to join methods. false_alarms: whether Guard's false-alarm rate holds."
         ),
     ],
-    network: Annotated[str, typer.Option(help="The network's name, such as densenet.")],
-    weights: Annotated[Path, typer.Option(help="Its checkpoint.")],
-    data: Annotated[Path | None, typer.Option(help="Where the data lie; $GRAMWATCH_DATA by default.")] = None,
-    output: Annotated[Path | None, typer.Option(help="Where tables, pictures and finished cells go.")] = None,
-    sets: Annotated[
-        str, typer.Option(help="Only these out-of-distribution sets, such as tiny_imagenet,svhn.")
-    ] = "",
-    subset: Annotated[
-        int | None, typer.Option(min=20, help="A quick look: so many images of each set, ten times to fit.")
+    network: Annotated[str, Network],
+    weights: Annotated[Path, typer.Option(exists=True, dir_okay=False, help="The network's checkpoint.")],
+    data: Annotated[Path | None, Data] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            help="The folder for tables, pictures and finished parts. By default gramwatch-study/NAME."
+        ),
     ] = None,
-    methods: Annotated[str, typer.Option(help="The single methods to compare with, or 'all'.")] = "all",
+    sets: Annotated[
+        str,
+        typer.Option(
+            help="Only these out-of-distribution sets, such as tiny_imagenet,svhn. By default all. For guard."
+        ),
+    ] = "",
+    subset: Annotated[int | None, Subset] = None,
+    methods: Annotated[
+        str,
+        typer.Option(
+            help="The single methods to compare with, with commas between them, or 'all'. For guard, which "
+            "needs its own members among them."
+        ),
+    ] = "all",
     forms: Annotated[
-        bool, typer.Option("--forms", help="Judge other forms of Gram, too, which takes longer.")
+        bool,
+        typer.Option(
+            "--forms",
+            help="Judge other settings of Gram, too: other taps, orders and bounds. For guard. Slower.",
+        ),
     ] = False,
-    device: Annotated[str | None, typer.Option(help="By default a GPU if there is one.")] = None,
-    batch: Annotated[int | None, typer.Option(min=1, help="Images at once.")] = None,
+    device: Annotated[str | None, Device] = None,
+    batch: Annotated[int | None, Batch] = None,
 ) -> None:
-    """Repeat a study of ours: every variant on the same network, data and protocol."""
+    """Repeat one of the studies by which Guard was designed, on one network.
+
+    Finished parts are kept: the same command goes on after an interruption.
+
+    Example: gramwatch study guard --network resnet20 --weights resnet20.pth --subset 200
+    """
     from gramwatch.experiments.paper import Options, computed
 
-    if name not in STUDIES:
-        raise typer.BadParameter(f"there is no study '{name}': choose from {', '.join(STUDIES)}")
+    known(name, list(STUDIES), "study", "NAME")
     options = Options(
         output=output or Path("gramwatch-study") / name,
         network=network,
@@ -53,4 +77,24 @@ def study(
         batch=batch,
         say=typer.echo,
     )
-    computed(STUDIES[name], options)
+    _check(name, options)
+    check_shared(options)
+    with interruptible(lambda: kept(options)):
+        computed(STUDIES[name], options)
+
+
+def _check(name: str, options: "Options") -> None:
+    """The network and the sets are known; the study of Guard has Guard's members."""
+    from gramwatch.experiments.subject import ood_sets
+    from gramwatch.guard import MEMBERS
+    from gramwatch.networks import NETWORKS
+
+    known(options.chosen_network(), list(NETWORKS), "network", "--network")
+    names = list(dict.fromkeys(each.name for each in ood_sets(options.inside())))
+    for each in options.sets.split(",") if options.sets else ():
+        known(each.strip(), names, "out-of-distribution set", "--sets")
+    chosen = [each.strip() for each in (options.methods or "all").split(",")]
+    if name == "guard" and chosen != ["all"] and not set(MEMBERS) <= set(chosen):
+        raise typer.BadParameter(
+            f"Guard's members must be among the methods: {', '.join(MEMBERS)}", param_hint="--methods"
+        )

@@ -1,74 +1,114 @@
 """`gramwatch train`: a network from images, for one of several objectives."""
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gramwatch.cli.device import chosen_device
+from gramwatch.cli.checks import about, chosen_device, existing_file, interruptible, known, writable_file
+from gramwatch.cli.paper import Data, Device
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from gramwatch.networks import Loaded
+    from gramwatch.training import Objective
 
 
 def train(
-    network: Annotated[str, typer.Argument(help="Its name: resnet34, wrn40_2, densenet, mlp_300, ...")],
-    output: Annotated[Path, typer.Option(help="The file to write: .safetensors.")],
+    network: Annotated[
+        str, typer.Argument(help="The network's name: resnet34, wrn40_2, densenet, resnet20, mlp_300, ...")
+    ],
+    output: Annotated[Path, typer.Option(help="The file for the weights. Its name ends in .safetensors.")],
     objective: Annotated[
         str,
         typer.Option(
-            help="cross_entropy, outlier_exposure, prior_network, variational_dirichlet or semantic."
+            help="What to train for: cross_entropy, outlier_exposure, prior_network, variational_dirichlet "
+            "or semantic."
         ),
     ] = "cross_entropy",
     set_: Annotated[
-        str, typer.Option("--set", help="The images to learn, with a training split.")
+        str, typer.Option("--set", help="The set to train on. 'gramwatch data list' shows the names.")
     ] = "cifar10",
-    data: Annotated[Path | None, typer.Option(help="The folder in which the sets lie.")] = None,
+    data: Annotated[Path | None, Data] = None,
     auxiliary: Annotated[
         str | None,
-        typer.Option(help="Outliers, NAME:SPLIT or NAME:SPLIT:REDUCE, several with commas between them."),
+        typer.Option(
+            help="The outliers to train with: NAME:SPLIT or NAME:SPLIT:REDUCE, several with commas between "
+            "them. SPLIT is train, val or test; REDUCE is nearest, antialiased or crop."
+        ),
     ] = None,
     weights: Annotated[
-        Path | None, typer.Option(help="Fine-tune from these instead of from scratch.")
+        Path | None,
+        typer.Option(
+            exists=True, dir_okay=False, help="Fine-tune this checkpoint. By default random weights."
+        ),
     ] = None,
     option: Annotated[
-        list[str] | None, typer.Option(help="A setting of the objective, NAME=VALUE; may be repeated.")
+        list[str] | None,
+        typer.Option(help="A setting of the objective, NAME=VALUE, such as weight=0.3. May be repeated."),
     ] = None,
-    epochs: Annotated[int | None, typer.Option(help="By default as the network's recipe says.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Likewise.")] = None,
-    learning_rate: Annotated[float | None, typer.Option(help="Likewise: the highest.")] = None,
-    subset: Annotated[int | None, typer.Option(help="Only that many images, for a quick look.")] = None,
-    seed: Annotated[int, typer.Option(help="Of weights, order and augmentation.")] = 0,
-    device: Annotated[str | None, typer.Option(help="By default a GPU if there is one.")] = None,
-    precision: Annotated[str, typer.Option(help="float32, bfloat16, or auto: bfloat16 on a GPU.")] = "auto",
-    compile: Annotated[bool, typer.Option("--compile", help="Use torch.compile.")] = False,  # noqa: A002
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the output file.")] = False,
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="How many. By default as the network's recipe says.")
+    ] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Images in a step. By default as the recipe says.")
+    ] = None,
+    learning_rate: Annotated[
+        float | None, typer.Option(help="The highest learning rate. By default as the recipe says.")
+    ] = None,
+    subset: Annotated[
+        int | None, typer.Option(min=1, help="A quick look: use only this many images of each split.")
+    ] = None,
+    seed: Annotated[
+        int, typer.Option(min=0, max=2**32 - 1, help="Seed of weights, order and augmentation.")
+    ] = 0,
+    device: Annotated[str | None, Device] = None,
+    precision: Annotated[
+        str, typer.Option(help="float32, bfloat16, or auto: bfloat16 on a GPU, float32 else.")
+    ] = "auto",
+    compile: Annotated[  # noqa: A002
+        bool, typer.Option("--compile", help="Use torch.compile: a slower start, faster steps.")
+    ] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the output file of an interrupted training.")
+    ] = False,
 ) -> None:
-    """Train a network. Its file is written after every epoch; an interruption loses the epoch under way."""
-    from gramwatch import datasets, training
+    """Train a network on images. Its file is written after every epoch.
 
-    if output.suffix != ".safetensors":
-        raise typer.BadParameter("the output's name must end in .safetensors", param_hint="--output")
-    chosen = training.objective_of(objective, dict(_setting(text) for text in option or []))
-    _check_outliers(chosen.needs_outliers, objective, auxiliary)
-    # A file that is in the way is better known before minutes of loading.
-    if output.exists() and not resume:
-        raise typer.BadParameter(
-            f"{output} is already there: --resume goes on from it", param_hint="--output"
-        )
+    An interruption loses only the epoch under way: the same command with --resume goes on.
+
+    Example: gramwatch train resnet34 --output resnet34.safetensors --set cifar10
+    """
+    from gramwatch import datasets, networks, training
+
+    known(network, list(networks.NETWORKS), "network", "NETWORK")
+    known(precision, training.PRECISIONS, "precision", "--precision")
+    if learning_rate is not None and not 0 < learning_rate < math.inf:
+        raise typer.BadParameter(f"{learning_rate} is not a positive number", param_hint="--learning-rate")
+    chosen = _objective(objective, option or [])
+    _check_sets(set_, objective, chosen.needs_outliers, auxiliary)
     place = chosen_device(device)
+    _check_output(output, resume)
+    tuned = None if weights is None else networks.load(network, weights)
     images = datasets.load(set_, data, split="train", count=subset, seed=seed)
     test = datasets.load(set_, data, split="test", count=subset, seed=seed)
     if images.labels is None or test.labels is None:
         raise typer.BadParameter(f"'{set_}' has no labels to learn", param_hint="--set")
-    start = _start(network, weights, int(images.labels.max()) + 1, seed)
+    if images.images.shape[1:] != networks.NETWORKS[network].shape:
+        raise typer.BadParameter(
+            f"{network} takes images of {_size(networks.NETWORKS[network].shape)}, those of '{set_}' are "
+            f"{_size(images.images.shape[1:])}: choose another set or network",
+            param_hint="--set",
+        )
+    start = tuned or _start(network, int(images.labels.max()) + 1, seed)
     recipe: dict[str, Any] = dict(vars(training.recipe(network, fine_tuning=weights is not None)))
     given = {"epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate}
     recipe |= {key: value for key, value in given.items() if value is not None}
     typer.echo(f"{network} on {set_} ({len(images):,} images), {objective}, on {place}: {_told(recipe)}")
-    try:
+    with interruptible(lambda: _kept(output)):
         history = training.train(
             start.network,
             images.images,
@@ -87,23 +127,79 @@ def train(
             name=network,
             **recipe,
         )
-    except KeyboardInterrupt:
-        typer.echo(f"\ninterrupted: the same command with --resume goes on from {output}", err=True)
-        raise typer.Exit(130) from None
     typer.echo(
         f"test accuracy {100 * (history.accuracy or 0):.2f} % after {len(history.epochs)} epochs, "
         f"{history.seconds:.0f} s: {output}"
     )
 
 
-def _start(name: str, weights: Path | None, classes: int, seed: int) -> "Loaded":
-    """The network to begin with: that of a file, or one with random weights."""
+def _kept(output: Path) -> str:
+    if output.exists():
+        return f"{output} has the finished epochs: the same command with --resume goes on from it."
+    return "The first epoch was not finished: nothing was kept."
+
+
+def _objective(name: str, settings: list[str]) -> "Objective":
+    """The objective with its settings; files that these name are there."""
+    from gramwatch import training
+
+    known(name, list(training.OBJECTIVES), "objective", "--objective")
+    with about("--option"):
+        chosen = training.objective_of(name, dict(_setting(text) for text in settings))
+    for file in getattr(chosen, "vectors", ()):
+        existing_file(Path(file), "--option")
+    return chosen
+
+
+def _check_output(output: Path, resume: bool) -> None:
+    """The file can be written; one that is in the way is to be resumed from."""
+    from gramwatch import training
+
+    if output.suffix != ".safetensors":
+        raise typer.BadParameter(f"the name {output} must end in .safetensors", param_hint="--output")
+    writable_file(output)
+    if output.exists() and not resume:
+        raise typer.BadParameter(
+            f"{output} is already there: --resume goes on from it", param_hint="--output"
+        )
+    if output.exists():
+        with about("--output"):
+            training.read(output)
+
+
+def _check_sets(set_: str, objective: str, needs_outliers: bool, auxiliary: str | None) -> None:
+    """The sets are known and have the splits; outliers are named where they are needed, and only there."""
+    from gramwatch import datasets
+    from gramwatch.datasets.images import REDUCE
+
+    with about("--set"):
+        for split in ("train", "test"):
+            if not datasets.source_of(set_, split).place:
+                raise typer.BadParameter(
+                    f"'{set_}' is made up: it has no labels to learn", param_hint="--set"
+                )
+    if needs_outliers and auxiliary is None:
+        raise typer.BadParameter(
+            f"{objective} trains with outliers: say which, --auxiliary tiny_imagenet:val",
+            param_hint="--auxiliary",
+        )
+    if auxiliary is not None and not needs_outliers:
+        raise typer.BadParameter(
+            f"{objective} has no use for outliers: leave it out", param_hint="--auxiliary"
+        )
+    for name, split, reduce in _named(auxiliary or ""):
+        with about("--auxiliary"):
+            datasets.source_of(name, split)
+        if reduce is not None:
+            known(reduce, list(REDUCE), "way to reduce", "--auxiliary")
+
+
+def _start(name: str, classes: int, seed: int) -> "Loaded":
+    """A network with random weights."""
     import torch
 
     from gramwatch import networks
 
-    if weights is not None:
-        return networks.load(name, weights)
     torch.manual_seed(seed)
     network = networks.build(name, classes)
     return networks.Loaded(name, network, networks.NETWORKS[name].mean, networks.NETWORKS[name].std)
@@ -122,14 +218,14 @@ def _setting(text: str) -> tuple[str, Any]:
         return name, value
 
 
-def _check_outliers(needed: bool, objective: str, auxiliary: str | None) -> None:
-    if needed and auxiliary is None:
-        raise typer.BadParameter(
-            f"{objective} trains with outliers: say which, --auxiliary tiny_imagenet:val",
-            param_hint="--auxiliary",
-        )
-    if auxiliary is not None and not needed:
-        raise typer.BadParameter(f"{objective} has no use for outliers", param_hint="--auxiliary")
+def _named(auxiliary: str) -> list[tuple[str, str, str | None]]:
+    """Name, split and way to reduce of each set in NAME:SPLIT:REDUCE,..."""
+    found = []
+    for each in auxiliary.split(",") if auxiliary else ():
+        name, _, rest = each.strip().partition(":")
+        split, _, reduce = rest.partition(":")
+        found.append((name, split or "train", reduce or None))
+    return found
 
 
 def _outliers(named: str, data: Path | None, like: "Tensor", seed: int) -> "Tensor":
@@ -139,21 +235,23 @@ def _outliers(named: str, data: Path | None, like: "Tensor", seed: int) -> "Tens
     from gramwatch import datasets
 
     parts = []
-    for each in named.split(","):
-        name, _, rest = each.strip().partition(":")
-        split, _, reduce = rest.partition(":")
+    for name, split, reduce in _named(named):
         found = datasets.load(
             name,
             data,
-            split=split or "train",
+            split=split,
             size=like.shape[-1],
-            reduce=reduce or None,
+            reduce=reduce,
             grey=like.shape[1] == 1,
             seed=seed,
         )
         typer.echo(f"outliers: {found.name}, {len(found):,} images ({found.description})")
         parts.append(found.images)
     return torch.cat(parts)
+
+
+def _size(shape: Sequence[int]) -> str:
+    return " x ".join(map(str, shape))
 
 
 def _told(recipe: dict[str, Any]) -> str:

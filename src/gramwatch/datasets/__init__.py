@@ -20,7 +20,7 @@ from gramwatch.datasets.images import REDUCE, made_grey, pixels
 from gramwatch.datasets.source import Download, Raw, Source
 from gramwatch.errors import DataError, MissingDataError
 
-__all__ = ["CATALOGUE", "Download", "ImageSet", "Source", "default_root", "load"]
+__all__ = ["CATALOGUE", "Download", "ImageSet", "Source", "default_root", "load", "source_of"]
 
 CATALOGUE: Mapping[str, Source] = {
     "cifar10": cifar.CIFAR10,
@@ -106,6 +106,21 @@ def load(
     return _load(name, folder.absolute(), split, size, reduce, grey, count, seed)
 
 
+def source_of(name: str, split: str = "test") -> Source:
+    """What is known of a set that has this name and this split; made-up sets have all. Nothing is read."""
+    source = CATALOGUE.get(name)
+    if source is None:
+        if not Path(name).is_dir():
+            raise DataError(
+                f"there is no set and no folder '{name}'. The sets are {', '.join(CATALOGUE)}; or give "
+                "the path of a folder of images"
+            )
+        source = folder_source(Path(name))
+    if source.place and split not in source.splits:
+        raise DataError(f"'{name}' has no split '{split}': choose from {', '.join(source.splits)}")
+    return source
+
+
 # In memory only: decoding thousands of JPEGs for every table would take most of its time.
 @lru_cache(maxsize=16)
 def _load(
@@ -118,14 +133,7 @@ def _load(
     count: int | None,
     seed: int,
 ) -> ImageSet:
-    source = CATALOGUE.get(name)
-    if source is None:
-        if not Path(name).is_dir():
-            raise DataError(
-                f"there is no set and no folder '{name}'. The sets are {', '.join(CATALOGUE)}; or give "
-                "the path of a folder of images"
-            )
-        source = folder_source(Path(name))
+    source = source_of(name, split)
     raw = _read(name, source, root, split)
     order = torch.randperm(len(raw), generator=torch.Generator().manual_seed(seed)) if count else None
     chosen = range(len(raw)) if order is None else order[:count].tolist()
@@ -151,8 +159,6 @@ def _load(
 
 def _read(name: str, source: Source, root: Path, split: str) -> Raw:
     """The set as it lies on disk; where it does not, an error says what to do."""
-    if split not in source.splits:
-        raise DataError(f"'{name}' has no split '{split}': choose from {', '.join(source.splits)}")
     try:
         return source.read(root, split)
     except DataError as error:

@@ -15,11 +15,14 @@ from gramwatch.evaluate import Evaluation, evaluate
 from gramwatch.experiments.demo import outlier_sets, small_convnet, small_mlp, train
 from gramwatch.guard import MEMBERS, Guard
 from gramwatch.observation import Observer
+from gramwatch.report import pyplot
 from gramwatch.rivals import RIVALS
 from gramwatch.together import Detector, fit_together
 from gramwatch.watch import Single
 
 GUARD, GRAM = "guard", "gram"
+NETWORKS: Mapping[str, Callable[[], nn.Module]] = {"convnet": small_convnet, "mlp": small_mlp}
+"""The demo's networks."""
 
 
 def method_names(chosen: str | Iterable[str], every: Sequence[str] = (GUARD, GRAM, *RIVALS)) -> list[str]:
@@ -90,18 +93,20 @@ def run(
     from gramwatch.report.comparison import draw_comparison
 
     chosen = method_names(methods)
+    networks = list(networks)
+    for name in networks:
+        if name not in NETWORKS:
+            raise ValueError(f"there is no network '{name}': choose from {', '.join(NETWORKS)}")
+    pyplot()  # known to be there before anything is trained
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     data = digits()
     outliers: dict[str, Sequence[Tensor]] = {name: x.split(256) for name, x in outlier_sets(data).items()}
     training = list(zip(data.train.split(256), data.train_labels.split(256), strict=True))
-    makers = {"convnet": small_convnet, "mlp": small_mlp}
     found = {}
     for name in networks:
-        if name not in makers:
-            raise ValueError(f"there is no network '{name}': choose from {', '.join(makers)}")
         torch.manual_seed(0)
-        network = makers[name]()
+        network = NETWORKS[name]()
         train(network, data.train, data.train_labels)
         result = compare(network, training, data.test.split(256), outliers, chosen, say)
         found[name] = result

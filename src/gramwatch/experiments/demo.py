@@ -17,6 +17,7 @@ from gramwatch.datasets.digits import Digits, digits, photograph_patches
 from gramwatch.detector import Detection, GramDetector
 from gramwatch.evaluate import Evaluation, evaluate
 from gramwatch.guard import Guard
+from gramwatch.report import pyplot
 from gramwatch.rivals.msp import MSP
 from gramwatch.threshold import rank_of_threshold
 
@@ -145,6 +146,7 @@ def run(folder: str | PathLike[str] = "gramwatch-demo", say: Callable[[str], Non
     """Train, judge, print the tables, and leave the picture, the tables and the detectors in `folder`."""
     from gramwatch.report.overview import draw_overview
 
+    pyplot()  # known to be there before anything is trained
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     data = digits()

@@ -7,7 +7,7 @@ MSP") and `Delta / MSP` ("Gram over MSP"). The comparison then sets Gram on the 
 the network trained with Outlier Exposure.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from gramwatch.deviation import TotalDeviation
@@ -31,15 +31,10 @@ JOINED = ("MSP", "Gram", "Gram less MSP", "Gram over MSP")
 
 def run(options: Options) -> list[Line]:
     """Judge every set by both networks."""
-    if PLAIN not in options.weights or not any(label.startswith(EXPOSED) for label in options.weights):
-        raise InputError(
-            f"two networks are compared: give --weights {PLAIN}=FILE and --weights {EXPOSED}=FILE"
-        )
+    check_labels(options.weights)
     lines: list[Line] = []
     judged: dict[str, Evaluation] = {}
     for label, weights in options.weights.items():
-        if label != PLAIN and not label.startswith(EXPOSED):
-            raise InputError(f"'{label}' is no objective of this comparison: {PLAIN} or {EXPOSED}...")
         subject = options.subject(weights)
         options.say(f"\n{label}: {subject.title}, accuracy {subject.accuracy():.2%}")
         sets = ood_sets(subject.in_distribution)
@@ -47,6 +42,17 @@ def run(options: Options) -> list[Line]:
         auxiliary = "" if label == PLAIN else options.auxiliary
         lines += _joined_lines(options, subject, label, sets, judged[label], auxiliary)
     return lines + _comparison(options, subject, sets, judged)
+
+
+def check_labels(labels: Collection[str]) -> None:
+    """A plain network and some with Outlier Exposure, and no others, are compared."""
+    if PLAIN not in labels or not any(label.startswith(EXPOSED) for label in labels):
+        raise InputError(
+            f"two networks are compared: give --weights {PLAIN}=FILE and --weights {EXPOSED}=FILE"
+        )
+    for label in labels:
+        if label != PLAIN and not label.startswith(EXPOSED):
+            raise InputError(f"'{label}' is no objective of this comparison: {PLAIN} or {EXPOSED}...")
 
 
 def _judged(subject: Subject, sets: Iterable[OodSet]) -> Evaluation:

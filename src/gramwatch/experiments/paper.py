@@ -20,6 +20,7 @@ from gramwatch.experiments.beside import Line, draw_beside, markdown_tables, wri
 from gramwatch.experiments.cells import Cells
 from gramwatch.experiments.compare import GRAM, method_names
 from gramwatch.experiments.subject import BLOCK_ENDS, Method, OodSet, Subject
+from gramwatch.report import pyplot
 from gramwatch.rivals import RIVALS
 from gramwatch.version import __version__
 
@@ -69,15 +70,26 @@ class Options:
 
     def subject(self, weights: Path | None = None) -> Subject:
         """The network to be judged, with the given weights or the only ones there are."""
+        name = self.chosen_network()
+        loaded = networks.load(name, weights or self.only_weights(), device=self.device)
+        return self.study(loaded, self.inside())
+
+    def chosen_network(self) -> str:
+        """The network's name."""
         if self.network is None:
             raise InputError("which network? Give --network, one of " + ", ".join(networks.NETWORKS))
-        if weights is None:
-            if len(self.weights) != 1:
-                raise InputError(f"give the checkpoint of {self.network}: --weights FILE, once")
-            weights = next(iter(self.weights.values()))
-        loaded = networks.load(self.network, weights, device=self.device)
-        grey = networks.NETWORKS[self.network].shape[0] == 1
-        return self.study(loaded, self.in_distribution or ("mnist" if grey else "cifar10"))
+        return self.network
+
+    def only_weights(self) -> Path:
+        """The only checkpoint there is."""
+        if len(self.weights) != 1:
+            raise InputError(f"give the checkpoint of {self.network}: --weights FILE, once")
+        return next(iter(self.weights.values()))
+
+    def inside(self) -> str:
+        """The in-distribution set: the chosen one, or else what the network is usually trained on."""
+        grey = networks.NETWORKS[self.chosen_network()].shape[0] == 1
+        return self.in_distribution or ("mnist" if grey else "cifar10")
 
     def study(self, loaded: networks.Loaded, in_distribution: str) -> Subject:
         """A loaded network with the chosen data, cells and device."""
@@ -106,6 +118,7 @@ def computed(module: str, options: Options) -> list[Any]:
     # Published figures are of full float32; in TF32, scores move in the third digit.
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cuda.matmul.allow_tf32 = False
+    pyplot()  # known to be there before anything is computed
     options.output.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     found: list[Any] = importlib.import_module(f"gramwatch.experiments.{module}").run(options)

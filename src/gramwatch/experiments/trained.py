@@ -5,6 +5,7 @@ and MSP judge the plain network, every other method its own. With `--auxiliary`,
 outliers that networks were trained with are marked, and left out of the means.
 """
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from gramwatch.deviation import TotalDeviation
@@ -28,14 +29,11 @@ TITLES = {
 
 def run(options: Options) -> list[Line]:
     """Judge every set by every network."""
-    if not options.weights:
-        raise InputError(f"give --weights OBJECTIVE=FILE for some of {', '.join((PLAIN, *TRAINED))}")
+    check_labels(options.weights)
     rows: list[Row] = []
     columns: dict[str, bool] = {}  # whether the network was trained with outliers
     accuracies = []
     for label, weights in options.weights.items():
-        if label != PLAIN and label not in TRAINED:
-            raise InputError(f"there is no objective '{label}': choose from {', '.join((PLAIN, *TRAINED))}")
         subject = options.subject(weights)
         sets = ood_sets(subject.in_distribution)
         if label == PLAIN:
@@ -78,3 +76,12 @@ def run(options: Options) -> list[Line]:
         f"{protocol_of(subject, result, told)} Accuracies: {', '.join(accuracies)}. Published: ResNet-34.",
     )
     return lines
+
+
+def check_labels(labels: Collection[str]) -> None:
+    """There is a network, and every label is an objective."""
+    if not labels:
+        raise InputError(f"give --weights OBJECTIVE=FILE for some of {', '.join((PLAIN, *TRAINED))}")
+    for label in labels:
+        if label != PLAIN and label not in TRAINED:
+            raise InputError(f"there is no objective '{label}': choose from {', '.join((PLAIN, *TRAINED))}")

@@ -3,6 +3,7 @@
 `OBJECTIVES` are what a network can be trained for; `rivals.TRAINED` holds the scores that go with them.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,7 +13,7 @@ from gramwatch.errors import TrainingError
 from gramwatch.training.base import Objective
 from gramwatch.training.checkpoint import read, weights_of
 from gramwatch.training.cross_entropy import CrossEntropy
-from gramwatch.training.loop import Epoch, History, train
+from gramwatch.training.loop import PRECISIONS, Epoch, History, train
 from gramwatch.training.outlier_exposure import OutlierExposure
 from gramwatch.training.prior_network import PriorNetwork
 from gramwatch.training.recipes import RECIPES, Recipe, recipe
@@ -30,11 +31,27 @@ def objective_of(name: str, settings: Mapping[str, Any] | None = None) -> Object
     """An objective by its name, with some of its settings."""
     if name not in OBJECTIVES:
         raise TrainingError(f"there is no objective '{name}': choose from {', '.join(OBJECTIVES)}")
-    try:
-        return OBJECTIVES[name](**(settings or {}))
-    except TypeError:
-        known = ", ".join(OBJECTIVES[name]().settings()) or "none"
-        raise TrainingError(f"{name} has the settings {known}; got {', '.join(settings or {})}") from None
+    settings = settings or {}
+    known = OBJECTIVES[name]().settings()
+    if not settings.keys() <= known.keys():
+        raise TrainingError(
+            f"{name} has the settings {', '.join(known) or 'none'}; got {', '.join(settings)}"
+        )
+    for key, value in settings.items():
+        if not _like(known[key], value):
+            raise TrainingError(f"{name}: {key} must be like {known[key]!r}, got {value!r}")
+    return OBJECTIVES[name](**settings)
+
+
+def _like(usual: Any, value: Any) -> bool:
+    """Whether a setting is of the kind of its default: whole number, number, truth value, text or names."""
+    if isinstance(usual, bool) or isinstance(value, bool):
+        return isinstance(usual, bool) and isinstance(value, bool)
+    if isinstance(usual, float):
+        return isinstance(value, int | float) and math.isfinite(value)
+    if isinstance(usual, tuple):
+        return isinstance(value, str | list | tuple)
+    return isinstance(value, type(usual))
 
 
 def restore(network: nn.Module, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
@@ -46,6 +63,7 @@ def restore(network: nn.Module, header: Mapping[str, Any], tensors: Mapping[str,
 
 __all__ = [
     "OBJECTIVES",
+    "PRECISIONS",
     "RECIPES",
     "CrossEntropy",
     "Epoch",
