@@ -8,14 +8,14 @@ from unittest import mock
 import torch
 
 from benchmarks.measure import Clock
-from benchmarks.subject import Subject
+from benchmarks.subject import Fitted
 from gramwatch import kernels
 
 CALLS = 5
 STATISTICS = ("_pixel_sums", "_channel_sums", "_two_pixel_peaks")
 
 
-def breakdown(subject: Subject) -> dict[str, float]:
+def breakdown(subject: Fitted) -> dict[str, float]:
     """Seconds of one batch: the whole calls of the plain network and of ours, and what ours consists of."""
 
     def plain() -> Any:

@@ -17,7 +17,7 @@ import torch
 from benchmarks.breakdown import kernel_seconds
 from benchmarks.measure import Clock, ratios, summary
 from benchmarks.networks import NETWORKS, images
-from benchmarks.subject import Subject
+from benchmarks.subject import Fitted
 from benchmarks.tables import ratio
 from gramwatch import Guard
 
@@ -26,7 +26,7 @@ HEAD = ("Gram", "Guard", "Guard less Gram")
 ON_A_GPU = ("Guard, pass recorded", "of the GPU's time: Gram", "Guard")
 
 
-def guarding(subject: Subject) -> Guard:
+def guarding(subject: Fitted) -> Guard:
     """A guard that is fitted and calibrated, and watches what the subject's detector watches."""
     guard = Guard(subject.model, taps=subject.spec.taps)
     fitting, calibrating = (images(max(subject.batch, 64), subject.spec.size, seed=seed) for seed in (1, 2))
@@ -35,7 +35,7 @@ def guarding(subject: Subject) -> Guard:
 
 def row(name: str, device: torch.device, rounds: int, batch: int) -> str:
     """One network's line of the table."""
-    subject, clock = Subject(name, device, batch), Clock(device)
+    subject, clock = Fitted(name, device, batch), Clock(device)
     guard = guarding(subject)
     functions = {
         "plain": lambda: subject.plain(subject.x),

@@ -19,7 +19,7 @@ import torch
 
 from benchmarks.measure import EVERY_TENSOR_ITS_OWN, peak_on_cpu
 from benchmarks.networks import NETWORKS
-from benchmarks.subject import MEASURE, Subject
+from benchmarks.subject import MEASURE, Fitted
 
 
 def in_own_process(name: str, batch: int, threads: int, slow: bool) -> Iterator[tuple[str, int]]:
@@ -48,7 +48,7 @@ def main() -> None:
         os.environ.update(EVERY_TENSOR_ITS_OWN)  # read by the allocator as a process starts
         os.execv(sys.executable, [sys.executable, "-m", "benchmarks.memory", *sys.argv[1:]])
     torch.set_num_threads(args.threads)
-    subject = Subject(args.network, torch.device("cpu"), args.batch)
+    subject = Fitted(args.network, torch.device("cpu"), args.batch)
     functions = subject.scoring(args.slow)
     del functions[MEASURE]
     for function in list(functions.values())[:2]:

@@ -33,7 +33,7 @@ from benchmarks.measure import (
     variant,
 )
 from benchmarks.networks import NETWORKS, ORDERS, images
-from benchmarks.subject import EAGER, MEASURE, OURS, PLAIN, POOD, RELEASED, SLOW, VARIANTS, Subject
+from benchmarks.subject import EAGER, MEASURE, OURS, PLAIN, POOD, RELEASED, SLOW, VARIANTS, Fitted
 from gramwatch import kernels
 
 DEFAULTS: dict[str, dict[str, int]] = {
@@ -59,7 +59,7 @@ def measure_network(name: str, device: torch.device, args: argparse.Namespace) -
     """Scoring, fitting and memory of one network."""
     clock = Clock(device)
     start = time.perf_counter()
-    subject = Subject(name, device, args.batch)
+    subject = Fitted(name, device, args.batch)
     first = time.perf_counter() - start
     slow = args.slow and subject.spec.slow
     say(
@@ -95,7 +95,7 @@ def measure_network(name: str, device: torch.device, args: argparse.Namespace) -
     return row
 
 
-def measure_score(subject: Subject, clock: Clock, args: argparse.Namespace, slow: bool) -> dict[str, Any]:
+def measure_score(subject: Fitted, clock: Clock, args: argparse.Namespace, slow: bool) -> dict[str, Any]:
     functions = subject.scoring(slow)
     if not args.slow:
         functions.pop(EAGER)
@@ -107,7 +107,7 @@ def measure_score(subject: Subject, clock: Clock, args: argparse.Namespace, slow
     return found
 
 
-def measure_fit(subject: Subject, clock: Clock, args: argparse.Namespace, slow: bool) -> dict[str, Any]:
+def measure_fit(subject: Fitted, clock: Clock, args: argparse.Namespace, slow: bool) -> dict[str, Any]:
     """Fitting end to end over batches that lie on the CPU, part by part in turns with the plain forward pass.
 
     What is compiled or allocated on first use has been before.
@@ -184,7 +184,7 @@ def first_images(batches: list[Tensor], count: int) -> list[Tensor]:
     return kept
 
 
-def memory_on_cuda(subject: Subject, args: argparse.Namespace, slow: bool) -> dict[str, int]:
+def memory_on_cuda(subject: Fitted, args: argparse.Namespace, slow: bool) -> dict[str, int]:
     """Bytes at the worst moment of scoring one batch, over what was there before, by variant."""
     peaks: dict[str, int] = {}
     for each, function in subject.scoring(slow).items():

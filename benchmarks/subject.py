@@ -26,7 +26,7 @@ VARIANTS = {
 SLOW = (EAGER, POOD, RELEASED)
 
 
-class Subject:
+class Fitted:
     """A network on a device, fitted and calibrated, with a batch."""
 
     def __init__(self, name: str, device: torch.device, batch: int = 0) -> None:

@@ -16,12 +16,12 @@ import torch
 from benchmarks.measure import Clock, summary
 from benchmarks.tables import ratio
 from gramwatch import GramDetector, GramwatchWarning
+from gramwatch.methods import METHODS, Method
 from gramwatch.networks import densenet_bc_100_12
-from gramwatch.rivals import RIVALS, Rival
 from gramwatch.together import Together, fit_together
 
 
-def banks_of(detectors: dict[str, Rival], examples: int) -> None:
+def banks_of(detectors: dict[str, Method], examples: int) -> None:
     """Fill the banks up to a size, with copies that differ a little."""
     for detector in detectors.values():
         bank = getattr(detector, "bank_", None)
@@ -50,7 +50,7 @@ def main() -> None:
     loader = list(images.split(args.batch))
     rivals = {
         name: method(network)
-        for name, method in RIVALS.items()
+        for name, method in METHODS.items()
         if not method(network).gradients and name not in args.without
     }
     fit_together(rivals, [torch.randn(args.batch, 3, 32, 32) for _ in range(8)], progress=False)

@@ -38,9 +38,9 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         "datasets.load",
         "datasets.download.get",
         "networks.load",
-        "experiments.paper.computed",
-        "experiments.demo.run",
-        "experiments.compare.run",
+        "paper.experiment.computed",
+        "paper.demo.run",
+        "paper.compare.run",
     ):
         monkeypatch.setattr(f"gramwatch.{name}", runs)
 
@@ -190,13 +190,13 @@ def raising(error: BaseException) -> Callable[..., NoReturn]:
 def test_what_fails_on_the_way_is_one_line(
     error: Exception, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gramwatch.experiments.demo.run", raising(error))
+    monkeypatch.setattr("gramwatch.paper.demo.run", raising(error))
     result = invoke("demo", "--output", tmp_path)
     assert (result.exit_code, told(result)) == (1, line)
 
 
 def test_the_unexpected_keeps_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gramwatch.experiments.demo.run", raising(KeyError("a bug")))
+    monkeypatch.setattr("gramwatch.paper.demo.run", raising(KeyError("a bug")))
     assert isinstance(invoke("demo", "--output", tmp_path).exception, KeyError)
 
 
@@ -204,11 +204,11 @@ def test_the_unexpected_keeps_its_traceback(tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("words", "where", "kept"),
     [
-        ("demo --output out", "experiments.demo.run", "are in out"),
-        ("evaluate --output out", "experiments.compare.run", "are in out"),
-        (TABLE + "--output out", "experiments.paper.computed", "nothing was kept"),
-        (TABLE + "--output done", "experiments.paper.computed", "the same command goes on"),
-        (STUDY + "--output done", "experiments.paper.computed", "the same command goes on"),
+        ("demo --output out", "paper.demo.run", "are in out"),
+        ("evaluate --output out", "paper.compare.run", "are in out"),
+        (TABLE + "--output out", "paper.experiment.computed", "nothing was kept"),
+        (TABLE + "--output done", "paper.experiment.computed", "the same command goes on"),
+        (STUDY + "--output done", "paper.experiment.computed", "the same command goes on"),
         ("data get cifar10 --data out", "datasets.download.get", "the same command goes on"),
         ("data check --data out", "datasets.download.found", "interrupted"),
     ],
@@ -307,7 +307,7 @@ def test_settings_of_an_objective_must_be_of_the_right_kind() -> None:
 def test_without_matplotlib_a_command_says_so_at_once(tmp_path: Path) -> None:
     code = (
         "import sys; sys.modules['matplotlib'] = None\n"
-        "import gramwatch.experiments.demo as demo\n"
+        "import gramwatch.paper.demo as demo\n"
         "demo.judge = None\n"
         "sys.argv[1:] = ['demo', '--output', sys.argv[1]]\n"
         "from gramwatch.cli import main; main()"

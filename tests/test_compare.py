@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 
 from gramwatch import GramDetector, GramwatchWarning, InputError, detector, evaluate
 from gramwatch.cli.app import app
-from gramwatch.experiments import compare
+from gramwatch.methods import METHODS
 from gramwatch.metrics import auroc
+from gramwatch.paper import compare
 from gramwatch.report.comparison import draw_comparison
-from gramwatch.rivals import RIVALS
 from gramwatch.together import fit_together
 
 
@@ -55,9 +55,9 @@ def training():
 
 def small_methods(monkeypatch):
     """Neighbours of 200 examples, not of 50,000."""
-    for name in {"knn", "nnguide"} & set(RIVALS):
-        method = RIVALS[name]
-        monkeypatch.setitem(RIVALS, name, type(method.__name__, (method,), {"__init__": _few(method)}))
+    for name in {"knn", "nnguide"} & set(METHODS):
+        method = METHODS[name]
+        monkeypatch.setitem(METHODS, name, type(method.__name__, (method,), {"__init__": _few(method)}))
 
 
 def _few(method):
@@ -73,7 +73,7 @@ def test_all_methods_without_gradients_share_one_pass(net, sets, monkeypatch):
     methods = [
         name
         for name in compare.method_names("all")
-        if name in ("guard", "gram") or not RIVALS[name](net).gradients
+        if name in ("guard", "gram") or not METHODS[name](net).gradients
     ]
     detectors = compare.fitted(net, training(), methods)
     passes = []
@@ -89,7 +89,7 @@ def test_all_methods_without_gradients_share_one_pass(net, sets, monkeypatch):
 
 def test_figures_are_those_of_each_method_alone(net, sets):
     inside = [torch.randn(60, 1, 6, 6)]
-    detectors = {"e": RIVALS["energy"](net), "m": RIVALS["msp"](net)}
+    detectors = {"e": METHODS["energy"](net), "m": METHODS["msp"](net)}
     together = evaluate(detectors, inside, sets, draws=1, validation_share=0.5, progress=False)
     alone = evaluate({"e": detectors["e"]}, inside, sets, draws=1, validation_share=0.5, progress=False)
     assert together.figures()[0].tolist() == alone.figures()[0].tolist()
@@ -104,21 +104,23 @@ def test_gram_beside_others_gives_what_it_gives_alone(net, sets):
     inside = [torch.randn(60, 1, 6, 6)]
     gram = GramDetector(net).fit([torch.randn(200, 1, 6, 6)], progress=False)
     alone = evaluate(gram, inside, sets, draws=3, progress=False)
-    both = evaluate({"Gram": gram, "energy": RIVALS["energy"](net)}, inside, sets, draws=3, progress=False)
+    both = evaluate({"Gram": gram, "energy": METHODS["energy"](net)}, inside, sets, draws=3, progress=False)
     assert alone.figures()[0] == pytest.approx(both.figures()[0], abs=1e-12)
     assert "No method saw an outlier" in both.protocol
 
 
 def test_methods_that_saw_outliers_are_named(net, sets):
-    tuned = RIVALS["energy"](net)
+    tuned = METHODS["energy"](net)
     tuned.tuned_ = torch.tensor(True)
-    result = evaluate({"a": tuned, "b": RIVALS["msp"](net)}, [torch.randn(60, 1, 6, 6)], sets, progress=False)
+    result = evaluate(
+        {"a": tuned, "b": METHODS["msp"](net)}, [torch.randn(60, 1, 6, 6)], sets, progress=False
+    )
     assert "Tuned on outliers: a. No other method saw one." in result.protocol
 
 
 def test_detectors_of_other_networks_and_none_at_all_are_refused(net, sets):
     with pytest.raises(InputError, match="'b' judges another network"):
-        evaluate({"a": RIVALS["msp"](net), "b": RIVALS["msp"](Net())}, [torch.randn(9, 1, 6, 6)], sets)
+        evaluate({"a": METHODS["msp"](net), "b": METHODS["msp"](Net())}, [torch.randn(9, 1, 6, 6)], sets)
     with pytest.raises(InputError, match="no detector"):
         evaluate({}, [torch.randn(9, 1, 6, 6)], sets)
 
@@ -129,7 +131,7 @@ def test_methods_that_need_a_linear_head_are_left_out_with_a_reason(sets, monkey
     small_methods(monkeypatch)
     said = []
     found = compare.fitted(NotLinear().eval(), training(), compare.method_names("all"), said.append)
-    needy = [m.record.title for m in RIVALS.values() if m.needs & {"features", "head"}]
+    needy = [m.record.title for m in METHODS.values() if m.needs & {"features", "head"}]
     assert not set(needy) & set(found)
     assert {"Guard", "Gram", "MSP", "energy"} <= set(found)
     assert list(found["Guard"].members) == ["gram", "early_mahalanobis", "class_ratio", "energy"]
@@ -138,7 +140,7 @@ def test_methods_that_need_a_linear_head_are_left_out_with_a_reason(sets, monkey
 
 
 def test_the_overview_has_mean_and_worst_best_first(net, sets):
-    detectors = {"energy": RIVALS["energy"](net), "MSP": RIVALS["msp"](net)}
+    detectors = {"energy": METHODS["energy"](net), "MSP": METHODS["msp"](net)}
     result = evaluate(detectors, [torch.randn(60, 1, 6, 6)], sets, progress=False)
     lines = result.overview().splitlines()
     assert lines[0].split() == ["method", "noise", "flat", "mean", "worst"]
@@ -152,14 +154,14 @@ def test_the_overview_has_mean_and_worst_best_first(net, sets):
 
 
 def test_the_picture_is_drawn(net, sets, tmp_path):
-    detectors = {"energy": RIVALS["energy"](net), "MSP": RIVALS["msp"](net)}
+    detectors = {"energy": METHODS["energy"](net), "MSP": METHODS["msp"](net)}
     result = evaluate(detectors, [torch.randn(60, 1, 6, 6)], sets, progress=False)
     draw_comparison(tmp_path / "a.png", result, "a title")
     assert (tmp_path / "a.png").stat().st_size > 5000
 
 
 def test_method_names():
-    assert compare.method_names("all") == ["guard", "gram", *RIVALS]
+    assert compare.method_names("all") == ["guard", "gram", *METHODS]
     assert compare.method_names("energy, gram,energy") == ["energy", "gram"]
     with pytest.raises(ValueError, match="there is no method 'magic': choose from guard, gram"):
         compare.method_names("magic")
@@ -209,7 +211,7 @@ def test_gram_fitted_beside_others_is_what_it_is_alone(net, most, monkeypatch):
     loader[1][0][3] = torch.nan
     beside, alone = GramDetector(net), GramDetector(net)
     with pytest.warns(GramwatchWarning, match=r"1 training example\(s\) with NaN"):
-        fit_together({"Gram": beside, "vim": RIVALS["vim"](net)}, loader, progress=False)
+        fit_together({"Gram": beside, "vim": METHODS["vim"](net)}, loader, progress=False)
     with pytest.warns(GramwatchWarning, match=r"1 training example\(s\) with NaN"):
         alone.fit(loader, progress=False)
     assert torch.equal(beside.class_counts_, alone.class_counts_)
@@ -220,6 +222,6 @@ def test_gram_fitted_beside_others_is_what_it_is_alone(net, most, monkeypatch):
 def test_fitting_together_takes_one_pass(net):
     passes = []
     net.register_forward_hook(lambda *_: passes.append(1))
-    fit_together({"Gram": GramDetector(net), "vim": RIVALS["vim"](net)}, training(), progress=False)
+    fit_together({"Gram": GramDetector(net), "vim": METHODS["vim"](net)}, training(), progress=False)
     looking = 2 + 2 + 2  # for the taps of each, and for the layer that makes the logits
     assert len(passes) == len(training()) + looking

@@ -224,7 +224,7 @@ def test_a_network_that_asks_the_gpu_is_not_recorded(net, monkeypatch):
 
 
 def test_what_cannot_be_recorded_is_computed(net, monkeypatch):
-    class Waiting(gramwatch.rivals.MSP):
+    class Waiting(gramwatch.methods.MSP):
         def score(self, observation):
             return super().score(observation) * float(observation.logits.abs().amax() > -1)
 

@@ -9,7 +9,7 @@ import torch
 import gramwatch
 from gramwatch.datasets import synthetic
 from gramwatch.datasets.digits import digits, photograph_patches
-from gramwatch.experiments import demo
+from gramwatch.paper import demo
 
 
 @pytest.fixture(scope="module")

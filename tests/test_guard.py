@@ -28,10 +28,10 @@ from gramwatch import (
 )
 from gramwatch.detector import Collector
 from gramwatch.deviation import TotalDeviation
-from gramwatch.experiments import compare, false_alarms
 from gramwatch.joint import Calibration, JointRule, Standard
+from gramwatch.methods import FDBD, KNN, METHODS, MSP, NCI, Energy, Mahalanobis
 from gramwatch.metrics import auroc
-from gramwatch.rivals import FDBD, KNN, MSP, NCI, RIVALS, Energy, Mahalanobis
+from gramwatch.paper import compare, false_alarms
 from gramwatch.threshold import Ranks, class_groups, p_value, rank_of_threshold
 from gramwatch.together import Together, fit_together
 from gramwatch.watch import shared_observer
@@ -171,7 +171,7 @@ def class_ratio(net: Net, classes: list, x: torch.Tensor) -> np.ndarray:
 @pytest.mark.parametrize("formula", [unit_mahalanobis, early_mahalanobis, class_ratio])
 def test_distances_to_classes_equal_their_formula(net, formula):
     train, test = images(300, 0), images(40, 2, scale=1.3)
-    found = RIVALS[formula.__name__](net).fit(train.split(64), progress=False).score_inputs(test)[1]
+    found = METHODS[formula.__name__](net).fit(train.split(64), progress=False).score_inputs(test)[1]
     expected = formula(net, fitted_classes(net, train), test)
     np.testing.assert_allclose(found.numpy(), expected, rtol=1e-4)
 
@@ -180,7 +180,7 @@ def test_a_network_of_one_stage_has_no_earlier_one():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(1, 5, 3), nn.ReLU(), nn.Flatten(), nn.Linear(125, CLASSES)).eval()
     early, unit = (
-        RIVALS[name](net).fit(images(300, 0).split(64), progress=False).score_inputs(images(9, 1))[1]
+        METHODS[name](net).fit(images(300, 0).split(64), progress=False).score_inputs(images(9, 1))[1]
         for name in ("early_mahalanobis", "unit_mahalanobis")
     )
     assert torch.equal(early, unit)
@@ -188,11 +188,11 @@ def test_a_network_of_one_stage_has_no_earlier_one():
 
 def test_the_middle_is_that_of_classes_whatever_their_sizes(net):
     """A class with most of the examples does not pull it to itself."""
-    ratio = RIVALS["class_ratio"](net).fit(images(300, 0).split(64), progress=False)
+    ratio = METHODS["class_ratio"](net).fit(images(300, 0).split(64), progress=False)
     with torch.no_grad():
         often = images(300, 0)[net(images(300, 0)).argmax(1) == 0]
     assert len(often) > 20
-    more = RIVALS["class_ratio"](net).fit([images(300, 0), *[often] * 20], progress=False)
+    more = METHODS["class_ratio"](net).fit([images(300, 0), *[often] * 20], progress=False)
     once, many = (each.score_inputs(often)[1].mean() for each in (ratio, more))
     assert many < 1.1 * once
 
@@ -1043,7 +1043,7 @@ def test_compare_has_guard_share_its_members(net):
 
 def test_every_member_by_name_works(net):
     names = [
-        name for name, method in RIVALS.items() if not method(net).alone and name not in ("knn", "nnguide")
+        name for name, method in METHODS.items() if not method(net).alone and name not in ("knn", "nnguide")
     ]
     guard = Guard(net, members=["gram", *names])
     guard.fit(images(600, 0).split(200), progress=False)

@@ -10,12 +10,12 @@ import torch
 
 from gramwatch.deviation import TotalDeviation
 from gramwatch.evaluate import Row, evaluate_measured, scores_of_first_draw
-from gramwatch.experiments import against, guard_study
-from gramwatch.experiments.false_alarm_study import shares
-from gramwatch.experiments.false_alarms import simulated
-from gramwatch.experiments.subject import PADDING, mirrored_and_shifted
 from gramwatch.joint import JointMeasurement, JointRule
 from gramwatch.metrics import Difference, all_metrics
+from gramwatch.paper import against, guard_study
+from gramwatch.paper.false_alarm_study import shares
+from gramwatch.paper.false_alarms import simulated
+from gramwatch.paper.subject import PADDING, mirrored_and_shifted
 from gramwatch.report.why import BEST, draw_why, marks_of, read_figures
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -49,7 +49,7 @@ def test_every_form_of_gram_has_its_row() -> None:
 def test_a_rule_takes_the_deviations_of_its_form(measured: JointMeasurement) -> None:
     gram, energy = measured.parts["gram"], measured.parts["energy"]
     said = {guard_study.GRAM: gram[:0], "other": gram, "energy": energy}
-    form = guard_study.Variant("", (guard_study.GRAM, "energy"), form="other")
+    form = guard_study.JoinVariant("", (guard_study.GRAM, "energy"), form="other")
     assert form.parts(said)[guard_study.GRAM].deviations is gram.deviations
     assert form.parts(said)["energy"] is energy
 

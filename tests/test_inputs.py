@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import gramwatch
 from gramwatch import GramDetector, GramwatchWarning, Guard, InputError, find_taps
-from gramwatch.rivals import KNN, Energy
+from gramwatch.methods import KNN, Energy
 
 CLASSES = 3
 

@@ -167,7 +167,7 @@ def test_widening_keeps_the_smallest_and_the_largest(backend, examples, classes,
 
 def small_detector():
     from gramwatch import GramDetector
-    from gramwatch.experiments.demo import small_convnet
+    from gramwatch.demo import small_convnet
 
     torch.manual_seed(0)
     images = torch.rand(300, 1, 8, 8)

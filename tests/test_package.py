@@ -101,3 +101,21 @@ def test_without_matplotlib_pictures_say_what_to_install():
         "except gramwatch.MissingExtraError as error: print(error)"
     )
     assert "gramwatch[plot]" in run(code)
+
+
+def test_old_names_of_modules_still_work():
+    found = run(
+        "import warnings\n"
+        "with warnings.catch_warnings(record=True) as said:\n"
+        "    warnings.simplefilter('always')\n"
+        "    from gramwatch.rivals import KNN, RIVALS, Rival\n"
+        "    from gramwatch.rivals.knn import KNN as by_module\n"
+        "    from gramwatch.experiments.demo import small_convnet, train\n"
+        "    from gramwatch.experiments.paper import Options\n"
+        "import gramwatch.methods, gramwatch.demo\n"
+        "assert KNN is by_module is gramwatch.methods.KNN and RIVALS is gramwatch.methods.METHODS\n"
+        "assert train is gramwatch.demo.train and issubclass(KNN, Rival)\n"
+        "print([str(each.message) for each in said if issubclass(each.category, gramwatch.GramwatchWarning)])"
+    )
+    assert found.count("gramwatch.rivals is now gramwatch.methods") == 1
+    assert found.count("gramwatch.experiments is now gramwatch.paper") == 1

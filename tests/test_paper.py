@@ -13,19 +13,29 @@ import torch.nn.functional as F
 from torch import Tensor
 from typer.testing import CliRunner
 
-from gramwatch import GramDetector, datasets, networks, training
+from gramwatch import (
+    GramDetector,
+    datasets,
+    demo,
+    guard_study,
+    mlp,
+    mlp_study,
+    networks,
+    paper,
+    subject,
+    training,
+)
 from gramwatch.cli.app import app
 from gramwatch.datasets.digits import digits
 from gramwatch.errors import GramwatchWarning, InputError
 from gramwatch.evaluate import Row
-from gramwatch.experiments import demo, guard_study, mlp, mlp_study, paper, subject
-from gramwatch.experiments.beside import SEEN, Line, draw_beside, markdown_tables, mean_line, tally
-from gramwatch.experiments.cells import Cells
-from gramwatch.experiments.depth import stage_of
-from gramwatch.experiments.paper import command
-from gramwatch.experiments.published import Entry
-from gramwatch.experiments.subject import BLOCK_ENDS, GramByOrder, Method, OodSet, ood_sets
 from gramwatch.metrics import METRICS
+from gramwatch.paper.beside import SEEN, Line, draw_beside, markdown_tables, mean_line, tally
+from gramwatch.paper.cells import Cells
+from gramwatch.paper.depth import stage_of
+from gramwatch.paper.experiment import command
+from gramwatch.paper.published import Entry
+from gramwatch.paper.subject import BLOCK_ENDS, GramByOrder, MethodSpec, OodSet, ood_sets
 from gramwatch.report.schematic import draw_schematic
 from gramwatch.taps import find_taps
 
@@ -153,7 +163,7 @@ def test_an_interrupted_experiment_loses_no_finished_cell(
     assert torch.equal(first["KMNIST"]["MSP"], again["KMNIST"]["MSP"])
     assert torch.equal(first["KMNIST"]["Gram"].deviations, again["KMNIST"]["Gram"].deviations)
     # Another method is measured alone, other settings anew.
-    options.subject().measure([*methods, Method("energy", "energy")], sets)
+    options.subject().measure([*methods, MethodSpec("energy", "energy")], sets)
     assert len(done) == 8
     assert fits == [2, 1]
     replace(options, subset=50).subject().measure(methods[:1], sets[:1])
@@ -321,7 +331,7 @@ def test_table2(options: paper.Options) -> None:
 
 @pytest.mark.parametrize("tune", ["fgsm", "outliers"])
 def test_table2_tuned(options: paper.Options, tune: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gramwatch.experiments.table2.ood_sets", lambda name: NOISE[:1])
+    monkeypatch.setattr("gramwatch.paper.table2.ood_sets", lambda name: NOISE[:1])
     options = replace(options, methods="odin,mahalanobis,gram", tune=tune, subset=100)
     lines = paper.run("table2", options)
     assert {each.ours.examples for each in lines} == {80}
@@ -335,7 +345,7 @@ def test_table2_tuned(options: paper.Options, tune: str, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("name", ["ablation", "depth", "order", "triangle"])
 def test_variants_of_gram(options: paper.Options, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module = {"depth": "curves", "order": "curves"}.get(name, name)
-    monkeypatch.setattr(f"gramwatch.experiments.{module}.ood_sets", lambda name: NOISE[1:])
+    monkeypatch.setattr(f"gramwatch.paper.{module}.ood_sets", lambda name: NOISE[1:])
     monkeypatch.setattr(networks.MnistConvNet, "paper_taps", ("conv?",))  # orders are apart in maps only
     lines = paper.run(name, replace(options, methods="msp,gram"))
     methods = {each.method for each in lines}
@@ -348,7 +358,7 @@ def test_variants_of_gram(options: paper.Options, name: str, monkeypatch: pytest
 
 
 def test_ways_to_join(options: paper.Options, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gramwatch.experiments.guard_study.ood_sets", lambda name: NOISE[1:])
+    monkeypatch.setattr("gramwatch.paper.guard_study.ood_sets", lambda name: NOISE[1:])
     chosen = replace(options, methods="gram,early_mahalanobis,class_ratio,energy")
     plain = {each.method for each in paper.computed("guard_study", chosen)}
     lines = paper.computed("guard_study", replace(chosen, forms=True))
@@ -365,7 +375,7 @@ def test_what_is_missing_for_absent_sets_only_is_not_fitted(options: paper.Optio
     absent = next(each for each in ood_sets("mnist") if each.name == "svhn")
     told: list[str] = []
     study = replace(options, say=told.append).subject()
-    knn, fdbd = Method("KNN", "knn"), Method("fDBD", "fdbd")
+    knn, fdbd = MethodSpec("KNN", "knn"), MethodSpec("fDBD", "fdbd")
     assert list(study.measure([knn], [absent, NOISE[0]])) == ["MNIST", NOISE[0].title]
     (study.cells.folder / study._file(knn).name).unlink()
     told.clear()
@@ -378,7 +388,7 @@ def test_what_is_missing_for_absent_sets_only_is_not_fitted(options: paper.Optio
 def test_gram_is_fitted_on_moved_images_too(options: paper.Options) -> None:
     study = options.subject()
     settings = {"taps": ["conv?"], "statistic": "row_sums"}
-    methods = [Method("still", "gram", settings), Method("moved", "gram", settings, moved=True)]
+    methods = [MethodSpec("still", "gram", settings), MethodSpec("moved", "gram", settings, moved=True)]
     still, moved = study._fitted(methods).values()
     assert isinstance(still, GramDetector)
     assert isinstance(moved, GramDetector)
@@ -390,7 +400,7 @@ def test_gram_is_fitted_on_moved_images_too(options: paper.Options) -> None:
 
 def test_outlier_exposure(options: paper.Options, monkeypatch: pytest.MonkeyPatch) -> None:
     kmnist = OodSet("KMNIST", "kmnist", source="somewhere")
-    monkeypatch.setattr("gramwatch.experiments.outlier_exposure.ood_sets", lambda name: [kmnist, *NOISE])
+    monkeypatch.setattr("gramwatch.paper.outlier_exposure.ood_sets", lambda name: [kmnist, *NOISE])
     (file,) = options.weights.values()
     both = {"cross_entropy": file, "outlier_exposure": file}
     lines = paper.run("outlier_exposure", replace(options, weights=both, auxiliary="somewhere"))
@@ -408,7 +418,7 @@ def test_outlier_exposure(options: paper.Options, monkeypatch: pytest.MonkeyPatc
 
 
 def test_trained(options: paper.Options, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("gramwatch.experiments.trained.ood_sets", lambda name: NOISE)
+    monkeypatch.setattr("gramwatch.paper.trained.ood_sets", lambda name: NOISE)
     (file,) = options.weights.values()
     semantic = tmp_path / "semantic.safetensors"
     images = datasets.load("mnist", options.data, split="train")

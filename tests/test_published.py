@@ -7,8 +7,8 @@ from statistics import mean, stdev
 import pytest
 
 from conftest import SHARED
-from gramwatch.experiments import published
-from gramwatch.experiments.beside import Line, tally
+from gramwatch.paper import published
+from gramwatch.paper.beside import Line, tally
 
 NUMBER = r"\d+\.\d*|\d+"
 

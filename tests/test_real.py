@@ -9,10 +9,10 @@ import oracle
 import real_data
 from gramwatch import CalibrationError, GramDetector, evaluate, kernels
 from gramwatch.datasets import synthetic
+from gramwatch.methods import METHODS
 from gramwatch.metrics import auroc
 from gramwatch.networks import densenet_bc_100_12
 from gramwatch.observation import Observer
-from gramwatch.rivals import RIVALS
 from gramwatch.taps import observe
 from gramwatch.together import fit_together
 
@@ -139,7 +139,7 @@ def test_densenet_rivals_are_where_they_were_measured(densenet, shared_data):
     }
     # ODIN's step is meant in terms of images from 0 to 1, as its authors have it.
     settings = {"vim": {"dimensions": 64}, "odin": {"scale": real_data.CIFAR_STD}}
-    detectors = {name: RIVALS[name](densenet, **settings.get(name, {})) for name in MEASURED}
+    detectors = {name: METHODS[name](densenet, **settings.get(name, {})) for name in MEASURED}
     fit_together(detectors, train, progress=False)
     outside = {name: real_data.normalised(each).split(100) for name, each in sets.items()}
     result = evaluate(detectors, test.split(100), outside, draws=3, progress=False)
@@ -173,7 +173,7 @@ def test_densenet_rivals_rank_as_those_of_pytorch_ood(densenet, shared_data):
         "gen": others.GEN(nn.Identity()),
     }
     for name, other in theirs.items():
-        ours = RIVALS[name](densenet, **settings.get(name, {}))
+        ours = METHODS[name](densenet, **settings.get(name, {}))
         ours.take(training)
         ours.finish()
         if name in ("msp", "energy", "gen"):

@@ -15,9 +15,9 @@ from torch.distributions import Categorical, Dirichlet, kl_divergence
 import gramwatch
 from gramwatch import InputError, TrainingError, metrics, networks, training
 from gramwatch.datasets import CATALOGUE, ImageSet
+from gramwatch.methods import METHODS, MSP, TRAINED, dirichlet, methods_table
+from gramwatch.methods.semantic import SemanticHead
 from gramwatch.observation import Observation, Observer
-from gramwatch.rivals import MSP, RIVALS, TRAINED, dirichlet, methods_table
-from gramwatch.rivals.semantic import SemanticHead
 from gramwatch.taps import find_head
 from gramwatch.training import OBJECTIVES, checkpoint, loop, objective_of, recipe, train
 from gramwatch.training.images import PADDING, Images
@@ -154,7 +154,7 @@ def test_outlier_exposure_fine_tunes_a_trained_network(nets, plane):
 def test_own_scores_stand_beside_gram_and_the_others(name, nets, plane, tmp_path):
     net = nets[name][0]
     own = TRAINED[name](net)
-    others = {title: RIVALS[title](net) for title in ("msp", "energy", "react", "vim")}
+    others = {title: METHODS[title](net) for title in ("msp", "energy", "react", "vim")}
     detectors = {"Gram": gramwatch.GramDetector(net), "own": own, **others}
     gramwatch.together.fit_together(detectors, [normalised(plane.images[:500])], progress=False)
     result = gramwatch.evaluate(
@@ -189,7 +189,7 @@ def test_own_scores_have_a_record_a_page_and_a_row(name):
     assert (DOCS / "methods" / f"{name}.md").read_text(encoding="utf-8").startswith(f"# {record.title}")
     row = next(line for line in methods_table().splitlines() if f"`{name}`" in line)
     assert ("in training" in row) == record.outliers
-    assert name not in RIVALS
+    assert name not in METHODS
     assert f"`{name}`" in (DOCS / "training.md").read_text(encoding="utf-8")
 
 

@@ -1,5 +1,7 @@
 """The exceptions and the warning this library raises, each naming the offending thing and a remedy."""
 
+import importlib
+import pkgutil
 import sys
 import warnings
 
@@ -60,3 +62,16 @@ def _stacklevel() -> int:
     ):
         level, frame = level + 1, frame.f_back
     return level
+
+
+def moved(old: str, new: str, **others: str) -> None:
+    """Let modules below an old name be imported as before, and say once what the name is now.
+
+    `others` are modules that went elsewhere: their name below `old`, and what they are called now.
+    """
+    warn(f"{old} is now {new}: import from there")
+    package = importlib.import_module(new)
+    names = {each.name: f"{new}.{each.name}" for each in pkgutil.iter_modules(package.__path__)}
+    for name, place in (names | others).items():
+        sys.modules[f"{old}.{name}"] = importlib.import_module(place)
+        setattr(sys.modules[old], name, sys.modules[f"{old}.{name}"])

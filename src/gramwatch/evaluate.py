@@ -17,9 +17,9 @@ from gramwatch.deviation import TotalDeviation
 from gramwatch.errors import CalibrationError, InputError
 from gramwatch.guard import Guard
 from gramwatch.joint import JointMeasurement, JointRule
+from gramwatch.methods.base import Method
+from gramwatch.methods.msp import MSP
 from gramwatch.metrics import METRICS, all_metrics
-from gramwatch.rivals.base import Rival
-from gramwatch.rivals.msp import MSP
 from gramwatch.together import Detector, Measured, Together
 
 
@@ -229,11 +229,11 @@ def _by_name(detectors: Detector | Mapping[str, Detector]) -> dict[str, Detector
         return {"Gram": detectors, "MSP": MSP(detectors.model)}
     if isinstance(detectors, Guard):
         members = {
-            each.record.title if isinstance(each, Rival) else name.capitalize(): each
+            each.record.title if isinstance(each, Method) else name.capitalize(): each
             for name, each in detectors.members.items()
         }
         return {"Guard": detectors, **members, "MSP": MSP(detectors.model)}
-    if isinstance(detectors, Rival):
+    if isinstance(detectors, Method):
         return {detectors.record.title: detectors}
     if not detectors:
         raise InputError("there is no detector: give at least one, by name")

@@ -27,9 +27,9 @@ from gramwatch.detector import (
 from gramwatch.deviation import TotalDeviation
 from gramwatch.errors import ArtifactError, InputError, NotFittedError, TapError, warn
 from gramwatch.joint import Calibration, JointMeasurement, JointRule
+from gramwatch.methods import METHODS, TRAINED
+from gramwatch.methods.base import Method
 from gramwatch.replay import Nest, Replay
-from gramwatch.rivals import RIVALS, TRAINED
-from gramwatch.rivals.base import Rival
 from gramwatch.taps import Network, find_head, unwrap
 from gramwatch.taps.running import InputsAdapter, LogitsAdapter
 from gramwatch.threshold import Ranks, threshold
@@ -41,7 +41,7 @@ SHRINK = 50
 """Of how many examples the mean over all taps is worth, beside the calibration examples: `TotalDeviation`."""
 STANDARD = ("median", "tail", "lowest")
 """What scores are standardised by, and saved."""
-SINGLES: dict[str, type[Single]] = {GramDetector.__name__: GramDetector, **RIVALS, **TRAINED}
+SINGLES: dict[str, type[Single]] = {GramDetector.__name__: GramDetector, **METHODS, **TRAINED}
 """Every detector that looks for itself, by what its file calls it."""
 
 
@@ -69,7 +69,7 @@ class Guard:
         per_class: let that rate hold for each group of predicted classes, not just on the whole. A class is
             a group of its own if at least 100 examples of the half that standardises are predicted to be of
             it; rarer classes share one. `groups_` says which.
-        members: whose scores are joined: `"gram"`, and names of `gramwatch.rivals.RIVALS` that need no
+        members: whose scores are joined: `"gram"`, and names of `gramwatch.methods.METHODS` that need no
             passes of their own. Those that look at the features are left out, with a warning, where the
             network's logits are not made by one linear layer.
         inputs: how a batch becomes the network's input, where it is not a tensor, a tuple whose first item is
@@ -106,10 +106,10 @@ class Guard:
                 made[name] = GramDetector(
                     network, taps=taps, orders=orders, statistic=statistic, storage=storage, level=level
                 )
-            elif name in RIVALS:
-                made[name] = RIVALS[name](network, level=level)
+            elif name in METHODS:
+                made[name] = METHODS[name](network, level=level)
             else:
-                raise ValueError(f"there is no member '{name}': choose from gram, {', '.join(RIVALS)}")
+                raise ValueError(f"there is no member '{name}': choose from gram, {', '.join(METHODS)}")
         self._begin(made, level, per_class)
 
     @classmethod
@@ -130,7 +130,7 @@ class Guard:
         for name, member in members.items():
             if member.network != self.network:
                 raise ValueError(f"'{name}' judges another network than the first member")
-            if isinstance(member, Rival) and member.alone:
+            if isinstance(member, Method) and member.alone:
                 raise ValueError(f"'{name}' takes passes of its own, and a guard has one: leave it out")
             if isinstance(member, GramDetector) and member.confidence == "subtract":
                 raise ValueError(f"'{name}' has confidence='subtract', which a guard cannot join")
@@ -209,12 +209,12 @@ class Guard:
     @property
     def trained_on_outliers(self) -> bool:
         """Whether the network was trained with outliers for one of the members: a table has to say so."""
-        return any(isinstance(each, Rival) and each.trained_on_outliers for each in self.members.values())
+        return any(isinstance(each, Method) and each.trained_on_outliers for each in self.members.values())
 
     @property
     def tuned_on_outliers(self) -> bool:
         """Whether one of the members has itself seen outliers: a table has to say so."""
-        return any(isinstance(each, Rival) and each.tuned_on_outliers for each in self.members.values())
+        return any(isinstance(each, Method) and each.tuned_on_outliers for each in self.members.values())
 
     def rule(self) -> JointRule:
         """How the scores become one, not fitted."""
@@ -303,7 +303,7 @@ class Guard:
         needy = [
             name
             for name, each in self.members.items()
-            if isinstance(each, Rival) and each.features is None and each.needs & {"features", "head"}
+            if isinstance(each, Method) and each.features is None and each.needs & {"features", "head"}
         ]
         if needy and find_head(self.network, on_device(inputs, self.model)) is None:
             network = type(unwrap(self.model)).__name__
@@ -323,7 +323,7 @@ class Guard:
     def _check_adding(self, checkpoint: bool) -> None:
         """Members that keep examples cannot take up an earlier fit."""
         for name, each in self.members.items():
-            if isinstance(each, Rival) and each.record.fitted and not each.running:
+            if isinstance(each, Method) and each.record.fitted and not each.running:
                 if checkpoint:
                     raise ValueError(f"'{name}' keeps examples, which a checkpoint does not: leave it out")
                 if each.state():
@@ -493,7 +493,7 @@ class Guard:
     def save(self, path: str | PathLike[str]) -> None:
         """Write the guard with all its members to one safetensors file. The network itself is not saved."""
         for each in self.members.values():
-            if isinstance(each, Rival):
+            if isinstance(each, Method):
                 each.check_fitted()
         self._write(path)
         self._fits.saved(path)

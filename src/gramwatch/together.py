@@ -11,10 +11,10 @@ from gramwatch.detector import GramDetector, Measurement
 from gramwatch.errors import InputError
 from gramwatch.guard import Guard
 from gramwatch.joint import JointMeasurement, Part, joined_parts
-from gramwatch.rivals.base import Rival
+from gramwatch.methods.base import Method
 from gramwatch.watch import Single, Watch
 
-Detector = GramDetector | Rival | Guard
+Detector = GramDetector | Method | Guard
 Measured = dict[str, Measurement | Tensor | JointMeasurement]
 """What each method says of a set: Gram its deviations, a guard what its members say, others their scores."""
 
@@ -40,7 +40,7 @@ def fit_together(detectors: Mapping[str, Detector], loader: Iterable[Any], *, pr
             watch.take(inputs, labels)
         (watch or Watch(_waiting(detectors))).finish()
     for each in _singles(detectors):
-        if isinstance(each, Rival) and not each.record.fitted:
+        if isinstance(each, Method) and not each.record.fitted:
             each.finish()
 
 
@@ -58,7 +58,7 @@ class Together:
         self._detectors = detectors
         self._guarded = any(isinstance(each, Guard) for each in detectors.values())
         self._singles = _singles(detectors)
-        self._alone = [each for each in self._singles if isinstance(each, Rival) and each.alone]
+        self._alone = [each for each in self._singles if isinstance(each, Method) and each.alone]
         watching = [each for each in self._singles if each not in self._alone]
         self._watch = Watch(watching) if watching else None
 

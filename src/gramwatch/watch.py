@@ -7,10 +7,10 @@ from torch import Tensor
 
 from gramwatch.batches import Inputs
 from gramwatch.detector import Collector, GramDetector, Measurement
+from gramwatch.methods.base import Method
 from gramwatch.observation import ChannelMeans, Observation, Observer
-from gramwatch.rivals.base import Rival
 
-Single = GramDetector | Rival
+Single = GramDetector | Method
 """A detector that looks for itself."""
 KEPT = frozenset({"features", "head"})
 """What most methods that keep examples need of them, so that all of these share one copy."""
@@ -22,7 +22,7 @@ class Seen:
 
     observation: Observation
     """What rivals see who look where most do."""
-    elsewhere: Mapping[Rival, Observation]
+    elsewhere: Mapping[Method, Observation]
     """What others see."""
     deviations: Mapping[GramDetector, Measurement]
 
@@ -57,7 +57,7 @@ class Watch:
         detectors = list(detectors)
         self.network = detectors[0].network
         self._grams = [each for each in detectors if isinstance(each, GramDetector)]
-        self._rivals = [each for each in detectors if isinstance(each, Rival)]
+        self._rivals = [each for each in detectors if isinstance(each, Method)]
         self._observer, self._elsewhere = (
             shared_observer(self._rivals) if self._rivals else (Observer(self.network), [])
         )
@@ -110,7 +110,7 @@ class Watch:
 
     def _look(
         self, inputs: Inputs, labels: Tensor | None
-    ) -> tuple[Observation, dict[GramDetector, Collector], dict[Rival, Observation]]:
+    ) -> tuple[Observation, dict[GramDetector, Collector], dict[Method, Observation]]:
         """One forward pass. A Gram detector with too many statistics for one pass is left out.
 
         Those that measure the same at the same taps share one collector. What rivals see who look at other
@@ -121,7 +121,7 @@ class Watch:
             own = gram.collector(inputs)
             if not gram.is_large(inputs):
                 collected[gram] = next((each for each in collected.values() if each.same(own)), own)
-        means: dict[Rival, ChannelMeans] = {}
+        means: dict[Method, ChannelMeans] = {}
         for rival in self._elsewhere:
             same = (each for other, each in means.items() if other.taps == rival.taps)
             means[rival] = next(same, None) or rival.means_of(inputs)
@@ -131,7 +131,7 @@ class Watch:
         return observation, collected, {rival: seen[each] for rival, each in means.items()}
 
 
-def shared_observer(rivals: Iterable[Rival]) -> tuple[Observer, list[Rival]]:
+def shared_observer(rivals: Iterable[Method]) -> tuple[Observer, list[Method]]:
     """An observer that collects what all of them need, and those who look at other taps than it does."""
     rivals = list(rivals)
     first = rivals[0]

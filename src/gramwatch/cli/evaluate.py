@@ -25,7 +25,7 @@ def evaluate(
 
     Example: gramwatch evaluate --methods guard,gram,msp --networks mlp
     """
-    from gramwatch.experiments.compare import NETWORKS, method_names, run
+    from gramwatch.paper.compare import NETWORKS, method_names, run
 
     with about("--methods"):
         method_names(methods)

@@ -15,7 +15,7 @@ from gramwatch.cli.checks import (
 )
 
 if TYPE_CHECKING:
-    from gramwatch.experiments.paper import Options
+    from gramwatch.paper.experiment import Options
 
 Network = typer.Option(help="The network's name: resnet34, densenet, wrn40_2, resnet20, mnist_convnet, ...")
 Data = typer.Option(
@@ -82,7 +82,7 @@ def paper(
 
     Example: gramwatch paper table2 --network densenet --weights densenet.pth --subset 200
     """
-    from gramwatch.experiments.paper import EXPERIMENTS, Options, overview, run
+    from gramwatch.paper.experiment import EXPERIMENTS, Options, overview, run
 
     if name == "list":
         overview(data, typer.echo)
@@ -111,8 +111,8 @@ def paper(
 def check_shared(options: "Options") -> None:
     """What experiments and studies check alike, the output last."""
     from gramwatch.datasets import source_of
-    from gramwatch.experiments.compare import GRAM, method_names
-    from gramwatch.rivals import RIVALS
+    from gramwatch.methods import METHODS
+    from gramwatch.paper.compare import GRAM, method_names
 
     for path in options.weights.values():
         existing_file(path, "--weights")
@@ -120,7 +120,7 @@ def check_shared(options: "Options") -> None:
         for split in ("train", "test"):
             source_of(options.in_distribution or "cifar10", split)
     with about("--methods"):
-        method_names(options.methods or "all", (GRAM, *RIVALS))
+        method_names(options.methods or "all", (GRAM, *METHODS))
     writable_folder(options.output)
 
 
@@ -134,8 +134,8 @@ def kept(options: "Options") -> str:
 
 def _check(name: str, options: "Options") -> None:
     """What this experiment needs of networks and weights."""
-    from gramwatch.experiments import mlp, outlier_exposure, table2, trained
     from gramwatch.networks import NETWORKS
+    from gramwatch.paper import mlp, outlier_exposure, table2, trained
 
     known(options.tune, list(table2.HOW), "way to tune", "--tune")
     if name in ("mlp", "mlp_study"):

@@ -9,7 +9,7 @@ from gramwatch.cli.checks import chosen_device, interruptible, known
 from gramwatch.cli.paper import Batch, Data, Device, Network, Subset, check_shared, kept
 
 if TYPE_CHECKING:
-    from gramwatch.experiments.paper import Options
+    from gramwatch.paper.experiment import Options
 
 STUDIES = {"guard": "guard_study", "false_alarms": "false_alarm_study"}
 """Every study by name, and its module."""
@@ -61,7 +61,7 @@ def study(
 
     Example: gramwatch study guard --network resnet20 --weights resnet20.pth --subset 200
     """
-    from gramwatch.experiments.paper import Options, computed
+    from gramwatch.paper.experiment import Options, computed
 
     known(name, list(STUDIES), "study", "NAME")
     options = Options(
@@ -85,9 +85,9 @@ def study(
 
 def _check(name: str, options: "Options") -> None:
     """The network and the sets are known; the study of Guard has Guard's members."""
-    from gramwatch.experiments.subject import ood_sets
     from gramwatch.guard import MEMBERS
     from gramwatch.networks import NETWORKS
+    from gramwatch.paper.subject import ood_sets
 
     known(options.chosen_network(), list(NETWORKS), "network", "--network")
     names = list(dict.fromkeys(each.name for each in ood_sets(options.inside())))

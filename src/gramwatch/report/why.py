@@ -12,8 +12,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from gramwatch.methods import METHODS
 from gramwatch.report import pyplot, write_picture
-from gramwatch.rivals import RIVALS
 
 GRAM, GUARD, MEAN = "Gram", "Guard", "mean"
 # Told apart by shape as well as colour (Okabe & Ito's, which the colour-blind tell apart).
@@ -44,7 +44,7 @@ class Marks:
 
 def marks_of(figures: Figures) -> list[Marks]:
     """A row for every set, where Gram is best first, and one for the mean."""
-    others = [rival.record.title for rival in RIVALS.values()]
+    others = [rival.record.title for rival in METHODS.values()]
     methods = [name for name in next(iter(figures.values())) if name in (GRAM, GUARD, *others)]
     mean = {name: sum(figures[ood][name] for ood in figures) / len(figures) for name in methods}
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from gramwatch.rivals.base import Rival
+from gramwatch.methods.base import Method
 
 Network = Callable[[Tensor], Tensor]
 """Images, normalised, to logits; a module, or a module compiled."""
@@ -20,7 +20,7 @@ class Objective(ABC):
 
     name: ClassVar[str]
     """How users ask for it."""
-    detector: ClassVar[type[Rival]]
+    detector: ClassVar[type[Method]]
     """Its own score."""
     needs_outliers: ClassVar[bool] = False
     outliers_per_image: ClassVar[int] = 1

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor
 
-from gramwatch.rivals.msp import MSP
+from gramwatch.methods.msp import MSP
 from gramwatch.training.base import Network, Objective
 
 

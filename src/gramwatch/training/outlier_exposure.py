@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gramwatch.errors import TrainingError
-from gramwatch.rivals import outlier_exposure as rival
+from gramwatch.methods.outlier_exposure import OutlierExposureScore
 from gramwatch.training.base import Network, Objective, both_logits
 
 
@@ -29,7 +29,7 @@ class OutlierExposure(Objective):
     weight: float = 0.5
 
     name = "outlier_exposure"
-    detector = rival.OutlierExposure
+    detector = OutlierExposureScore
     needs_outliers = True
     outliers_per_image = 2
 

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from gramwatch.errors import TrainingError
-from gramwatch.rivals import prior_network as rival
-from gramwatch.rivals.dirichlet import concentrations, kl_divergence
+from gramwatch.methods.dirichlet import concentrations, kl_divergence
+from gramwatch.methods.prior_network import PriorNetworkScore
 from gramwatch.training.base import Network, Objective, both_logits
 
 MOST = 1e6
@@ -44,7 +44,7 @@ class PriorNetwork(Objective):
     reverse: bool = False
 
     name = "prior_network"
-    detector = rival.PriorNetwork
+    detector = PriorNetworkScore
     needs_outliers = True
     gradient_norm = 1.0
 

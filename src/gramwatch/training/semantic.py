@@ -23,8 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gramwatch.errors import TrainingError
-from gramwatch.rivals import semantic as rival
-from gramwatch.rivals.semantic import SemanticHead
+from gramwatch.methods.semantic import SemanticHead, SemanticScore
 from gramwatch.training.base import Network, Objective
 
 
@@ -48,7 +47,7 @@ class Semantic(Objective):
     seed: int = 0
 
     name = "semantic"
-    detector = rival.Semantic
+    detector = SemanticScore
 
     def __post_init__(self) -> None:
         for field in ("vectors", "words"):  # lists, as JSON has them, and a single name

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from gramwatch.errors import TrainingError
-from gramwatch.rivals import variational_dirichlet as rival
-from gramwatch.rivals.dirichlet import concentrations, expected_log_probability, kl_divergence
+from gramwatch.methods.dirichlet import concentrations, expected_log_probability, kl_divergence
+from gramwatch.methods.variational_dirichlet import MOST, VariationalDirichletScore
 from gramwatch.training.base import Network, Objective
 
 PRIORS = ("wrong_classes", "all")
@@ -40,7 +40,7 @@ class VariationalDirichlet(Objective):
     prior: str = "wrong_classes"
 
     name = "variational_dirichlet"
-    detector = rival.VariationalDirichlet
+    detector = VariationalDirichletScore
     gradient_norm = 1.0
 
     def __post_init__(self) -> None:
@@ -56,7 +56,7 @@ class VariationalDirichlet(Objective):
     ) -> tuple[Tensor, Tensor]:
         """Minus the evidence lower bound."""
         logits = network(images).float()
-        alpha = concentrations(logits, rival.MOST)
+        alpha = concentrations(logits, MOST)
         drawn = alpha if self.prior == "all" else alpha.scatter(1, labels[:, None], 1.0)
         divergence = kl_divergence(drawn, drawn.detach().new_ones(drawn.shape))
         return (self.eta * divergence - expected_log_probability(alpha, labels)).mean(), logits

@@ -1,0 +1,97 @@
+"""Other methods, on equal terms: one file each, one line in the registry below."""
+
+from gramwatch.methods.ash import ASH
+from gramwatch.methods.base import Method, Record
+from gramwatch.methods.class_ratio import ClassRatio
+from gramwatch.methods.dice import DICE
+from gramwatch.methods.early_mahalanobis import EarlyMahalanobis
+from gramwatch.methods.energy import Energy
+from gramwatch.methods.fdbd import FDBD
+from gramwatch.methods.fgsm import fgsm
+from gramwatch.methods.gen import GEN
+from gramwatch.methods.knn import KNN
+from gramwatch.methods.mahalanobis import Mahalanobis
+from gramwatch.methods.max_logit import MaxLogit
+from gramwatch.methods.msp import MSP
+from gramwatch.methods.nci import NCI
+from gramwatch.methods.nnguide import NNGuide
+from gramwatch.methods.odin import ODIN
+from gramwatch.methods.outlier_exposure import OutlierExposureScore
+from gramwatch.methods.prior_network import PriorNetworkScore
+from gramwatch.methods.react import ReAct
+from gramwatch.methods.relative_mahalanobis import RelativeMahalanobis
+from gramwatch.methods.scale import SCALE
+from gramwatch.methods.semantic import SemanticScore
+from gramwatch.methods.unit_mahalanobis import UnitMahalanobis
+from gramwatch.methods.variational_dirichlet import VariationalDirichletScore
+from gramwatch.methods.vim import ViM
+
+METHODS: dict[str, type[Method]] = {
+    method.name: method
+    for method in (
+        MSP,
+        MaxLogit,
+        Energy,
+        GEN,
+        KNN,
+        NNGuide,
+        ViM,
+        FDBD,
+        NCI,
+        RelativeMahalanobis,
+        ReAct,
+        ASH,
+        SCALE,
+        DICE,
+        ODIN,
+        Mahalanobis,
+        UnitMahalanobis,
+        EarlyMahalanobis,
+        ClassRatio,
+    )
+}
+"""Every method that can be used on any network, by the name users ask for it."""
+
+TRAINED: dict[str, type[Method]] = {
+    method.name: method
+    for method in (OutlierExposureScore, PriorNetworkScore, VariationalDirichletScore, SemanticScore)
+}
+"""The scores that make sense only on a network trained for them: see `gramwatch.training`, same names."""
+
+
+def methods_table() -> str:
+    """The paper's Table 1, extended: what each method needs, in Markdown."""
+    rows = [
+        "| method | name | training data | outliers | gradients | retraining | cost beside the pass |",
+        "| --- | --- | :---: | :---: | :---: | :---: | --- |",
+        "| [**Guard**](../guard.md) | `guard` | yes | no | no | no | that of Gram and a little more |",
+        "| **Gram** | `gram` | yes | no | no | no | a few passes over each watched tensor |",
+    ]
+    for name, method in (METHODS | TRAINED).items():
+        record = method.record
+        outliers = ("in training" if record.retraining else "to be tuned") if record.outliers else "no"
+        fitted, gradients, retraining = (
+            "yes" if needed else "no" for needed in (record.fitted, record.gradients, record.retraining)
+        )
+        cells = (
+            f"[{record.title}]({name}.md)",
+            f"`{name}`",
+            fitted,
+            outliers,
+            gradients,
+            retraining,
+            record.cost,
+        )
+        rows.append("| " + " | ".join(cells) + " |")
+    return "\n".join(rows)
+
+
+__all__ = [
+    "METHODS",
+    "TRAINED",
+    "Record",
+    "Method",
+    "fgsm",
+    "methods_table",
+    *sorted(m.__name__ for m in (METHODS | TRAINED).values()),
+]

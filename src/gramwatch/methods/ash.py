@@ -1,0 +1,54 @@
+"""ASH: keep only each example's largest features."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gramwatch.methods.base import Record
+from gramwatch.methods.shaping import Shaping, checked_percentile, kept, sharpening
+from gramwatch.observation import Head
+
+
+class ASH(Shaping):
+    """The energy after pruning each example's features (Djurisic et al., 2023, Algorithms 1 to 3).
+
+    Args:
+        model: any classifier whose logits one linear layer makes.
+        variant: what becomes of the features that are kept: `"s"`, multiplied by the exponential of the sum
+            before over the sum after; `"p"`, nothing; `"b"`, all become equal, with the sum of all before.
+        percentile: of an example's own features, below which they are set to zero. The authors' CIFAR
+            settings are 90 for ASH-S.
+        options: those of every `Method`.
+
+    """
+
+    name = "ash"
+    record = Record(
+        title="ASH",
+        paper="Djurisic, Bozanic, Ashok & Liu: Extremely Simple Activation Shaping for Out-of-Distribution "
+        "Detection. ICLR 2023",
+        equation="-log sum_c exp(z_c), z = W h' exp(sum h / sum h') + b, h' the largest tenth of h",
+        fitted=False,
+        cost="the last layer once more, and the largest features",
+        limits="Made for features that are nowhere negative. Energies grow with the sharpening, so the "
+        "threshold depends on the percentile.",
+    )
+    settings = ("variant", "percentile")
+
+    def __init__(
+        self, model: nn.Module, *, variant: str = "s", percentile: float = 90.0, **options: Any
+    ) -> None:
+        super().__init__(model, **options)
+        if variant not in ("s", "p", "b"):
+            raise ValueError(f"variant must be 's', 'p' or 'b', got {variant!r}")
+        self.variant, self.percentile = variant, checked_percentile(percentile)
+
+    def logits(self, features: Tensor, head: Head) -> Tensor:
+        """Those of the pruned features."""
+        largest, where = features.topk(kept(features.shape[1], self.percentile))
+        if self.variant == "s":
+            largest = largest * sharpening(features, largest)
+        elif self.variant == "b":
+            largest = (features.sum(1, keepdim=True) / largest.shape[1]).expand_as(largest)
+        return head(torch.zeros_like(features).scatter(1, where, largest))

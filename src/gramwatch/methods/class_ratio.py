@@ -1,0 +1,45 @@
+"""Class ratio: how near the nearest class is, compared with the middle of all classes, at the last stage."""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from gramwatch.methods.base import Record
+from gramwatch.methods.features import TINY
+from gramwatch.methods.unit_mahalanobis import UnitMahalanobis
+from gramwatch.observation import Observation
+
+
+class ClassRatio(UnitMahalanobis):
+    """The Mahalanobis distance to the nearest class, over that to the middle of all, at the last stage.
+
+    Features are scaled to length one, as in `UnitMahalanobis`. What belongs to a class lies near it and far
+    from the middle; what belongs to none lies about as far from its nearest class as from the middle. The
+    middle is the mean of the class means.
+
+    Args:
+        model: any classifier that returns logits.
+        taps: where to look, as for `GramDetector`; the last of them counts.
+        options: those of every `Method`.
+
+    """
+
+    name = "class_ratio"
+    record = Record(
+        title="class ratio",
+        paper="part of Guard; after Ren et al.: A Simple Fix to Mahalanobis Distance for Improving Near-OOD "
+        "Detection. 2021; and Müller & Hein: Mahalanobis++. ICML 2025",
+        equation="min_c ||u - mu_c|| / ||u - mean_c mu_c||, ||v||^2 = v^T S^-1 v, u = f / ||f||",
+        fitted=True,
+        cost="a product with a matrix of channels x channels at the end of the last stage",
+        limits="Needs two classes at least. Sees nothing that the last stage has lost.",
+    )
+
+    def _looked_at(self, observation: Observation) -> Sequence[Tensor]:
+        return observation.channel_means[-1:]
+
+    def score(self, observation: Observation) -> Tensor:
+        """The ratio of both distances."""
+        (gaussian,), (features,) = self._checked(observation), self._features(observation)
+        nearest, middle = gaussian.distances(features)
+        return (nearest / middle.clamp_min(TINY)).sqrt()

@@ -1,0 +1,53 @@
+"""DICE: read the features with the weights that matter on training data, and no others."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from gramwatch.methods.base import Record
+from gramwatch.methods.shaping import Shaping
+from gramwatch.observation import Head, Observation
+
+
+class DICE(Shaping):
+    """The energy after thinning out the last layer's weights (Sun & Li, 2022, section 3).
+
+    Args:
+        model: any classifier whose logits one linear layer makes.
+        sparsity: p, the share of weights that are set to zero: those with the smallest mean contribution,
+            weight times mean training feature. The paper takes 0.9 for CIFAR and 0.7 for ImageNet.
+        options: those of every `Method`.
+
+    """
+
+    name = "dice"
+    record = Record(
+        title="DICE",
+        paper="Sun & Li: DICE: Leveraging Sparsification for Out-of-Distribution Detection. ECCV 2022",
+        equation="-log sum_c exp(z_c), z = (M * W) h + b, M the tenth of weights with largest W_cd E[h_d]",
+        fitted=True,
+        cost="the last layer once more",
+        limits="The one threshold for all classes may leave a class with few weights or none.",
+    )
+    settings = ("sparsity",)
+
+    def __init__(self, model: nn.Module, *, sparsity: float = 0.9, **options: Any) -> None:
+        super().__init__(model, **options)
+        if not 0 <= sparsity < 1:
+            raise ValueError(f"sparsity must lie in [0, 1), got {sparsity}")
+        self.sparsity = float(sparsity)
+        self.mask_: Tensor | None = None
+
+    def _fit(self, training: Observation) -> None:
+        features, head = self._features_and_head(training)
+        contribution = head.weight.double().cpu() * features.double().mean(0)
+        smallest = np.percentile(contribution.numpy(), 100 * self.sparsity) if self.sparsity else -np.inf
+        self.mask_ = contribution > float(smallest)
+
+    def logits(self, features: Tensor, head: Head) -> Tensor:
+        """Those of the weights that are kept; the bias stays."""
+        assert self.mask_ is not None
+        weight = torch.where(self.mask_.to(features.device), head.weight.to(features), 0)
+        return Head(weight, head.bias)(features)

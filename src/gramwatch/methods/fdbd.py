@@ -1,0 +1,67 @@
+"""fDBD: how far the nearest decision boundaries are, for how far the feature is from the middle."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gramwatch.errors import InputError
+from gramwatch.methods.base import Record
+from gramwatch.methods.features import TINY, MeanRival, features_of, head_of, lengths
+from gramwatch.observation import Head, Observation
+
+
+class FDBD(MeanRival):
+    """The mean distance to the decision boundaries, regularised (Liu & Qin, 2024, Eq. 8: regDistDB).
+
+    Two classes with the same weights have no boundary between them; such pairs are left out.
+
+    Args:
+        model: any classifier that returns logits.
+        options: those of every `Method`.
+
+    """
+
+    name = "fdbd"
+    record = Record(
+        title="fDBD",
+        paper="Liu & Qin: Fast Decision Boundary based Out-of-Distribution Detector. ICML 2024",
+        equation="-mean over c != y of |z_y - z_c| / ||w_y - w_c||, divided by ||h - mean||",
+        fitted=True,
+        cost="a few operations for each logit and feature; a classes x classes matrix in memory",
+        limits="Sees only the part of the features that moves the logits.",
+    )
+
+    def __init__(self, model: nn.Module, **options: Any) -> None:
+        super().__init__(model, **options)
+        self._head: Head | None = None
+        self._kept = torch.empty(0)
+
+    def take(self, observation: Observation) -> None:
+        """Take in one batch; a GPU is not waited for."""
+        if observation.logits.shape[1] < 2:
+            raise InputError(f"{self.name} needs decision boundaries: one class has none")
+        super().take(observation)
+
+    def score(self, observation: Observation) -> Tensor:
+        """Minus the regularised mean distance."""
+        logits, predicted = observation.logits.double(), observation.predicted
+        shares = self._shares(head_of(observation, self.name), logits.device)[predicted]
+        mean = ((logits.amax(1, keepdim=True) - logits) * shares).sum(1)
+        away = lengths(features_of(observation, self.name).double() - self.mean_on(logits.device))
+        return -mean / away.clamp_min(TINY)
+
+    def _shares(self, head: Head, device: torch.device) -> Tensor:
+        """`1 / ||w_a - w_b||` of every pair of classes, over how many there are.
+
+        Kept until the head is another. Zero for a class with itself, and with one of the same weights:
+        there is no boundary between them.
+        """
+        if head is not self._head or self._kept.device != device:
+            weight = head.weight.to(device).double()
+            apart = torch.cdist(weight, weight, compute_mode="donot_use_mm_for_euclid_dist")
+            there = apart > 0
+            inverse = torch.where(there, 1 / torch.where(there, apart, 1.0), 0.0)
+            self._kept = inverse / there.sum(1, keepdim=True).clamp_min(1)
+            self._head = head
+        return self._kept

@@ -1,0 +1,293 @@
+"""What methods on penultimate features share: unit length, second moments, nearest neighbours, the head."""
+
+from abc import abstractmethod
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.amp.autocast_mode import is_autocast_available
+
+from gramwatch.errors import InputError, TapError
+from gramwatch.methods.base import Method
+from gramwatch.observation import Head, Observation
+
+PIECE = 2**24
+"""How many products with a bank are held at a time."""
+NEAR = 2**19
+"""How many values of neighbours are measured at a time: few enough for a processor's cache."""
+ROWS = 4096
+"""How many features are held in float64 at a time while fitting."""
+TINY = 1e-12
+"""Lengths below this count as this: they are divided by."""
+
+
+def features_of(observation: Observation, name: str) -> Tensor:
+    """The penultimate features, `(N, D)`, or a plain error."""
+    if observation.features is None:
+        raise InputError(f"{name} looks at the penultimate features, which were not observed")
+    return observation.features
+
+
+def head_of(observation: Observation, name: str) -> Head:
+    """The linear layer that makes the logits, or a plain error."""
+    if observation.head is None:
+        raise TapError(
+            f"{name} needs the weights of the linear layer that makes the logits of the features. Where "
+            "features='...' names a tap there is no such layer: leave it out, or choose another method"
+        )
+    return observation.head
+
+
+def mean_of(training: Observation, name: str) -> Tensor:
+    """The mean of the training features, `(D,)`, in float64."""
+    return features_of(training, name).mean(0, dtype=torch.float64)
+
+
+def unit(features: Tensor) -> Tensor:
+    """The features at length one, computed in float64, kept in float32. A feature of zeros stays zero."""
+
+    def scaled(some: Tensor) -> Tensor:
+        some = some.double()
+        return (some / lengths(some).unsqueeze(1).clamp_min(TINY)).float()
+
+    return torch.cat([scaled(some) for some in features.split(ROWS)])
+
+
+def lengths(vectors: Tensor) -> Tensor:
+    """The length of each, along the last axis."""
+    length: Tensor = torch.linalg.vector_norm(vectors, dim=-1)
+    return length
+
+
+def second_moment(features: Tensor, centre: Tensor, centre_of: Tensor | None = None) -> Tensor:
+    """The mean of `(x - m)(x - m)^T` in float64: `m` is the centre, or that centre which `centre_of` says."""
+    total = torch.zeros(features.shape[1], features.shape[1], dtype=torch.float64, device=features.device)
+    for start in range(0, len(features), ROWS):
+        rows = slice(start, start + ROWS)
+        x = features[rows].double() - (centre if centre_of is None else centre[centre_of[rows]])
+        total += x.T @ x
+    return total / len(features)
+
+
+class HeadRival(Method):
+    """A method that uses the weights of the linear layer that makes the logits."""
+
+    needs = frozenset({"features", "head"})
+
+    def take(self, observation: Observation) -> None:
+        """Take in one batch; without the weights there is an error at the first, not at the last."""
+        head_of(observation, self.name)
+        super().take(observation)
+
+
+class MeanRival(HeadRival):
+    """A method that learns no more than the mean of the training features, and so keeps no examples.
+
+    Fitting again adds to what was seen before.
+    """
+
+    running = True
+
+    def __init__(self, model: nn.Module, **options: Any) -> None:
+        super().__init__(model, **options)
+        self.mean_: Tensor | None = None
+        self.count_: Tensor | None = None  # of the examples behind the mean
+        self._mean_for: Tensor | None = None
+        self._mean_there = torch.empty(0)
+
+    def take(self, observation: Observation) -> None:
+        """Take in one batch; a GPU is not waited for."""
+        head_of(observation, self.name)
+        features = features_of(observation, self.name)
+        finite = observation.finite
+        if finite is None:
+            finite = torch.ones(len(features), dtype=torch.bool, device=features.device)
+        self.width_ = torch.tensor(features.shape[1])
+        count = finite.sum()
+        total = torch.where(finite.unsqueeze(1), features, 0.0).sum(0, dtype=torch.float64)
+        self._add(total / count.clamp_min(1), count)
+
+    def _learn(self) -> None:
+        if self.count_ is None or not self.count_:
+            raise InputError(f"{self.name} has seen no finite training example: there is nothing to fit")
+
+    def _merge(self, other: Method) -> None:
+        assert isinstance(other, MeanRival)
+        if other.mean_ is None or other.count_ is None:
+            raise InputError(f"{self.name}: the other was saved without its number of examples; fit it anew")
+        assert self.mean_ is not None
+        place = self.mean_.device
+        self._add(other.mean_.to(place), other.count_.to(place))
+
+    def _add(self, mean: Tensor, count: Tensor) -> None:
+        if self.mean_ is None:
+            self.mean_, self.count_ = torch.zeros_like(mean), torch.zeros_like(count)
+        elif self.count_ is None:
+            raise InputError(
+                f"{self.name} was saved without its number of examples, so none can be added: fit a new one"
+            )
+        before, self.count_ = self.mean_.to(mean.device), self.count_.to(mean.device) + count
+        self.mean_ = before + (mean - before) * (count / self.count_.clamp_min(1).double())
+
+    def mean_on(self, device: torch.device) -> Tensor:
+        """The mean on a device, kept there."""
+        assert self.mean_ is not None
+        if self.mean_.device == device:
+            return self.mean_
+        if self._mean_for is not self.mean_ or self._mean_there.device != device:
+            self._mean_for, self._mean_there = self.mean_, self.mean_.to(device)
+        return self._mean_there
+
+
+class Neighbours:
+    """The entries of a bank with the largest inner products with a query, exactly, in bounded memory.
+
+    The search is in float32, by matrix products in pieces, or by `faiss` where that is installed and the
+    features are on the CPU. It takes some more entries than asked for, so that rounding leaves none out that
+    belongs there; what was found is then measured in float64.
+
+    Args:
+        bank: `(M, D)`, float32.
+
+    """
+
+    def __init__(self, bank: Tensor) -> None:
+        self._bank = bank
+        self._moved = bank
+
+    def on(self, device: torch.device) -> Tensor:
+        """The bank on a device, kept there."""
+        if self._moved.device != device:
+            self._moved = self._bank.to(device)
+        return self._moved
+
+    def candidates(self, queries: Tensor, k: int, piece: int = PIECE) -> Tensor:
+        """The indices of a few more than the k entries with the largest products, `(N, candidates)`."""
+        wanted = min(len(self._bank), k + k // 4 + 8)
+        if queries.device.type == "cpu" and self._index is not None:
+            found = self._index.search(queries.contiguous().numpy(), wanted)[1]
+            return torch.from_numpy(found).long()
+        return largest_products(queries, self.on(queries.device), wanted, piece)
+
+    @cached_property
+    def _index(self) -> Any:
+        faiss = _faiss()
+        if faiss is None:
+            return None
+        index = faiss.IndexFlatIP(self._bank.shape[1])
+        index.add(self._bank.cpu().contiguous().numpy())
+        return index
+
+
+def _faiss() -> ModuleType | None:
+    try:
+        import faiss
+    except ImportError:
+        return None
+    module: ModuleType = faiss
+    return module
+
+
+def largest_products(queries: Tensor, bank: Tensor, k: int, piece: int = PIECE) -> Tensor:
+    """The indices of the k largest inner products of each query with the entries of a bank, `(N, k)`.
+
+    Products are in float32 at least, whatever autocast or the setting for matrix products says: unit vectors
+    of one cluster differ in the last digits.
+
+    Args:
+        queries: `(N, D)`
+        bank: `(M, D)`, M at least k.
+        k: how many.
+        piece: how many products are held at a time.
+
+    """
+    width = min(len(bank), max(k, 2**16))
+    parts = []
+    kind = torch.float32 if _full_precision() else torch.float64
+    queries = queries.to(kind)
+    for rows in queries.split(max(1, piece // width)):
+        best = torch.empty(len(rows), 0, device=rows.device, dtype=rows.dtype)
+        where = torch.empty(len(rows), 0, device=rows.device, dtype=torch.long)
+        for start in range(0, len(bank), width):
+            with _no_autocast(rows.device.type):
+                products = rows @ bank[start : start + width].to(kind).T
+            top = products.topk(min(k, products.shape[1]), dim=1)
+            best = torch.cat((best, top.values), 1)
+            where = torch.cat((where, top.indices + start), 1)
+            kept = best.topk(min(k, best.shape[1]), dim=1)
+            best, where = kept.values, where.gather(1, kept.indices)
+        parts.append(where)
+    return torch.cat(parts)
+
+
+def _no_autocast(device: str) -> AbstractContextManager[Any]:
+    return torch.autocast(device, enabled=False) if is_autocast_available(device) else nullcontext()
+
+
+def _full_precision() -> bool:
+    """Whether float32 matrix products are just that, not TF32 or bfloat16."""
+    try:
+        return torch.get_float32_matmul_precision() == "highest"
+    except RuntimeError:  # it was set in several ways, which PyTorch will not sum up
+        return False
+
+
+def check_neighbours(name: str, examples: int, k: int) -> None:
+    """Enough training examples for k neighbours, or a plain error."""
+    if examples < k:
+        raise InputError(
+            f"{name} has {examples} training example(s), fewer than the k={k} neighbours it looks for: "
+            f"fit on more data, or pass k={examples} or less"
+        )
+
+
+def check_k(k: int, most_examples: int) -> None:
+    """A number of neighbours that the bank can hold, or a plain error."""
+    if k < 1:
+        raise ValueError(f"k must be at least 1, got {k}")
+    if most_examples < k:
+        raise ValueError(f"most_examples={most_examples} leaves fewer training examples than k={k}")
+
+
+class BankRival(Method):
+    """A method that compares with the nearest of a bank of training examples.
+
+    Args:
+        model: any classifier that returns logits.
+        k: how many neighbours.
+        options: those of every `Method`; `most_examples` bounds the bank.
+
+    """
+
+    needs = frozenset({"features"})
+    settings = ("k",)
+
+    def __init__(self, model: nn.Module, *, k: int, **options: Any) -> None:
+        super().__init__(model, **options)
+        check_k(k, self.most_examples)
+        self.k = k
+        self.bank_: Tensor | None = None
+        self._neighbours: Neighbours | None = None
+
+    @abstractmethod
+    def _bank(self, training: Observation) -> Tensor:
+        """What is kept of the training examples, `(M, D)`, float32."""
+
+    def _fit(self, training: Observation) -> None:
+        check_neighbours(self.name, len(training), self.k)
+        self.bank_, self._neighbours = self._bank(training), None
+
+    def _nearest(self, queries: Tensor, measure: Callable[[Tensor, Tensor], Tensor], piece: int) -> Tensor:
+        """`measure(candidates, queries)`, some at a time, in float64: `(n, near, D)` and `(n, D)`."""
+        assert self.bank_ is not None
+        if self._neighbours is None:
+            self._neighbours = Neighbours(self.bank_)
+        found = self._neighbours.candidates(queries, self.k, piece)
+        bank = self._neighbours.on(queries.device)
+        rows = max(1, min(piece, NEAR) // (found.shape[1] * bank.shape[1]))
+        parts = zip(queries.split(rows), found.split(rows), strict=True)
+        return torch.cat([measure(bank[near].double(), some.double()) for some, near in parts])

@@ -1,0 +1,48 @@
+"""KNN: how far the nearest training examples are."""
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from gramwatch.methods.base import Record
+from gramwatch.methods.features import PIECE, BankRival, features_of, lengths, unit
+from gramwatch.observation import Observation
+
+
+class KNN(BankRival):
+    """The distance to the k-th nearest training example (Sun et al., 2022, Algorithm 1).
+
+    Args:
+        model: any classifier that returns logits.
+        k: which neighbour. The paper uses 50 for CIFAR-10, 200 for CIFAR-100 and 1000 for ImageNet, each with
+            all training examples; a bank of a tenth of them wants a tenth of that.
+        options: those of every `Method`; `most_examples` bounds the bank.
+
+    """
+
+    name = "knn"
+    record = Record(
+        title="KNN",
+        paper="Sun, Ming, Zhu & Li: Out-of-Distribution Detection with Deep Nearest Neighbors. ICML 2022",
+        equation="||u - u_(k)||, u = h / ||h||, u_(k) the k-th nearest of the training examples",
+        fitted=True,
+        cost="one product with every kept training example; these are kept, and saved",
+        limits="Sees directions only. Needs features that form clusters.",
+    )
+
+    def __init__(self, model: nn.Module, *, k: int = 50, **options: Any) -> None:
+        super().__init__(model, k=k, **options)
+
+    def _bank(self, training: Observation) -> Tensor:
+        return unit(features_of(training, self.name))
+
+    def score(self, observation: Observation) -> Tensor:
+        """The distance to the k-th nearest."""
+        return self._distance(unit(features_of(observation, self.name)))
+
+    def _distance(self, queries: Tensor, piece: int = PIECE) -> Tensor:
+        def kth(near: Tensor, query: Tensor) -> Tensor:
+            # Of the difference itself: 2 - 2 u.v loses what is left of it between near neighbours.
+            return lengths(near - query.unsqueeze(1)).kthvalue(self.k, dim=1).values
+
+        return self._nearest(queries, kth, piece)

@@ -1,0 +1,523 @@
+"""Mahalanobis: how far the features at every tap lie from the nearest class of training examples."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from gramwatch.batches import Inputs
+from gramwatch.errors import InputError, NotFittedError, warn
+from gramwatch.methods.base import Method, Record
+from gramwatch.methods.perturb import (
+    Scale,
+    checked_eps,
+    checked_scale,
+    gradient,
+    inputs_of,
+    leaf_of,
+    separation,
+    single_images,
+    step,
+)
+from gramwatch.observation import Observation
+
+STEPS = (0.0, 0.01, 0.005, 0.002, 0.0014, 0.001, 0.0005)
+"""The steps that the authors choose from."""
+JOINS = ("equal", "normalised", "regression")
+_FEWEST = 20  # of each kind to tune on: half of them, in five folds
+
+
+class ClassDistances(Method):
+    """Class means, and one covariance for all classes, of features at every tap; distances to the nearest.
+
+    All from running sums: no example is kept, fitting again adds to what was seen before, and two can be
+    merged.
+    """
+
+    needs = frozenset({"channel_means"})
+    running = True
+
+    def __init__(self, model: nn.Module, **options: Any) -> None:
+        super().__init__(model, **options)
+        self._sums: _Sums | None = None
+        self._cached: _Fitted | None = None
+        self.widths_: Tensor | None = None  # of each tap
+        self.counts_: Tensor | None = None  # of the examples of each class
+        self.sums_: Tensor | None = None  # of each class and tap, about its origin, one tap after the other
+        self.products_: Tensor | None = None  # (width, width) of each tap, about its origin, likewise
+        self.ranks_: Tensor | None = None  # of each tap's covariance
+        self.classes_: Tensor | None = None  # those that training data had
+        self.origins_: Tensor | None = None  # of each tap, one after the other
+        self.whitening_: Tensor | None = None  # (width, rank) of each tap, one after the other
+        self.centres_: Tensor | None = None  # (classes, rank) of each tap, whitened, one after the other
+
+    # --- fit -----------------------------------------------------------------------------------------
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def take(self, observation: Observation) -> None:
+        """Add one batch of training examples to the sums; those that are not finite are left out."""
+        if observation.finite is not None:
+            observation = observation[observation.finite]
+        if not len(observation):
+            return
+        features = self._features(observation)
+        if self._sums is None:
+            self._sums = self._seen(observation.logits.device) or _Sums.begun(
+                features, observation.logits.shape[1]
+            )
+        self._sums.add(features, self._classes(observation))
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def finish(self) -> None:
+        """Class means and covariances from the sums."""
+        self._scores = None
+        sums = self._sums or self._seen(torch.device("cpu"))
+        if sums is None:
+            raise InputError(f"{self.name} has seen no finite training example: there is nothing to fit")
+        self._keep(sums)
+        self._sums, self._cached = None, None
+        present = (sums.counts > 0).nonzero().flatten()
+        fitted = [sums.whitened(tap, present) for tap in range(len(sums.origins))]
+        self.ranks_ = torch.tensor([whitening.shape[1] for whitening, _ in fitted])
+        if not self.ranks_.any():
+            raise InputError(
+                f"{self.name}: the training examples do not differ from their class means, so that there is "
+                "no covariance. At least one class needs two examples that differ"
+            )
+        self.classes_ = present.cpu()
+        self.whitening_ = torch.cat([whitening.flatten().cpu() for whitening, _ in fitted])
+        self.centres_ = torch.cat([centres.flatten().cpu() for _, centres in fitted])
+        self._fitted = True
+
+    def _keep(self, sums: "_Sums") -> None:
+        """Keep the sums as they are saved."""
+        self.widths_, self.counts_ = sums.widths, sums.counts.cpu()
+        self.origins_ = torch.cat([origin.cpu() for origin in sums.origins])
+        self.sums_ = torch.cat([by_class.flatten().cpu() for by_class in sums.by_class])
+        self.products_ = torch.cat([product.flatten().cpu() for product in sums.products])
+
+    def _seen(self, device: torch.device) -> "_Sums | None":
+        """The sums that were kept, on a device; None where nothing was seen yet."""
+        if self.widths_ is None:
+            return None
+        if self.counts_ is None or self.sums_ is None or self.products_ is None or self.origins_ is None:
+            raise InputError(
+                f"{self.name} was saved without its sums, so nothing can be added: fit a new one"
+            )
+        widths, classes = self.widths_.tolist(), len(self.counts_)
+        place = torch.device("cpu") if device.type == "mps" else device
+
+        def parts(kept: Tensor, sizes: list[int]) -> list[Tensor]:
+            return [part.to(place, copy=True) for part in kept.clone().split(sizes)]
+
+        sums = parts(self.sums_, [classes * width for width in widths])
+        products = parts(self.products_, [width * width for width in widths])
+        return _Sums(
+            self.counts_.to(place, copy=True),
+            parts(self.origins_, widths),
+            [part.view(classes, -1) for part in sums],
+            [part.view(width, width) for part, width in zip(products, widths, strict=True)],
+        )
+
+    def state(self) -> dict[str, Tensor]:
+        """The fitted tensors, by name; of a fit under way, what was seen so far."""
+        if self._sums is not None:
+            self._keep(self._sums)
+        return super().state()
+
+    def reset(self) -> Method:
+        """Forget all training and calibration data; settings stay."""
+        super().reset()
+        self._sums = self._cached = None
+        return self
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def _merge(self, other: Method) -> None:
+        assert isinstance(other, ClassDistances)
+        mine, theirs = self._seen(torch.device("cpu")), other._seen(torch.device("cpu"))
+        assert mine is not None
+        assert theirs is not None
+        if not torch.equal(mine.widths, theirs.widths):
+            raise InputError(f"{self.name}: the two were fitted on other taps")
+        mine.join(theirs)
+        self._sums = mine
+        self.finish()
+
+    @torch.inference_mode(False)
+    def _fitted_on(self, device: torch.device) -> "_Fitted":
+        """The fitted distribution of each tap, on a device, kept there."""
+        cached = self._cached
+        if cached is None or cached.device != device or cached.whitening is not self.whitening_:
+            if self.widths_ is None or self.ranks_ is None or self.classes_ is None:
+                raise NotFittedError(f"{self.name} is not fitted: call detector.fit(train_loader) first")
+            assert self.origins_ is not None
+            assert self.whitening_ is not None
+            assert self.centres_ is not None
+            widths, ranks, classes = self.widths_.tolist(), self.ranks_.tolist(), len(self.classes_)
+            origins = _usable(self.origins_, device).split(widths)
+            sizes = [width * rank for width, rank in zip(widths, ranks, strict=True)]
+            whitening = _usable(self.whitening_, device).split(sizes)
+            centres = _usable(self.centres_, device).split([classes * rank for rank in ranks])
+            parts = zip(origins, whitening, centres, widths, ranks, strict=True)
+            made = [_Gaussian.of(o, w.view(width, r), c.view(classes, r)) for o, w, c, width, r in parts]
+            expected = _usable(self.ranks_.clamp_min(1).double(), device)
+            self._cached = cached = _Fitted(device, self.whitening_, made, expected)
+        return cached
+
+    # --- judge ---------------------------------------------------------------------------------------
+
+    def _classes(self, observation: Observation) -> Tensor:
+        """Of training examples: the labels where the loader has them, else the predictions."""
+        return observation.classes
+
+    def _features(self, observation: Observation) -> list[Tensor]:
+        """What is compared with the classes, `(N, width)` in float64 for each tap: the channels' means."""
+        return [_exact(means) for means in self._looked_at(observation)]
+
+    def _looked_at(self, observation: Observation) -> Sequence[Tensor]:
+        """The channels' means at the taps that count."""
+        return observation.channel_means
+
+    def distances(self, observation: Observation) -> Tensor:
+        """The distance of each example to the nearest class, at each tap, `(N, taps)`; Eq. 2 without sign."""
+        each = zip(self._checked(observation), self._features(observation), strict=True)
+        return torch.stack([gaussian.distance(features) for gaussian, features in each], 1)
+
+    def _over_expectation(self, distances: Tensor) -> Tensor:
+        """Each tap's distances, `(N, taps)`, over what to expect of them.
+
+        On training data, the mean distance to an example's own class is the trace of S^-1 S: the rank.
+        """
+        return distances / self._fitted_on(distances.device).expected
+
+    def _distance(self, tap: int, observation: Observation) -> Tensor:
+        return self._checked(observation)[tap].distance(self._features(observation)[tap])
+
+    def _checked(self, observation: Observation) -> "list[_Gaussian]":
+        """The fitted distribution of each tap, for an observation of the same taps."""
+        gaussians = self._fitted_on(observation.logits.device).gaussians
+        now = [means.shape[1] for means in self._looked_at(observation)]
+        then = [len(gaussian.whitening) for gaussian in gaussians]
+        if now != then:
+            raise InputError(
+                f"{self.name} was fitted on {len(then)} tap(s) with {sum(then)} channels in all, {len(now)} "
+                f"tap(s) with {sum(now)} channels were given"
+            )
+        return gaussians
+
+
+class Mahalanobis(ClassDistances):
+    """The distance to the nearest class mean, at every tap (Lee et al., 2018, Eq. 1 and 2, Algorithm 1).
+
+    Of the channels' means over the pixels. Classes are the labels where the loader has them, else the
+    predictions.
+
+    Args:
+        model: any classifier that returns logits.
+        join: how the taps' distances become one score: `"equal"`, their sum; `"normalised"`, each divided by
+            its expectation on training data, then summed; `"regression"`, weighed by a logistic regression,
+            which `tune` learns from outliers.
+        eps: the size of a step towards the nearest class before measuring. With zero no gradient is needed.
+        scale: what the step is divided by, one number or one for each channel of the inputs. The original
+            divides by the standard deviations that the inputs were normalised with.
+        options: those of every `Method`. The authors look at the ends of the network's blocks only:
+            `taps=[...]`.
+
+    """
+
+    name = "mahalanobis"
+    record = Record(
+        title="Mahalanobis",
+        paper="Lee, Lee, Lee & Shin: A Simple Unified Framework for Detecting Out-of-Distribution Samples "
+        "and Adversarial Attacks. NeurIPS 2018",
+        equation="sum_l min_c (f_l(x) - mu_lc)^T S_l^-1 (f_l(x) - mu_lc), f_l the channel means at tap l",
+        fitted=True,
+        outliers=True,
+        gradients=False,
+        cost="a product with a matrix of channels x channels at each tap; with eps > 0, a backward and "
+        "another forward pass for each tap",
+        limits="The published figures weigh taps by a regression on the outliers themselves. Takes every "
+        "class to be one normal distribution, all of one covariance.",
+    )
+    settings = ("join", "eps", "scale")
+
+    def __init__(
+        self, model: nn.Module, *, join: str = "equal", eps: float = 0.0, scale: Scale = None, **options: Any
+    ) -> None:
+        super().__init__(model, **options)
+        if join not in JOINS:
+            raise ValueError(f"join must be one of {', '.join(JOINS)}, got {join!r}")
+        self.join, self.eps, self.scale = join, checked_eps(eps), checked_scale(scale)
+        self.weights_: Tensor | None = None  # of each tap, after `tune`
+        self.bias_: Tensor | None = None
+
+    @property
+    def gradients(self) -> bool:
+        """Whether there is a step, and so a need for gradients."""
+        return self.eps > 0
+
+    def finish(self) -> None:
+        """Class means and covariances from the sums; what was tuned before is forgotten."""
+        super().finish()
+        self.weights_ = self.bias_ = self.tuned_ = None
+        assert self.ranks_ is not None
+        assert self.widths_ is not None
+        singular = int((self.ranks_ < self.widths_).sum())
+        if singular:
+            warn(
+                f"{self.name}: the covariance is singular at {singular} of {len(self.ranks_)} tap(s); "
+                "directions in which the training examples do not vary are left out there"
+            )
+
+    # --- judge ---------------------------------------------------------------------------------------
+
+    def score(self, observation: Observation) -> Tensor:
+        """The joined distances. The observation is of inputs already moved, if they are to be."""
+        return self._joined(self.distances(observation))
+
+    def _joined(self, distances: Tensor) -> Tensor:
+        if self.join == "equal":
+            return distances.sum(1)
+        if self.join == "normalised":
+            return self._over_expectation(distances).sum(1)
+        if self.weights_ is None or self.bias_ is None:
+            raise NotFittedError(
+                f"{self.name} with join='regression' has no weights yet: call "
+                "detector.tune(in_distribution, outliers) after fitting"
+            )
+        return distances @ self.weights_.to(distances) + self.bias_.to(distances)
+
+    def score_inputs(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
+        """The logits of a batch, and its scores."""
+        if not self.gradients:
+            return super().score_inputs(inputs)
+        self.check_fitted()
+        logits, distances, finite = self._distances_on(inputs, [self.eps])
+        return logits, self._infinite_where_broken(self._joined(distances[0]), finite)
+
+    def _distances_on(self, inputs: Inputs, steps: Sequence[float]) -> tuple[Tensor, list[Tensor], Tensor]:
+        """The logits of the batch as it is, and for each step the distances, each tap's after its own."""
+        if not any(steps):
+            with torch.inference_mode():
+                seen = self._observer(inputs)
+                distances = self.distances(seen)
+            assert seen.finite is not None
+            return seen.logits, [distances] * len(steps), seen.finite
+        images = single_images(inputs, self.model, self.name)
+        leaf, given = leaf_of(images)
+        seen = self._observer.differentiable(given)
+        assert seen.finite is not None
+        taps, finite = len(seen.channel_means), seen.finite
+        found: list[list[Tensor]] = [[] for _ in steps]
+        for tap in range(taps):
+            with torch.inference_mode(False), torch.enable_grad():
+                distance = self._distance(tap, seen)
+            away = gradient(distance, leaf, self.name, keep=tap + 1 < taps)
+            with torch.inference_mode():
+                for column, eps in zip(found, steps, strict=True):
+                    moved = self._observer(step(images, away, -eps, self.scale)) if eps else seen
+                    column.append(self._distance(tap, moved) if eps else distance.detach())
+                    finite = finite if moved.finite is None else finite & moved.finite
+        return seen.logits.detach(), [torch.stack(column, 1) for column in found], finite
+
+    # --- tune ----------------------------------------------------------------------------------------
+
+    def tune(
+        self,
+        in_distribution: Iterable[Any],
+        outliers: Iterable[Any],
+        *,
+        steps: Sequence[float] = STEPS,
+        progress: bool = True,
+    ) -> "Mahalanobis":
+        """Weigh the taps by a logistic regression, and choose eps, by what tells these outliers best.
+
+        As the authors do: on one half of the data a regression is fitted for each step, with a penalty chosen
+        by cross-validation; the step is taken whose regression tells the other half best, by TNR at
+        TPR 95 %, then AUROC. They take 1,000 images of each kind. What was tuned on outliers has seen
+        outliers: tables must say so. Calibrate afterwards, on other data.
+        """
+        self.check_fitted()
+        steps = [checked_eps(eps) for eps in steps]
+        if not steps:
+            raise ValueError("steps must be some")
+        inside = self._all_distances(in_distribution, steps, progress)
+        outside = self._all_distances(outliers, steps, progress)
+        for kind, found in (("in-distribution", inside), ("outlying", outside)):
+            if len(found[0]) < _FEWEST:
+                raise InputError(
+                    f"{self.name} cannot be tuned on {len(found[0])} finite {kind} example(s): at least "
+                    f"{_FEWEST} are needed, the authors take 1,000"
+                )
+        generator = torch.Generator().manual_seed(self.seed)
+        order_in = torch.randperm(len(inside[0]), generator=generator)
+        order_out = torch.randperm(len(outside[0]), generator=generator)
+        tried = []
+        for eps, d_in, d_out in zip(steps, inside, outside, strict=True):
+            fit_in, held_in = d_in[order_in].tensor_split(2)
+            fit_out, held_out = d_out[order_out].tensor_split(2)
+            weights, bias = _regression(fit_in, fit_out)
+            quality = separation(held_in @ weights + bias, held_out @ weights + bias)
+            tried.append((quality, eps, weights, bias))
+        _, self.eps, self.weights_, self.bias_ = max(tried, key=lambda found: found[0])
+        self.join, self.tuned_, self._scores = "regression", torch.tensor(True), None
+        return self
+
+    def _all_distances(
+        self, loader: Iterable[Any], steps: Sequence[float], progress: bool
+    ) -> tuple[Tensor, ...]:
+        """For each step the distances of a whole loader, without the examples that are not finite."""
+        batches = []
+        for inputs in inputs_of(self.network, loader, "tuning", progress):
+            _, distances, finite = self._distances_on(inputs, steps)
+            good = finite & torch.stack(distances).isfinite().all(2).all(0)
+            batches.append([d[good].cpu() for d in distances])
+        return tuple(torch.cat(parts) for parts in zip(*batches, strict=True))
+
+
+class _Gaussian(NamedTuple):
+    """One tap's classes: normal distributions of one covariance S, made round by W with W W^T = S^-1."""
+
+    shift: Tensor
+    """What lies between the origin that the centres are about and zero, whitened, `(rank,)`."""
+    whitening: Tensor
+    """W, `(width, rank)`."""
+    points: Tensor
+    """The class means, whitened, and last their mean, `(classes + 1, rank)`."""
+    squares: Tensor
+    """Of these points' lengths, `(classes + 1,)`."""
+
+    @staticmethod
+    def of(origin: Tensor, whitening: Tensor, centres: Tensor) -> "_Gaussian":
+        """From what is kept: the centres are those of features less the origin."""
+        points = torch.cat([centres, centres.mean(0, keepdim=True)])
+        return _Gaussian(-(origin @ whitening), whitening, points, points.square().sum(1))
+
+    # In few operations, for the sake of GPUs.
+
+    def distance(self, features: Tensor) -> Tensor:
+        """The squared distance to the nearest class, `(N,)`."""
+        return self.distances(features)[0]
+
+    def distances(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """The squared distances to the nearest class and to the middle of all classes, `(N,)` each."""
+        white = torch.addmm(self.shift, features, self.whitening)
+        parts = torch.addmm(self.squares, white, self.points.T, alpha=-2)
+        squared = (parts + white.square().sum(1, keepdim=True)).clamp_min(0)
+        return squared[:, :-1].amin(1), squared[:, -1]
+
+
+class _Fitted(NamedTuple):
+    """What judging needs, on a device."""
+
+    device: torch.device
+    whitening: Tensor
+    """As it is kept: whose copies these are."""
+    gaussians: list[_Gaussian]
+    """One for each tap."""
+    expected: Tensor
+    """The squared distance to expect at each tap, `(taps,)`."""
+
+
+@dataclass
+class _Sums:
+    """Running sums in float64, of what lies between each example and an origin: the first batch's mean."""
+
+    counts: Tensor
+    """Of the examples of each class, `(classes,)`."""
+    origins: list[Tensor]
+    """`(width,)` for each tap."""
+    by_class: list[Tensor]
+    """The sums of each class, `(classes, width)` for each tap."""
+    products: list[Tensor]
+    """The sums of outer products, `(width, width)` for each tap."""
+
+    @staticmethod
+    def begun(first: list[Tensor], classes: int) -> "_Sums":
+        """Nothing yet, about the mean of a first batch, whose features at each tap are given."""
+        origins = [features.mean(0) for features in first]
+        device = origins[0].device if origins else torch.device("cpu")
+        return _Sums(
+            torch.zeros(classes, dtype=torch.float64, device=device),
+            origins,
+            [origin.new_zeros(classes, len(origin)) for origin in origins],
+            [origin.new_zeros(len(origin), len(origin)) for origin in origins],
+        )
+
+    @property
+    def widths(self) -> Tensor:
+        """The channels of each tap."""
+        return torch.tensor([len(origin) for origin in self.origins])
+
+    def join(self, other: "_Sums") -> None:
+        """Add what another has seen, which is about other origins."""
+        for tap, origin in enumerate(self.origins):
+            moved = other.origins[tap] - origin
+            total, count = other.by_class[tap].sum(0), other.counts.sum()
+            across = torch.outer(total, moved)
+            self.by_class[tap] += other.by_class[tap] + other.counts.unsqueeze(1) * moved
+            self.products[tap] += other.products[tap] + across + across.T + count * torch.outer(moved, moved)
+        self.counts += other.counts
+
+    def add(self, batch: list[Tensor], classes: Tensor) -> None:
+        """Take in one batch: its features at each tap, and its classes."""
+        classes = classes.to(self.counts.device)
+        low, high, known = int(classes.min()), int(classes.max()), len(self.counts)
+        if low < 0 or high >= known:
+            raise InputError(
+                f"labels from {low} to {high} were given, the network has classes 0 to {known - 1}"
+            )
+        self.counts += torch.bincount(classes, minlength=known)
+        parts = zip(batch, self.origins, self.by_class, self.products, strict=True)
+        for features, origin, by_class, product in parts:
+            centred = features - origin
+            by_class.index_add_(0, classes, centred)
+            product.addmm_(centred.T, centred)
+
+    def whitened(self, tap: int, present: Tensor) -> tuple[Tensor, Tensor]:
+        """The inverse root of the covariance about the class means, and these means, whitened; Eq. 1."""
+        counts, origin = self.counts[present], self.origins[tap]
+        total = counts.sum()
+        means = self.by_class[tap][present] / counts.unsqueeze(1)
+        about_origin = self.products[tap] / total
+        covariance = about_origin - (means.T * (counts / total)) @ means
+        values, vectors = torch.linalg.eigh((covariance + covariance.T) / 2)
+        # What is no more than rounding: of the sums, in float64, and of the features themselves, in float32.
+        size = (about_origin.diagonal() + origin.square()).max()
+        rounding = len(origin) * torch.finfo(torch.float64).eps * about_origin.diagonal().sum()
+        seen = (4 * torch.finfo(torch.float32).eps) ** 2 * size
+        vary = values > torch.maximum(rounding, seen)
+        whitening = vectors[:, vary] / values[vary].sqrt()
+        return whitening, means @ whitening
+
+
+def _usable(t: Tensor, device: torch.device) -> Tensor:
+    """The tensor on a device, and of use where gradients are computed."""
+    moved = t.to(device)
+    return moved.clone() if moved.is_inference() else moved
+
+
+def _exact(t: Tensor) -> Tensor:
+    """The tensor in float64, on the CPU where its device has none."""
+    return (t.cpu() if t.device.type == "mps" else t).double()
+
+
+def _regression(inside: Tensor, outside: Tensor) -> tuple[Tensor, Tensor]:
+    """Weights and bias of a logistic regression that tells outliers by their distances."""
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.model_selection import GridSearchCV
+
+    distances = torch.cat([inside, outside])
+    centre, spread = distances.mean(0), distances.std(0)
+    spread = torch.where(spread > 0, spread, 1)
+    is_out = torch.arange(len(distances)) >= len(inside)
+    penalties = {"C": [10**power for power in torch.linspace(-4, 4, 10).tolist()]}
+    search = GridSearchCV(LogisticRegression(max_iter=1000), penalties, scoring="accuracy", cv=5)
+    found = search.fit(((distances - centre) / spread).numpy(), is_out.numpy()).best_estimator_
+    weights = torch.from_numpy(found.coef_[0]).double() / spread
+    return weights, torch.tensor(float(found.intercept_[0]), dtype=torch.float64) - weights @ centre

@@ -1,0 +1,50 @@
+"""NNGuide: the energy, guided by how near confident training examples are."""
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from gramwatch.methods.base import Record
+from gramwatch.methods.energy import energy
+from gramwatch.methods.features import PIECE, BankRival, features_of, unit
+from gramwatch.observation import Observation
+
+
+class NNGuide(BankRival):
+    """The energy times the guidance: the k largest weighted similarities (Park, Jung & Teoh, 2023).
+
+    Args:
+        model: any classifier that returns logits.
+        k: how many neighbours guide. 10 is what the authors' code uses; OpenOOD runs it with 100.
+        options: those of every `Method`; `most_examples` bounds the bank. The paper keeps 1 % of ImageNet.
+
+    """
+
+    name = "nnguide"
+    record = Record(
+        title="NNGuide",
+        paper="Park, Jung & Teoh: Nearest Neighbor Guidance for Out-of-Distribution Detection. ICCV 2023",
+        equation="-E(z) * mean of the k largest E(z_i) u_i.u, E = log sum exp, u = h / ||h||",
+        fitted=True,
+        cost="one product with every kept training example; these are kept, and saved",
+        limits="Where log sum exp is negative on training data, the product of two signs means nothing.",
+    )
+
+    def __init__(self, model: nn.Module, *, k: int = 10, **options: Any) -> None:
+        super().__init__(model, k=k, **options)
+
+    def _bank(self, training: Observation) -> Tensor:
+        confidence = -energy(training.logits)
+        bank = unit(features_of(training, self.name)).double() * confidence.unsqueeze(1)
+        return bank.float()
+
+    def score(self, observation: Observation) -> Tensor:
+        """Minus the energy's confidence times the guidance."""
+        confidence = -energy(observation.logits)
+        return -confidence * self._guidance(unit(features_of(observation, self.name)))
+
+    def _guidance(self, queries: Tensor, piece: int = PIECE) -> Tensor:
+        def largest(near: Tensor, query: Tensor) -> Tensor:
+            return (near @ query.unsqueeze(2)).squeeze(2).topk(self.k, dim=1).values.mean(1)
+
+        return self._nearest(queries, largest, piece)

@@ -1,0 +1,55 @@
+"""Dirichlet Prior Network: how wide the predicted distribution over class probabilities is."""
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from gramwatch.methods.base import Method, Record
+from gramwatch.methods.dirichlet import concentrations, differential_entropy, mutual_information
+from gramwatch.observation import Observation
+
+MEASURES = ("differential_entropy", "mutual_information", "max_probability")
+MOST = 1e8
+"""The largest concentration told apart: with larger ones the entropy would be rounding error."""
+
+
+class PriorNetworkScore(Method):
+    """The uncertainty of a network that predicts a Dirichlet distribution (Malinin & Gales, 2018, section 4).
+
+    The training is `gramwatch.training.PriorNetwork`.
+
+    Args:
+        model: a network trained as a Prior Network.
+        measure: `"differential_entropy"` of the Dirichlet distribution, `"mutual_information"` of label and
+            probabilities, or minus the `"max_probability"`. The paper reports all three; the first two say
+            how wide the distribution is, the last does not.
+        options: those of every `Method`.
+
+    """
+
+    name = "prior_network"
+    record = Record(
+        title="Prior Network",
+        paper="Malinin & Gales: Predictive Uncertainty Estimation via Prior Networks. NeurIPS 2018",
+        equation="entropy of Dir(alpha), alpha = exp(z); or mutual information, or -max_c alpha_c / alpha_0",
+        fitted=False,
+        outliers=True,
+        retraining=True,
+        cost="a few operations for each logit",
+        limits="The network has to be trained with outliers, and is best at what is like them.",
+    )
+    settings = ("measure",)
+
+    def __init__(self, model: nn.Module, *, measure: str = "differential_entropy", **options: Any) -> None:
+        super().__init__(model, **options)
+        if measure not in MEASURES:
+            raise ValueError(f"measure must be one of {', '.join(MEASURES)}; got {measure!r}")
+        self.measure = measure
+
+    def score(self, observation: Observation) -> Tensor:
+        """The measure chosen."""
+        logits = observation.logits.double()
+        if self.measure == "max_probability":
+            return -logits.softmax(1).amax(1)
+        alpha = concentrations(logits, MOST)
+        return differential_entropy(alpha) if self.measure == MEASURES[0] else mutual_information(alpha)

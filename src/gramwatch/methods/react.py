@@ -1,0 +1,51 @@
+"""ReAct: clip the features where training activations seldom reach."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from gramwatch.methods.base import Record
+from gramwatch.methods.shaping import Shaping, checked_percentile
+from gramwatch.observation import Head, Observation
+
+
+class ReAct(Shaping):
+    """The energy after clipping the penultimate features (Sun, Guo & Li, 2021, Eq. 1 and 2).
+
+    Args:
+        model: any classifier whose logits one linear layer makes.
+        percentile: of all activations of all training examples, where the features are clipped. The paper
+            takes 90.
+        options: those of every `Method`.
+
+    """
+
+    name = "react"
+    record = Record(
+        title="ReAct",
+        paper="Sun, Guo & Li: ReAct: Out-of-distribution Detection With Rectified Activations. NeurIPS 2021",
+        equation="-log sum_c exp(z_c), z = W min(h, c) + b, c the 90th percentile of training activations",
+        fitted=True,
+        cost="the last layer once more",
+        limits="One number clips all features alike. Made for features that are large where an input is "
+        "strange; of little use where they are small instead.",
+    )
+    settings = ("percentile",)
+
+    def __init__(self, model: nn.Module, *, percentile: float = 90.0, **options: Any) -> None:
+        super().__init__(model, **options)
+        self.percentile = checked_percentile(percentile)
+        self.clip_: Tensor | None = None
+
+    def _fit(self, training: Observation) -> None:
+        features, _ = self._features_and_head(training)
+        # NumPy, for torch.quantile takes no more than 16 million values.
+        clip = np.percentile(features.numpy(), self.percentile)
+        self.clip_ = torch.tensor(float(clip), dtype=torch.float64)
+
+    def logits(self, features: Tensor, head: Head) -> Tensor:
+        """Those of the clipped features; Eq. 2."""
+        assert self.clip_ is not None
+        return head(features.clamp(max=float(self.clip_)))

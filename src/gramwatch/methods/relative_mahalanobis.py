@@ -1,0 +1,102 @@
+"""Relative Mahalanobis: nearer to a class than to training data at large."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gramwatch.errors import InputError, warn
+from gramwatch.methods.base import Method, Record
+from gramwatch.methods.features import ROWS, features_of, mean_of, second_moment
+from gramwatch.observation import Observation
+
+SINGULAR = 1e-10
+"""A covariance whose smallest eigenvalue is below this share of the largest counts as singular."""
+
+
+class RelativeMahalanobis(Method):
+    """The Mahalanobis distance to the nearest class less that to all of them (Ren et al., 2021, section 2).
+
+    Classes are those of the labels; where the loader has none, those the network predicts. A class without
+    examples is left out.
+
+    Args:
+        model: any classifier that returns logits.
+        shrinkage: how much of the identity, at the same mean variance, is mixed into both covariances if one
+            of them is singular, and only then.
+        options: those of every `Method`.
+
+    """
+
+    name = "relative_mahalanobis"
+    record = Record(
+        title="relative Mahalanobis",
+        paper="Ren, Fort, Liu, Guha Roy, Padhy & Lakshminarayanan: A Simple Fix to Mahalanobis Distance for "
+        "Improving Near-OOD Detection. 2021",
+        equation="min_c (h - m_c)^T S^-1 (h - m_c) - (h - m)^T S_0^-1 (h - m)",
+        fitted=True,
+        cost="two products with a D x D matrix, one with the means of the classes",
+        limits="Takes each class for a Gaussian, all of one shape. Weak far from all training data, where "
+        "both distances are large.",
+    )
+    needs = frozenset({"features"})
+    settings = ("shrinkage",)
+
+    def __init__(self, model: nn.Module, *, shrinkage: float = 1e-3, **options: Any) -> None:
+        super().__init__(model, **options)
+        if not 0 < shrinkage <= 1:
+            raise ValueError(f"shrinkage must lie between 0 and 1, got {shrinkage}")
+        self.shrinkage = float(shrinkage)
+        self.mean_: Tensor | None = None
+        self.centres_: Tensor | None = None  # of the classes, from the mean, whitened
+        self.whitening_: Tensor | None = None
+        self.background_whitening_: Tensor | None = None
+
+    def _fit(self, training: Observation) -> None:
+        mean = mean_of(training, self.name)
+        features = features_of(training, self.name)
+        classes, which = training.classes.long().unique(return_inverse=True)
+        sums = torch.zeros(len(classes), features.shape[1], dtype=torch.float64, device=features.device)
+        for some, theirs in zip(features.split(ROWS), which.split(ROWS), strict=True):
+            sums.index_add_(0, theirs, some.double())
+        centres = sums / which.bincount(minlength=len(classes)).unsqueeze(1)
+        self.mean_ = mean
+        tied = torch.linalg.eigh(second_moment(features, centres, which))
+        whole = torch.linalg.eigh(second_moment(features, mean))
+        if not float(tied.eigenvalues[-1]) > SINGULAR * float(whole.eigenvalues[-1]):
+            raise InputError(
+                f"{len(features)} training example(s) of {len(classes)} class(es) do not vary within any "
+                f"class: {self.name} needs at least two that differ"
+            )
+        singular = any(float(e[0]) <= SINGULAR * float(e[-1]) for e in (tied.eigenvalues, whole.eigenvalues))
+        if singular:
+            warn(
+                f"the covariance of {features.shape[1]} features over {len(features)} training example(s) is "
+                f"singular: it was shrunk towards the identity by {self.shrinkage}"
+            )
+        share = self.shrinkage if singular else 0.0
+        self.whitening_ = _whitening(tied.eigenvalues, tied.eigenvectors, share)
+        self.centres_ = (centres - mean) @ self.whitening_
+        self.background_whitening_ = _whitening(whole.eigenvalues, whole.eigenvectors, share)
+
+    def score(self, observation: Observation) -> Tensor:
+        """The squared distance to the nearest class less that to the background."""
+        assert self.mean_ is not None
+        assert self.centres_ is not None
+        assert self.whitening_ is not None
+        assert self.background_whitening_ is not None
+        device = observation.logits.device
+        centred = features_of(observation, self.name).double() - self.mean_.to(device)
+        x = centred @ self.whitening_.to(device)
+        centres = self.centres_.to(device)
+        # Of ||x - m||^2 all but the part that is the same for all classes.
+        nearest = (centres.square().sum(1) - 2 * (x @ centres.T)).amin(1)
+        background = (centred @ self.background_whitening_.to(device)).square().sum(1)
+        return x.square().sum(1) + nearest - background
+
+
+def _whitening(eigenvalues: Tensor, eigenvectors: Tensor, shrinkage: float) -> Tensor:
+    """A matrix A with `A A^T` the inverse of the covariance, mixed with the identity at its mean variance."""
+    eigenvalues = eigenvalues.clamp_min(0)
+    mixed = (1 - shrinkage) * eigenvalues + shrinkage * eigenvalues.mean()
+    return (eigenvectors / mixed.sqrt()).contiguous()  # as it is saved: the same scores to the last bit

@@ -1,0 +1,101 @@
+"""SemanticScore: how long the vectors are that a network predicts in the place of a label."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gramwatch.batches import Inputs
+from gramwatch.errors import InputError
+from gramwatch.methods.base import Method, Record
+from gramwatch.observation import Observation, Observer
+from gramwatch.taps import unwrap
+
+
+class SemanticHead(nn.Module):
+    """Predicts K vectors and compares each with those of the labels; stands in for the last linear layer.
+
+    What it returns can be used as logits: minus the sum over k of the cosine distances
+    `d(u, v) = (1 - cos(u, v)) / 2` to each label. That is linear in the K vectors at unit length, so methods
+    that look at the layer that makes the logits, and at its inputs, can be used as on any other network.
+
+    Args:
+        width: how many features come in.
+        labels: K matrices, `(classes, size)`: the vector of each class. Sizes may differ.
+
+    """
+
+    def __init__(self, width: int, labels: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.sizes = [matrix.shape[1] for matrix in labels]
+        self.predict = nn.Linear(width, sum(self.sizes))
+        for k, matrix in enumerate(labels):
+            self.register_buffer(f"labels_{k}", matrix.detach().float().clone())
+
+    @property
+    def labels(self) -> list[Tensor]:
+        """The vectors of the classes, K matrices."""
+        return [self.get_buffer(f"labels_{k}") for k in range(len(self.sizes))]
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Minus the summed distances, `(N, classes)`."""
+        vectors = self.predict(features)
+        with torch.autocast(vectors.device.type, enabled=False):  # near zero distances need all their digits
+            parts = vectors.float().split(self.sizes, 1)
+            units = torch.cat([F.normalize(part, dim=1) for part in parts], 1)
+            weight = torch.cat([F.normalize(matrix.float(), dim=1) for matrix in self.labels], 1) / 2
+            bias = weight.new_full((len(weight),), -len(self.sizes) / 2)
+            return F.linear(units, weight, bias)
+
+
+class SemanticScore(Method):
+    """Minus the squared length of all predicted vectors (Shalev, Adi & Keshet, 2018).
+
+    The training is `gramwatch.training.Semantic`.
+
+    Args:
+        model: a network trained so: its last layer is a `SemanticHead`.
+        options: those of every `Method`.
+
+    """
+
+    name = "semantic"
+    record = Record(
+        title="Semantic",
+        paper="Shalev, Adi & Keshet: Out-of-Distribution Detection using Multiple SemanticScore Label "
+        "Representations. NeurIPS 2018",
+        equation="-sum_k ||f_k(x)||^2, f_k(x) the k-th predicted vector",
+        fitted=False,
+        retraining=True,
+        cost="a forward pass of its own",
+        limits="The network has to be trained for it. Nothing in training sets the vectors' length: inputs "
+        "with larger activations than training data pass as normal.",
+    )
+
+    def __init__(self, model: nn.Module, **options: Any) -> None:
+        super().__init__(model, **options)
+        found = [name for name, part in unwrap(self.model).named_modules() if isinstance(part, SemanticHead)]
+        if len(found) != 1:
+            raise InputError(
+                f"{type(unwrap(self.model)).__name__} has {len(found)} SemanticHeads, but this score is of "
+                "the vectors that one predicts: train the network with gramwatch.training.Semantic"
+            )
+        tap = ".".join([*([found[0]] if found[0] else []), "predict"])
+        self._vectors = Observer(self.network, ["channel_means"], taps=[tap])
+
+    @property
+    def alone(self) -> bool:
+        """A pass of its own: what others observe does not show the vectors' lengths."""
+        return True
+
+    def score(self, observation: Observation) -> Tensor:
+        """Minus the squared length. The observation is of the predicted vectors, not what others share."""
+        return -observation.channel_means[0].double().square().sum(1)
+
+    def score_inputs(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
+        """The logits and the scores of a batch."""
+        seen = self._vectors(inputs)
+        with torch.inference_mode():
+            return seen.logits, self._infinite_where_broken(self.score(seen), seen.finite)

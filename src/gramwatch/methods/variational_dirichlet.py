@@ -1,0 +1,95 @@
+"""Variational Dirichlet: the entropy of a posterior over class probabilities, after a helping step."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gramwatch.batches import Inputs
+from gramwatch.methods.base import Method, Record
+from gramwatch.methods.dirichlet import concentrations, differential_entropy, expected_log_probability
+from gramwatch.methods.perturb import (
+    Scale,
+    checked_eps,
+    checked_scale,
+    gradient,
+    leaf_of,
+    single_images,
+    step,
+)
+from gramwatch.observation import Observation
+
+MOST = 1000.0
+"""The largest concentration, in training and in judging, as in the code released with the paper."""
+
+
+class VariationalDirichletScore(Method):
+    """The entropy of the Dirichlet posterior that a network predicts (Chen, Shen, Jin & Wang, 2018).
+
+    The training is `gramwatch.training.VariationalDirichlet`. As the paper proposes, the concentrations are
+    smoothed by `log(1 + alpha)`, lest a few very large ones hide the rest, and inputs first take a step
+    that makes their predicted class likelier. The paper chooses the step on validation data; the default is
+    that of the released code, in terms of the network's own inputs. A later version of the paper (2019) also
+    trains against adversarial examples: that is left out.
+
+    Args:
+        model: a network trained so.
+        eps: the size of the step; with zero no gradient is needed.
+        scale: what the step is divided by, as for `ODIN`.
+        smooth: whether to smooth the concentrations.
+        options: those of every `Method`.
+
+    """
+
+    name = "variational_dirichlet"
+    record = Record(
+        title="Variational Dirichlet",
+        paper="Chen, Shen, Jin & Wang: A Variational Dirichlet Framework for Out-of-Distribution Detection. "
+        "arXiv 1811.07308, 2018",
+        equation="entropy of Dir(log(1 + alpha)), alpha = exp(f(x')), "
+        "x' = x + eps sign(grad_x (psi(alpha_y) - psi(alpha_0))), y predicted",
+        fitted=False,
+        gradients=True,
+        retraining=True,
+        cost="one backward and one more forward pass",
+        limits="The network has to be trained for it. Far from the training data concentrations may grow "
+        "again. Inputs must be continuous.",
+    )
+    settings = ("eps", "scale", "smooth")
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        eps: float = 0.005,
+        scale: Scale = None,
+        smooth: bool = True,
+        **options: Any,
+    ) -> None:
+        super().__init__(model, **options)
+        self.eps, self.scale, self.smooth = checked_eps(eps), checked_scale(scale), bool(smooth)
+
+    @property
+    def gradients(self) -> bool:
+        """Whether there is a step, and so a need for gradients."""
+        return self.eps > 0
+
+    def score(self, observation: Observation) -> Tensor:
+        """The entropy. The observation is of inputs already moved."""
+        alpha = concentrations(observation.logits.double(), MOST)
+        return differential_entropy(alpha.log1p() if self.smooth else alpha)
+
+    def score_inputs(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
+        """The logits of a batch, and its scores after the step."""
+        if not self.gradients:
+            return super().score_inputs(inputs)
+        images = single_images(inputs, self.model, self.name)
+        leaf, given = leaf_of(images)
+        seen = self._observer.differentiable(given)
+        with torch.inference_mode(False), torch.enable_grad():
+            alpha = concentrations(seen.logits.double(), MOST)
+            value = expected_log_probability(alpha, seen.predicted)
+        towards = gradient(value, leaf, self.name)
+        with torch.inference_mode():
+            moved = self._observer(step(images, towards, self.eps, self.scale))
+            return seen.logits.detach(), self._infinite_where_broken(self.score(moved), moved.finite)

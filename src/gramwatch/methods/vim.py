@@ -1,0 +1,90 @@
+"""ViM: a virtual logit for what lies outside the space that training features span."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gramwatch.errors import InputError
+from gramwatch.methods.base import Record
+from gramwatch.methods.energy import energy
+from gramwatch.methods.features import ROWS, HeadRival, features_of, head_of, lengths, second_moment
+from gramwatch.observation import Observation
+
+
+class ViM(HeadRival):
+    """The residual outside the principal space, as a logit, against the others (Wang et al., 2022, Eq. 4-7).
+
+    The score is the logarithm of the odds of the virtual class in Eq. 7.
+
+    Args:
+        model: any classifier that returns logits.
+        dimensions: of the principal space. By default 1000 for 2048 features or more, 512 for 768 or more
+            (the authors' choice), else half the features.
+        options: those of every `Method`.
+
+    """
+
+    name = "vim"
+    record = Record(
+        title="ViM",
+        paper="Wang, Li, Feng & Zhang: ViM: Out-Of-Distribution with Virtual-logit Matching. CVPR 2022",
+        equation="alpha ||R^T (h - o)|| - log sum_c exp(z_c), o = -W^+ b",
+        fitted=True,
+        cost="one product with a D x (D - d) matrix",
+        limits="Sees little where the features fill their space, as narrow ones do.",
+    )
+    settings = ("dimensions",)
+
+    def __init__(self, model: nn.Module, *, dimensions: int | None = None, **options: Any) -> None:
+        super().__init__(model, **options)
+        if dimensions is not None and dimensions < 1:
+            raise ValueError(f"dimensions must be at least 1, got {dimensions}")
+        self.dimensions = dimensions
+        self.origin_: Tensor | None = None
+        self.residual_: Tensor | None = None
+        self.alpha_: Tensor | None = None
+
+    def _fit(self, training: Observation) -> None:
+        head = head_of(training, self.name)
+        features = features_of(training, self.name)
+        width = features.shape[1]
+        kept = default_dimensions(width) if self.dimensions is None else self.dimensions
+        if kept >= width:
+            raise InputError(
+                f"a principal space of {kept} dimensions leaves nothing outside it of {width} features: "
+                "pass fewer dimensions"
+            )
+        weight, bias = head.weight.to(features.device).double(), head.bias.to(features.device).double()
+        self.origin_ = -(torch.linalg.pinv(weight) @ bias)
+        vectors = torch.linalg.eigh(second_moment(features, self.origin_)).eigenvectors  # ascending
+        self.residual_ = vectors[:, : width - kept].contiguous()
+        outside = length = 0.0
+        for some in features.split(ROWS):
+            centred = some.double() - self.origin_
+            outside += float(lengths(centred @ self.residual_).sum())
+            length += float(lengths(centred).sum())
+        if outside <= 1e-9 * length:
+            raise InputError(
+                f"{len(features)} training example(s) lie wholly inside a principal space of {kept} "
+                "dimensions: fit on more data, or pass fewer dimensions"
+            )
+        largest = float(training.logits.amax(1).sum(dtype=torch.float64))
+        self.alpha_ = torch.tensor(largest / outside, dtype=torch.float64)
+
+    def score(self, observation: Observation) -> Tensor:
+        """The virtual logit minus the logarithm of the summed exponentials of all others."""
+        assert self.origin_ is not None
+        assert self.residual_ is not None
+        assert self.alpha_ is not None
+        device = observation.logits.device
+        centred = features_of(observation, self.name).double() - self.origin_.to(device)
+        virtual = self.alpha_.to(device) * lengths(centred @ self.residual_.to(device))
+        return virtual + energy(observation.logits)
+
+
+def default_dimensions(width: int) -> int:
+    """Of the principal space, for features of some width."""
+    if width >= 2048:
+        return 1000
+    return 512 if width >= 768 else width // 2

@@ -1,0 +1,90 @@
+"""The detailed ablation (App. C): which statistic, which metric, normalised or not.
+
+Six detectors are fitted in one pass; with and without normalising, their deviations give twelve settings.
+"""
+
+from statistics import mean, stdev
+
+from gramwatch.deviation import TotalDeviation
+from gramwatch.evaluate import Row, evaluate_measured
+from gramwatch.paper import published
+from gramwatch.paper.beside import SHORT, Line, markdown
+from gramwatch.paper.experiment import Options, entries_for, lines_of, protocol_of, write
+from gramwatch.paper.subject import MethodSpec, ood_sets
+from gramwatch.together import Measured
+
+STATISTICS = {"diagonal": "diagonal", "off-diagonal": "off_diagonal", "complete": "row_sums"}
+BOUNDS = {"Min/Max": "min_max", "Mean/Var": "mean_variance"}
+TABLES = ("tab:detailed_ablation",)
+SUMMARIES = {"MEAN": mean, "STD-DEV": stdev}
+
+
+def run(options: Options) -> list[Line]:
+    """Fit six detectors, judge every set in twelve settings."""
+    subject = options.subject()
+    methods = [
+        MethodSpec(f"{name}, {metric}", "gram", {"taps": "paper", "statistic": statistic, "bounds": bounds})
+        for name, statistic in STATISTICS.items()
+        for metric, bounds in BOUNDS.items()
+    ]
+    sets = ood_sets(subject.in_distribution)
+    measured = {title: _twelve(found) for title, found in subject.measure(methods, sets).items()}
+    inside = measured.pop(subject.inside_title)
+    totals = {name: TotalDeviation(normalise="(U)" not in name) for name in inside}
+    result = evaluate_measured(inside, measured, totals)
+    lines = lines_of(
+        subject,
+        sets,
+        published.ABLATION_METHODS,
+        result.rows,
+        lambda each, method: entries_for(subject, each, method, TABLES),
+    )
+    near = {each.title for each in sets if each.near}
+    more = _summary([row for row in result.rows if row.ood not in near])
+    name, title = (
+        f"ablation-{subject.loaded.name}",
+        f"{subject.title}, {subject.inside_title}: twelve settings",
+    )
+
+    from gramwatch.report.comparison import draw_comparison
+
+    write(
+        options,
+        name,
+        title,
+        lines,
+        f"{protocol_of(subject, result)} (U): not normalised.",
+        more=more,
+        tallied=False,
+        picture=lambda path: draw_comparison(path, result, title, "tnr"),
+    )
+    return lines
+
+
+def _twelve(measured: Measured) -> Measured:
+    """What six detectors measured, for both ways of adding it up."""
+    return {name: measured[name.removesuffix(" (U)")] for name in published.ABLATION_METHODS}
+
+
+def _summary(rows: list[Row]) -> str:
+    """Mean and standard deviation over the sets, near ones left out; the published are over all networks."""
+    parts = []
+    for metric in published.SHOWN:
+        table = [
+            [
+                "setting",
+                *(f"{name}, ours" for name in SUMMARIES),
+                *(f"{name}, published" for name in SUMMARIES),
+            ]
+        ]
+        for method in published.ABLATION_METHODS:
+            values = [100 * row.mean[metric] for row in rows if row.method == method]
+            ours = [f"{summary(values):.1f}" if len(values) > 1 else "" for summary in SUMMARIES.values()]
+            theirs = [
+                f"{published.find('all', 'all', name, method)[0].figures[metric]:.1f}" for name in SUMMARIES
+            ]
+            table.append([method, *ours, *theirs])
+        count = len({row.ood for row in rows})
+        parts += [f"### {SHORT[metric]} over {count} sets, the near ones left out", "", markdown(table), ""]
+    parts.append("The published means are over all six networks and their sets.")
+    return "\n".join(parts)

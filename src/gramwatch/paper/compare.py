@@ -1,0 +1,120 @@
+"""Every method on the demo's networks: Guard, Gram and its rivals, from one pass over the data."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gramwatch.datasets.digits import digits
+from gramwatch.demo import outlier_sets, small_convnet, small_mlp, train
+from gramwatch.detector import GramDetector
+from gramwatch.errors import TapError
+from gramwatch.evaluate import Evaluation, evaluate
+from gramwatch.guard import MEMBERS, Guard
+from gramwatch.methods import METHODS
+from gramwatch.observation import Observer
+from gramwatch.report import pyplot
+from gramwatch.together import Detector, fit_together
+from gramwatch.watch import Single
+
+GUARD, GRAM = "guard", "gram"
+NETWORKS: Mapping[str, Callable[[], nn.Module]] = {"convnet": small_convnet, "mlp": small_mlp}
+"""The demo's networks."""
+
+
+def method_names(chosen: str | Iterable[str], every: Sequence[str] = (GUARD, GRAM, *METHODS)) -> list[str]:
+    """The names of the chosen methods; `"all"` for all there are."""
+    names = [name.strip() for name in chosen.split(",")] if isinstance(chosen, str) else list(chosen)
+    if names == ["all"]:
+        return list(every)
+    for name in names:
+        if name not in every:
+            raise ValueError(f"there is no method '{name}': choose from {', '.join(every)}, or all")
+    return list(dict.fromkeys(names))
+
+
+def fitted(
+    network: nn.Module,
+    loader: Sequence[Any],
+    methods: Iterable[str],
+    say: Callable[[str], None] = print,
+    **gram_settings: Any,
+) -> dict[str, Detector]:
+    """The chosen methods fitted on training data, by the titles that tables show.
+
+    Methods that cannot be used on the network are left out, with the reason. The members of Guard are the
+    very detectors that stand beside it.
+    """
+    methods = list(methods)
+    wanted = dict.fromkeys([*methods, *(MEMBERS if GUARD in methods else ())])
+    rivals = {name: METHODS[name](network) for name in wanted if name not in (GUARD, GRAM)}
+    try:
+        first = loader[0]
+        Observer(network, ["features", "head"])(first[0] if isinstance(first, tuple | list) else first)
+    except TapError as reason:
+        for name in [name for name, rival in rivals.items() if rival.needs & {"features", "head"}]:
+            say(f"{rivals.pop(name).record.title} is left out: {reason}")
+    singles: dict[str, Single] = {}
+    if GRAM in wanted:
+        singles[GRAM] = GramDetector(network, **gram_settings)
+    singles |= rivals
+    found: dict[str, Detector] = {}
+    if GUARD in methods:
+        found["Guard"] = Guard.of({name: singles[name] for name in MEMBERS if name in singles})
+    for name in methods:
+        if name in singles:
+            found["Gram" if name == GRAM else METHODS[name].record.title] = singles[name]
+    fit_together(found, loader)
+    return found
+
+
+def compare(
+    network: nn.Module,
+    training: Sequence[Any],
+    in_distribution: Iterable[Any],
+    out_of_distribution: Mapping[str, Iterable[Any]],
+    methods: Iterable[str],
+    say: Callable[[str], None] = print,
+) -> Evaluation:
+    """Fit the chosen methods and evaluate them side by side."""
+    return evaluate(fitted(network, training, methods, say), in_distribution, out_of_distribution)
+
+
+def run(
+    methods: str = "all",
+    networks: Iterable[str] = ("convnet", "mlp"),
+    folder: str | PathLike[str] = "gramwatch-evaluation",
+    say: Callable[[str], None] = print,
+) -> dict[str, Evaluation]:
+    """Train the demo's networks, evaluate every method on them; leave tables and pictures in `folder`."""
+    from gramwatch.report.comparison import draw_comparison
+
+    chosen = method_names(methods)
+    networks = list(networks)
+    for name in networks:
+        if name not in NETWORKS:
+            raise ValueError(f"there is no network '{name}': choose from {', '.join(NETWORKS)}")
+    pyplot()  # known to be there before anything is trained
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    data = digits()
+    outliers: dict[str, Sequence[Tensor]] = {name: x.split(256) for name, x in outlier_sets(data).items()}
+    training = list(zip(data.train.split(256), data.train_labels.split(256), strict=True))
+    found = {}
+    for name in networks:
+        torch.manual_seed(0)
+        network = NETWORKS[name]()
+        train(network, data.train, data.train_labels)
+        result = compare(network, training, data.test.split(256), outliers, chosen, say)
+        found[name] = result
+        say(f"\n{name}, AUROC in percent\n\n{result.overview('auroc')}")
+        say(f"\n{name}, TNR at 95 % TPR in percent\n\n{result.overview('tnr')}\n\n{result.protocol}")
+        result.to_csv(folder / f"{name}.csv")
+        result.to_markdown(folder / f"{name}.md")
+        draw_comparison(folder / f"{name}.png", result, f"Every method on the demo's {name}")
+    pictures = " and ".join(str(folder / f"{name}.png") for name in found)
+    say(f"\nLook at {pictures}; the tables are beside them.")
+    return found

@@ -1,0 +1,162 @@
+"""What depth and order share: detectors that see a part of the network, as curves beside the whole.
+
+Fig. 1 and 2 of the paper and their appendix: TNR against the stage or the order, for both metrics.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor
+
+from gramwatch.detector import Measurement
+from gramwatch.deviation import TotalDeviation
+from gramwatch.evaluate import Evaluation, Row, evaluate_measured
+from gramwatch.paper import published
+from gramwatch.paper.ablation import BOUNDS
+from gramwatch.paper.beside import COLOURS, Line
+from gramwatch.paper.experiment import Options, entries_for, lines_of, methods_of, protocol_of, write
+from gramwatch.paper.subject import MethodSpec, OodSet, Subject, ood_sets
+from gramwatch.taps import find_taps
+from gramwatch.together import Measured
+
+Parts = Mapping[str, Callable[[Tensor], Tensor]]
+"""What each part, by its name in tables, takes of the deviations `(N, taps, orders)`: `(N, some)`."""
+TABLES = ("tab:exp_ood_results", "released figures", "appendix:dpn+", "fig:ood_layerwise")
+
+
+def run_curves(
+    options: Options, name: str, kind: str, parts_of: Callable[[Subject], Parts], curve: str, title: str
+) -> list[Line]:
+    """Judge every set by every part, for both metrics, and draw one panel for each set."""
+    subject = options.subject()
+    rivals = methods_of(subject, options.methods or "msp,odin,mahalanobis,gram")
+    grams = [
+        MethodSpec(metric, kind, {"taps": "paper", "bounds": bounds}) for metric, bounds in BOUNDS.items()
+    ]
+    sets = ood_sets(subject.in_distribution)
+    parts = parts_of(subject)
+    taps = len(tap_names(subject))
+    measured = {
+        key: _by_part(found, parts, taps) for key, found in subject.measure([*grams, *rivals], sets).items()
+    }
+    inside = measured.pop(subject.inside_title)
+    totals = {key: TotalDeviation() for key in inside}
+    result = evaluate_measured(inside, measured, totals)
+
+    def entries(each: OodSet, method: str) -> tuple[published.Entry, ...]:
+        return _curve_entry(subject, each, method, curve, list(parts)) or entries_for(
+            subject, each, method, TABLES
+        )
+
+    lines = lines_of(subject, sets, list(inside), result.rows, entries)
+    whole = f"{subject.title}, {subject.inside_title}: {title}"
+    protocol = protocol_of(subject, result)
+    write(
+        options,
+        f"{name}-{subject.loaded.name}",
+        whole,
+        lines,
+        protocol,
+        metrics=("tnr", "auroc"),
+        tallied=False,
+        picture=lambda path: _draw(path, result, lines, list(parts), name, whole),
+    )
+    return lines
+
+
+def tap_names(subject: Subject) -> list[str]:
+    """The names of the tensors that the published figures look at."""
+    images = subject.load(subject.in_distribution, count=2).images
+    device = next(subject.network.parameters()).device
+    return [
+        tap.name for tap in find_taps(subject.network, subject.loaded.prepare(images.to(device)), "paper")
+    ]
+
+
+def _by_part(measured: Measured, parts: Parts, taps: int) -> Measured:
+    found: Measured = {}
+    for name, each in measured.items():
+        if name in BOUNDS:
+            assert isinstance(each, Measurement)
+            deviations = each.deviations.unflatten(1, (taps, -1))
+            for part, choose in parts.items():
+                found[f"{name}, {part}"] = Measurement(each.logits, choose(deviations), each.finite)
+        else:
+            found[name] = each
+    return found
+
+
+def _curve_entry(
+    subject: Subject, each: OodSet, method: str, curve: str, parts: Sequence[str]
+) -> tuple[published.Entry, ...]:
+    """The published point of a curve; the curves in print are of Min/Max."""
+    points = published.series(curve, subject.inside_title, subject.loaded.name).get(each.published or "")
+    names = [f"Min/Max, {part}" for part in parts]
+    if points is None or method not in names:
+        return ()
+    value = points[names.index(method)]
+    return (
+        published.Entry(
+            "figure", subject.inside_title, subject.loaded.name, str(each.published), method, {"tnr": value}
+        ),
+    )
+
+
+def _draw(
+    path: Path, result: Evaluation, lines: Sequence[Line], parts: Sequence[str], what: str, title: str
+) -> None:
+    """One panel for each set: TNR by part, the whole methods as dashed lines, published points as rings."""
+    from gramwatch.report import pyplot, write_picture
+
+    plt = pyplot()
+    rows: dict[tuple[str, str], Row] = {(row.ood, row.method): row for row in result.rows}
+    theirs = {(line.ood, line.method): line.their("tnr") for line in lines}
+    columns = 4
+    height = math.ceil(len(result.sets) / columns)
+    figure, panels = plt.subplots(
+        height,
+        columns,
+        figsize=(13, 0.9 + 2.35 * height),
+        dpi=100,
+        sharex=True,
+        sharey=True,
+        squeeze=False,
+        layout="constrained",
+    )
+    x = np.arange(1, len(parts) + 1)
+    whole = [m for m in result.methods if m.partition(", ")[0] not in BOUNDS]
+    for axes in panels.flat[len(result.sets) :]:
+        axes.set_axis_off()
+    for axes, ood in zip(panels.flat, result.sets, strict=False):
+        for colour, metric in zip(COLOURS, BOUNDS, strict=False):
+            names = [f"{metric}, {part}" for part in parts]
+            axes.plot(x, [100 * rows[ood, n].mean["tnr"] for n in names], "o-", color=colour, ms=4, lw=1.5)
+            points = [theirs.get((ood, n)) for n in names]
+            if any(point is not None for point in points):
+                axes.plot(x, points, "o:", mfc="white", mec=colour, color=colour, ms=5, lw=1)
+        for colour, method in zip(COLOURS[2:], whole, strict=False):
+            axes.axhline(100 * rows[ood, method].mean["tnr"], color=colour, ls="--", lw=1)
+        axes.set(ylim=(-3, 103), xlim=(0.7, len(parts) + 0.3))
+        axes.set_xticks(x)
+        axes.set_title(ood, fontsize=9, loc="left")
+        axes.tick_params(labelsize=8, labelbottom=True)
+        axes.grid(color="#e5e5e5", lw=0.7)
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+    styles = [{"marker": "o", "label": m} for m in BOUNDS]
+    styles += [{"ls": "--", "label": f"{m}, whole"} for m in whole]
+    handles = [
+        plt.Line2D([], [], color=colour, **style) for colour, style in zip(COLOURS, styles, strict=False)
+    ]
+    if any(line.published and line.method.partition(", ")[0] in BOUNDS for line in lines):
+        handles.append(
+            plt.Line2D([], [], marker="o", mfc="white", color=COLOURS[0], ls=":", label="published")
+        )
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False, fontsize=9)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=12.5, weight="bold")
+    figure.supylabel("TNR at TPR 95 %, percent", fontsize=9)
+    for axes in panels[-1]:
+        axes.set_xlabel({"depth": "stage", "order": "order of the Gram matrix"}[what], fontsize=9)
+    write_picture(figure, path)

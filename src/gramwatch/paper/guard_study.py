@@ -1,0 +1,449 @@
+"""The study behind Guard: which members, how Gram enters, how scores become comparable, how they are joined.
+
+Each rule differs from Guard's in one thing. All follow from the same cells, those of the single methods, so
+that a rule more costs seconds. Only in-distribution data sets anything; outliers judge.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from gramwatch.detector import Measurement
+from gramwatch.deviation import TotalDeviation
+from gramwatch.errors import InputError
+from gramwatch.evaluate import Row, evaluate_measured, scores_of_first_draw
+from gramwatch.guard import MEMBERS, SHRINK
+from gramwatch.joint import (
+    JointMeasurement,
+    JointRule,
+    Standard,
+    gram_score,
+    mean_over_taps,
+    sum_of_members,
+)
+from gramwatch.methods import METHODS, Method
+from gramwatch.methods.class_ratio import ClassRatio
+from gramwatch.methods.early_mahalanobis import EarlyMahalanobis
+from gramwatch.methods.unit_mahalanobis import UnitMahalanobis
+from gramwatch.metrics import Difference, auroc_difference
+from gramwatch.paper import against
+from gramwatch.paper.beside import SHORT, Line, markdown
+from gramwatch.paper.experiment import Options, lines_of, methods_of, protocol_of, write
+from gramwatch.paper.subject import BLOCK_ENDS, MethodSpec, OodSet, ood_sets
+from gramwatch.report.comparison import draw_comparison
+from gramwatch.report.why import draw_why
+from gramwatch.together import Measured
+from gramwatch.watch import Single
+
+GRAM, GUARD = "Gram", "Guard"
+EARLY, RATIO, UNIT = (each.record.title for each in (EarlyMahalanobis, ClassRatio, UnitMahalanobis))
+OURS = (EARLY, RATIO, UNIT)
+"""Methods that nobody else has published as they are here."""
+GUARDS_MEMBERS = tuple(GRAM if name == "gram" else METHODS[name].record.title for name in MEMBERS)
+
+
+# --- which Gram --------------------------------------------------------------------------------------
+
+FORMS = (
+    MethodSpec("Gram over the paper's taps", "gram", {"taps": "paper"}),
+    MethodSpec("Gram of order 1", "gram", {"taps": "all", "orders": [1]}),
+    MethodSpec("Gram of orders 1 and 2", "gram", {"taps": "all", "orders": [1, 2]}),
+    MethodSpec("Gram of orders 1 to 4", "gram", {"taps": "all", "orders": [1, 2, 3, 4]}),
+    MethodSpec("Gram of even orders", "gram", {"taps": "all", "orders": [2, 4, 6, 8, 10]}),
+    MethodSpec("Gram normalised by tap and order", "gram_by_order", {"taps": "all"}),
+    MethodSpec("Gram by mean and variance", "gram", {"taps": "all", "bounds": "mean_variance"}),
+    MethodSpec("Gram fitted on mirrored and shifted images too", "gram", {"taps": "all"}, moved=True),
+)
+"""Gram in other forms than Guard's: each a detector of its own, and a row."""
+ENDS = "Gram over the ends of blocks"
+"""One more, whose taps differ from network to network."""
+
+
+def forms_of(network: str) -> list[MethodSpec]:
+    """The forms that there are for a network."""
+    ends = list(BLOCK_ENDS.get(network, ()))
+    return [*FORMS, *([MethodSpec(ENDS, "gram", {"taps": ends})] if ends else [])]
+
+
+def _all(deviations: Tensor) -> Tensor:
+    return deviations
+
+
+def _first_half(deviations: Tensor) -> Tensor:
+    """Of the taps, in the order in which the network makes them."""
+    return deviations[:, : deviations.shape[1] // 2]
+
+
+def _last_half(deviations: Tensor) -> Tensor:
+    return deviations[:, deviations.shape[1] // 2 :]
+
+
+# --- how Gram enters ---------------------------------------------------------------------------------
+
+
+def _plain(total: TotalDeviation, measured: Measurement) -> Tensor:
+    """The mean over the taps of delta_l / E[delta_l]."""
+    return mean_over_taps(total, measured, lambda terms: terms)
+
+
+def _logarithms(total: TotalDeviation, measured: Measurement) -> Tensor:
+    return mean_over_taps(total, measured, torch.log1p)
+
+
+def _cube_roots(total: TotalDeviation, measured: Measurement) -> Tensor:
+    return mean_over_taps(total, measured, lambda terms: terms ** (1 / 3))
+
+
+def _root_of_mean(total: TotalDeviation, measured: Measurement) -> Tensor:
+    return _plain(total, measured).sqrt()
+
+
+def _logarithm_of_mean(total: TotalDeviation, measured: Measurement) -> Tensor:
+    return _plain(total, measured).log1p()
+
+
+# --- how scores are made comparable ------------------------------------------------------------------
+
+
+class ZScore(Standard):
+    """Less the mean, divided by the standard deviation."""
+
+    def fit(self, scores: Tensor) -> "ZScore":
+        """Take both from scores `(N, members)`."""
+        super().fit(scores)
+        assert self.tail_ is not None
+        spread = scores.std(0, correction=0)
+        self.median_, self.tail_ = scores.mean(0), torch.where(self.tail_.isinf(), self.tail_, spread)
+        return self
+
+
+class Decorrelated(Standard):
+    """As much say for each member as it brings that others do not: the inverse covariance times one."""
+
+    def fit(self, scores: Tensor) -> "Decorrelated":
+        """Take the weights from scores `(N, members)`, too."""
+        super().fit(scores)
+        covariance = torch.cov(super().__call__(scores).T).reshape(scores.shape[1], -1)
+        self._weights = torch.linalg.pinv(covariance).sum(1).clamp_min(0)
+        return self
+
+    def __call__(self, scores: Tensor) -> Tensor:
+        """The weighted scores, `(N, members)`."""
+        weighted: Tensor = super().__call__(scores) * self._weights
+        return weighted
+
+
+class LogarithmOfP(Standard):
+    """Minus the logarithm of the p-value among the examples: their sum is Fisher's."""
+
+    def fit(self, scores: Tensor) -> "LogarithmOfP":
+        """Keep the scores `(N, members)`, each member's ascending."""
+        self._ascending = scores.sort(0).values.T.contiguous()
+        return self
+
+    def __call__(self, scores: Tensor) -> Tensor:
+        """The larger, the more unusual, `(N, members)`; between two ranks by the score."""
+        return -self._p(scores).log() + 1e-6 * scores.clamp(-1e6, 1e6)
+
+    def _p(self, scores: Tensor) -> Tensor:
+        below = torch.searchsorted(self._ascending, scores.T.contiguous(), side="left").T
+        count = self._ascending.shape[1]
+        return (1 + count - below).double() / (count + 1)
+
+
+class NormalDeviate(LogarithmOfP):
+    """The normal deviate that is as unusual: their sum is Stouffer's."""
+
+    def __call__(self, scores: Tensor) -> Tensor:
+        """The larger, the more unusual, `(N, members)`."""
+        deviate: Tensor = torch.special.ndtri(1 - self._p(scores).clamp(1e-6, 1 - 1e-6))
+        return deviate + 1e-6 * scores.clamp(-1e6, 1e6)
+
+
+class ExponentialTail(LogarithmOfP):
+    """The same, where p falls exponentially beyond the 90th percentile, by the mean excess over it."""
+
+    beyond = 0.9
+
+    def fit(self, scores: Tensor) -> "ExponentialTail":
+        """Take percentile and mean excess from scores `(N, members)`, too."""
+        super().fit(scores)
+        self._edge = scores.quantile(self.beyond, 0)
+        excess = (scores - self._edge).clamp_min(0)
+        self._excess = (excess.sum(0) / (excess > 0).sum(0).clamp_min(1)).clamp_min(1e-12)
+        return self
+
+    def __call__(self, scores: Tensor) -> Tensor:
+        """The larger, the more unusual, `(N, members)`."""
+        inside = -self._p(scores).clamp_min(1 - self.beyond).log()
+        return inside + (scores - self._edge).clamp_min(0) / self._excess
+
+
+# --- how they are joined -----------------------------------------------------------------------------
+
+
+def _highest(z: Tensor) -> Tensor:
+    return z.amax(1)
+
+
+def _smooth_maximum(z: Tensor) -> Tensor:
+    return z.logsumexp(1)
+
+
+def _squares(z: Tensor) -> Tensor:
+    """The sum of squares of what is above the median."""
+    return z.clamp_min(0).square().sum(1)
+
+
+class PerClass(JointRule):
+    """Each score less the median of its predicted class, as if 30 more examples had shown the median of all.
+
+    The classes of those that are judged are looked up, those of the examples are remembered.
+    """
+
+    worth = 30
+
+    def fit(self, measured: JointMeasurement) -> "PerClass":
+        """Take the medians, too."""
+        self._medians: Tensor | None = None
+        super().fit(measured)
+        scores, classes = super().member_scores(measured), measured.logits.shape[1]
+        of_all = scores.quantile(0.5, 0)
+        medians = of_all.repeat(classes, 1)
+        for c in range(classes):
+            own = scores[measured.predicted == c]
+            if len(own):
+                medians[c] = (len(own) * own.quantile(0.5, 0) + self.worth * of_all) / (len(own) + self.worth)
+        self._medians = medians
+        self.standard.fit(self.member_scores(measured))
+        return self
+
+    def member_scores(self, measured: JointMeasurement) -> Tensor:
+        """The score of each member, not standardised, `(N, members)`."""
+        scores = super().member_scores(measured)
+        return scores if self._medians is None else scores - self._medians[measured.predicted]
+
+
+@dataclass(frozen=True)
+class JoinVariant:
+    """A rule, by what it has instead of Guard's choice."""
+
+    title: str
+    members: Sequence[str] = GUARDS_MEMBERS
+    total: TotalDeviation = field(default_factory=lambda: TotalDeviation(shrink=SHRINK))
+    standard: Standard = field(default_factory=Standard)
+    join: Callable[[Tensor], Tensor] = sum_of_members
+    gram: Callable[[TotalDeviation, Measurement], Tensor] = gram_score
+    form: str = GRAM
+    """The method that measures Gram's deviations: Gram, or one of `forms_of`."""
+    part: Callable[[Tensor], Tensor] = _all
+    """Which of the deviations count."""
+    kind: type[JointRule] = JointRule
+
+    def parts(self, measured: Measured) -> Mapping[str, Measurement | Tensor]:
+        """What the members say, from what every method says."""
+        found: dict[str, Measurement | Tensor] = {}
+        for name in self.members:
+            said = measured[self.form if name == GRAM else name]
+            assert not isinstance(said, JointMeasurement)
+            if isinstance(said, Measurement):
+                said = replace(said, deviations=self.part(said.deviations))
+            found[name] = said
+        return found
+
+    def rule(self) -> JointRule:
+        """The rule, not fitted."""
+        totals = {GRAM: self.total} if GRAM in self.members else {}
+        return self.kind(totals, self.standard, self.join, self.gram)
+
+
+VARIANTS = (
+    JoinVariant(GUARD),
+    JoinVariant("first rule: Gram + fDBD + energy", (GRAM, "fDBD", "energy"), standard=Standard(tail=0.95)),
+    JoinVariant(
+        "second rule: Gram + unit Mahalanobis + fDBD + energy",
+        (GRAM, UNIT, "fDBD", "energy"),
+        standard=Standard(tail=0.95),
+    ),
+    JoinVariant("unit instead of early Mahalanobis", (GRAM, UNIT, RATIO, "energy")),
+    JoinVariant("Mahalanobis instead of early Mahalanobis", (GRAM, "Mahalanobis", RATIO, "energy")),
+    JoinVariant("fDBD instead of class ratio", (GRAM, EARLY, "fDBD", "energy")),
+    JoinVariant("KNN instead of class ratio", (GRAM, EARLY, "KNN", "energy")),
+    JoinVariant("NCI instead of class ratio", (GRAM, EARLY, "NCI", "energy")),
+    JoinVariant(
+        "relative Mahalanobis instead of class ratio", (GRAM, EARLY, "relative Mahalanobis", "energy")
+    ),
+    JoinVariant("GEN instead of energy", (GRAM, EARLY, RATIO, "GEN")),
+    JoinVariant("fDBD instead of energy", (GRAM, EARLY, RATIO, "fDBD")),
+    JoinVariant("KNN instead of energy", (GRAM, EARLY, RATIO, "KNN")),
+    JoinVariant("Guard + GEN", (*GUARDS_MEMBERS, "GEN")),
+    JoinVariant("Guard + fDBD", (*GUARDS_MEMBERS, "fDBD")),
+    JoinVariant("Guard + KNN", (*GUARDS_MEMBERS, "KNN")),
+    JoinVariant("Guard + ViM", (*GUARDS_MEMBERS, "ViM")),
+    JoinVariant("Guard + unit Mahalanobis", (*GUARDS_MEMBERS, UNIT)),
+    JoinVariant("Guard + Mahalanobis", (*GUARDS_MEMBERS, "Mahalanobis")),
+    *(
+        JoinVariant(f"Guard without {name}", tuple(each for each in GUARDS_MEMBERS if each != name))
+        for name in GUARDS_MEMBERS
+    ),
+    JoinVariant("Gram + energy", (GRAM, "energy")),
+    JoinVariant("Gram + KNN", (GRAM, "KNN")),
+    JoinVariant("Gram + unit Mahalanobis", (GRAM, UNIT)),
+    JoinVariant("class ratio + energy", (RATIO, "energy")),
+    *(JoinVariant(title, form=title) for title in (*(each.title for each in FORMS), ENDS)),
+    JoinVariant("Gram over the first half of taps", part=_first_half),
+    JoinVariant("Gram over the last half of taps", part=_last_half),
+    JoinVariant("Gram's expectations not shrunk", total=TotalDeviation()),
+    JoinVariant("Gram not normalised", total=TotalDeviation(normalise=False)),
+    JoinVariant("Gram without confidence", total=TotalDeviation(confidence="none", shrink=SHRINK)),
+    JoinVariant("Gram not compressed", gram=_plain),
+    JoinVariant("cube roots instead of square roots", gram=_cube_roots),
+    JoinVariant("logarithms instead of square roots", gram=_logarithms),
+    JoinVariant("square root of the mean", gram=_root_of_mean),
+    JoinVariant("no floor", standard=Standard(floor=None)),
+    JoinVariant("floor at the lowest", standard=Standard(floor=0.0)),
+    JoinVariant("floor at the median", standard=Standard(floor=0.5)),
+    JoinVariant("90th percentile", standard=Standard(tail=0.9)),
+    JoinVariant("95th percentile", standard=Standard(tail=0.95)),
+    JoinVariant("mean and standard deviation", standard=ZScore()),
+    JoinVariant("z-scores, logarithm of the mean", standard=ZScore(floor=None), gram=_logarithm_of_mean),
+    JoinVariant("decorrelated", standard=Decorrelated()),
+    JoinVariant("less the medians of classes", kind=PerClass),
+    JoinVariant("Fisher", standard=LogarithmOfP()),
+    JoinVariant("Fisher with an exponential tail", standard=ExponentialTail()),
+    JoinVariant("Stouffer", standard=NormalDeviate()),
+    JoinVariant("harmonic mean of p-values", standard=LogarithmOfP(), join=_smooth_maximum),
+    JoinVariant("maximum", join=_highest),
+    JoinVariant("smooth maximum", join=_smooth_maximum),
+    JoinVariant("squares above the median", join=_squares),
+)
+
+
+def run(options: Options) -> list[Line]:
+    """Judge every rule and every single method on every set."""
+    subject = options.subject()
+    methods = methods_of(subject, options.methods or "all", {"taps": "all"})
+    singles = [method.title for method in methods]
+    forms = forms_of(subject.loaded.name) if options.forms else []
+    known = {*singles, *(form.title for form in forms)}
+    usable = [each for each in VARIANTS if {*each.members, each.form} <= known]
+    if GUARD not in [each.title for each in usable]:
+        raise InputError(f"the study needs {', '.join(GUARDS_MEMBERS)} among the methods")
+    sets = [each for each in ood_sets(subject.in_distribution) if _chosen(each, options.sets)]
+    measured = subject.measure([*methods, *forms], sets)
+    together = {name: _with_rules(each, usable, singles) for name, each in measured.items()}
+    inside = together.pop(subject.inside_title)
+    if not together:
+        raise InputError(f"none of the sets is there: {options.sets or 'no data are present'}")
+    rules = {each.title: each.rule() for each in usable}
+    totals: dict[str, TotalDeviation | JointRule] = {GRAM: TotalDeviation(), **rules}
+    result = evaluate_measured(inside, together, totals)
+    titles = [*rules, *singles]
+    lines = lines_of(subject, sets, titles, result.rows, lambda *_: ())
+    title = f"{subject.title}, {subject.inside_title}: ways to join"
+    protocol = protocol_of(subject, result)
+    tables = [_table(result.rows, titles, metric) for metric in ("auroc", "tnr")]
+    difference = _differences(inside, together, totals)
+    published = [title for title in singles if title not in OURS]
+    one_pass = [m.title for m in methods if not _needs_gradients(m.make(subject.network))]
+    near = [each.title for each in sets if each.near]
+    verdict = _verdict(result.rows, singles, one_pass, published, difference, near)
+    name = f"guard-{subject.loaded.name}"
+    draw_why(
+        options.output / f"{name}-why.png", {f"{subject.title}, {subject.inside_title}": _aurocs(result.rows)}
+    )
+    why = f"![AUROC of Gram, of the best other method and of Guard on every set]({name}-why.png)"
+    write(
+        options,
+        name,
+        title,
+        lines,
+        protocol,
+        metrics=(),
+        more="\n\n".join([verdict, why, *tables]),
+        tallied=False,
+        picture=lambda path: draw_comparison(path, result, title),
+    )
+    return lines
+
+
+def _chosen(each: OodSet, names: str) -> bool:
+    """Whether a set is among those named, with commas between them; all, where none is."""
+    return not names or each.name in [name.strip() for name in names.split(",")]
+
+
+def _with_rules(measured: Measured, variants: Sequence[JoinVariant], singles: Sequence[str]) -> Measured:
+    """What the rules' members say, beside what every single method says."""
+    gram = measured[GRAM]
+    assert isinstance(gram, Measurement)
+    joint = {each.title: JointMeasurement(gram.logits, each.parts(measured)) for each in variants}
+    return {**joint, **{name: measured[name] for name in singles}}
+
+
+def _table(rows: Sequence[Row], titles: Sequence[str], metric: str) -> str:
+    """Every rule and method on every set, the best mean first, in percent."""
+    sets = list(dict.fromkeys(row.ood for row in rows))
+    found = {(row.method, row.ood): 100 * row.mean[metric] for row in rows}
+    means = {title: sum(found[title, ood] for ood in sets) / len(sets) for title in titles}
+    table = [[SHORT[metric] + ", percent", *sets, "mean"]]
+    for title in sorted(titles, key=lambda title: -means[title]):
+        figures = [*(found[title, ood] for ood in sets), means[title]]
+        table.append([title, *(f"{figure:.2f}" for figure in figures)])
+    return markdown(table)
+
+
+def _aurocs(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
+    """In percent, by set and method."""
+    found: dict[str, dict[str, float]] = {}
+    for row in rows:
+        found.setdefault(row.ood, {})[row.method] = 100 * row.mean["auroc"]
+    return found
+
+
+def _needs_gradients(detector: Single) -> bool:
+    return isinstance(detector, Method) and detector.gradients
+
+
+def _differences(
+    inside: Measured, sets: Mapping[str, Measured], totals: Mapping[str, TotalDeviation | JointRule]
+) -> Callable[[str, str], Difference]:
+    """How far Guard is ahead of a method on a set, both given by title, in the first draw."""
+
+    @cache
+    def scores(method: str) -> tuple[Tensor, dict[str, Tensor]]:
+        return scores_of_first_draw(method, inside, sets, totals)
+
+    @cache
+    def difference(ood: str, method: str) -> Difference:
+        ours, theirs = scores(GUARD), scores(method)
+        return auroc_difference((ours[0], ours[1][ood]), (theirs[0], theirs[1][ood]))
+
+    return difference
+
+
+def _verdict(
+    rows: Sequence[Row],
+    singles: Sequence[str],
+    one_pass: Sequence[str],
+    published: Sequence[str],
+    difference: Callable[[str, str], Difference],
+    near: Sequence[str],
+) -> str:
+    """Guard against the best single method of each set, in figures and in words."""
+    every, quick, known = (
+        against.against_the_best(rows, GUARD, some, difference) for some in (singles, one_pass, published)
+    )
+    return "\n\n".join(
+        [
+            "### Guard against the best single method of each set",
+            against.table(every, quick),
+            against.LEGEND,
+            f"- Against all single methods: {against.in_words(rows, GUARD, singles, every, near)}\n"
+            f"- Against those of one pass: {against.in_words(rows, GUARD, one_pass, quick, near)}\n"
+            f"- Against all but {', '.join(OURS)}, which are ours: "
+            f"{against.in_words(rows, GUARD, published, known, near)}",
+        ]
+    )

@@ -1,0 +1,438 @@
+"""One network under study: the sets it is judged on, the methods that judge it, and the cells they fill.
+
+All methods that need training data are fitted in one pass, and all are measured in one pass over each set.
+What each says of each set is a cell of its own.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gramwatch import artifact, datasets
+from gramwatch.batches import Inputs, all_finite
+from gramwatch.detector import GramDetector, Measurement
+from gramwatch.deviation import tap_deviations
+from gramwatch.errors import InputError, MissingDataError
+from gramwatch.joint import JointMeasurement
+from gramwatch.methods import METHODS, TRAINED, Method, fgsm
+from gramwatch.methods.odin import ODIN
+from gramwatch.networks import NETWORKS, Loaded
+from gramwatch.paper.cells import Cells
+from gramwatch.together import Measured, Together, fit_together
+from gramwatch.training.images import PADDING
+from gramwatch.watch import Single
+
+TUNING = 1000
+"""Images of each kind that ODIN and Mahalanobis are tuned on; a fifth of the set, where that is less."""
+BLOCK_ENDS: Mapping[str, tuple[str, ...]] = {
+    "resnet34": ("relu", "layer1.2.relu#2", "layer2.3.relu#2", "layer3.5.relu#2", "layer4.2.relu#2"),
+    "densenet": ("conv1", "trans1.conv1", "trans2.conv1", "relu"),
+    "wrn40_2": ("conv1", "block2.layer.0.relu1", "block3.layer.0.relu1", "relu"),
+    **{
+        f"resnet{6 * blocks + 2}": ("relu", *(f"layer{stage}.{blocks - 1}.relu#2" for stage in (1, 2, 3)))
+        for blocks in (3, 5, 7, 9, 18)
+    },
+}
+"""Where Mahalanobis looks: the ends of the blocks, as its authors have it. Elsewhere, all taps."""
+
+
+@dataclass(frozen=True)
+class OodSet:
+    """An out-of-distribution set, and the published set that it is, or is like."""
+
+    title: str
+    name: str
+    """As `gramwatch.datasets.load` knows it."""
+    reduce: str | None = None
+    published: str | None = None
+    """The published set whose figures stand beside ours."""
+    exact: bool = False
+    """Whether it is that set itself, and not only made in the same way."""
+    near: bool = False
+    """Whether it is so near to the training data that the paper leaves it out of its means."""
+    source: str = ""
+    """Where the images come from, for methods that trained on others of the same source."""
+
+
+def _published(title: str, name: str, near: bool = False, source: str = "") -> OodSet:
+    return OodSet(title, name, published=title, exact=True, near=near, source=source)
+
+
+_TINY = "tiny_imagenet"
+ODIN_SETS = (
+    _published("iSUN", "isun"),
+    _published("LSUN (R)", "lsun_resize"),
+    _published("LSUN (C)", "lsun_crop"),
+    _published("TinyImgNet (R)", "imagenet_resize", source=_TINY),
+    _published("TinyImgNet (C)", "imagenet_crop", source=_TINY),
+)
+PHOTOGRAPHS = (
+    OodSet("Tiny ImageNet, nearest", _TINY, "nearest", "TinyImgNet (R)", source=_TINY),
+    OodSet("Tiny ImageNet, anti-aliased", _TINY, "antialiased", source=_TINY),
+    OodSet("Tiny ImageNet, crops", _TINY, "crop", "TinyImgNet (C)", source=_TINY),
+    OodSet("MiniPlaces, nearest", "miniplaces", "nearest"),
+    OodSet("MiniPlaces, anti-aliased", "miniplaces", "antialiased"),
+)
+DIGITS = (
+    OodSet("MNIST", "mnist"),
+    OodSet("Fashion-MNIST", "fashion_mnist", published="Fashion-MNIST", exact=True),
+    OodSet("KMNIST", "kmnist", published="KMNIST", exact=True),
+)
+# Made up in the space that their authors have them in: normalised values for CIFAR, pixels for SVHN.
+NORMALISED_NOISE = (
+    OodSet("Gaussian noise (normalised)", "gaussian_normalised", published="Gaussian"),
+    OodSet("Rademacher noise", "rademacher", published="Rademacher"),
+    OodSet("blobs (normalised)", "blobs_normalised", published="Blob"),
+)
+PIXEL_NOISE = (
+    OodSet("Gaussian noise", "gaussian", published="Gaussian"),
+    OodSet("Bernoulli noise", "bernoulli", published="Bernoulli"),
+    OodSet("blobs", "blobs", published="Blob"),
+)
+TEXTURES = (
+    OodSet("DTD", "dtd", "antialiased", published="Texture", exact=True),
+    OodSet("DTD, 10 classes", "dtd_10_classes", published="Texture"),
+)
+NATURAL = (
+    _published("SVHN", "svhn"),
+    _published("CIFAR-10", "cifar10"),
+    _published("CIFAR-100", "cifar100"),
+    OodSet("CIFAR-100 subset", "cifar100_subset", published="CIFAR-100"),
+)
+TITLES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "svhn": "SVHN", "mnist": "MNIST"}
+"""In-distribution sets, as tables call them."""
+
+
+def ood_sets(in_distribution: str) -> list[OodSet]:
+    """Every set that a network trained on this data is judged by: the published ones first."""
+    photographs = in_distribution in ("cifar10", "cifar100")
+    noise, other_noise = (NORMALISED_NOISE, PIXEL_NOISE)[:: 1 if photographs else -1]
+    noises = [*noise, *(replace(each, published=None) for each in other_noise)]
+    found = [*ODIN_SETS, *NATURAL, *PHOTOGRAPHS, *TEXTURES, *DIGITS, *noises]
+    if in_distribution == "mnist":
+        found = [*reversed(DIGITS), *NATURAL, *PHOTOGRAPHS, *TEXTURES, *noises]
+    other = {"cifar100": "cifar100_subset"}.get(in_distribution)
+    return [
+        replace(each, near=photographs and each.name.startswith("cifar"))
+        for each in found
+        if each.name not in (in_distribution, other)
+    ]
+
+
+@dataclass(frozen=True)
+class MethodSpec:
+    """A method with its settings: what a detector is made from."""
+
+    title: str
+    kind: str
+    """`"gram"`, `"gram_by_order"`, or a name of `gramwatch.methods.METHODS` or `TRAINED`."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    tuned_on: str = ""
+    """What it is tuned on: the title of a set, or "FGSM"."""
+    moved: bool = False
+    """Whether it is also fitted on the training images mirrored and shifted; Gram only."""
+
+    @property
+    def detector_class(self) -> type[Single]:
+        """What is made."""
+        if self.kind.startswith("gram"):
+            return GramByOrder if self.kind == "gram_by_order" else GramDetector
+        return (METHODS | TRAINED)[self.kind]
+
+    def make(self, network: nn.Module) -> Single:
+        """A detector, not fitted."""
+        return self.detector_class(network, **self.settings)
+
+    def as_json(self) -> dict[str, Any]:
+        """What its cells depend on."""
+        moved = {"moved": True} if self.moved else {}
+        return {"kind": self.kind, "settings": dict(self.settings), "tuned_on": self.tuned_on, **moved}
+
+
+class GramByOrder(GramDetector):
+    """Gram with deviations told apart by order too: `(N, taps x orders)`, the orders of a tap together."""
+
+    @torch.inference_mode()
+    def measured(self, inputs: Inputs, logits: Tensor, statistics: Tensor) -> Measurement:
+        """The deviations of a batch whose statistics were collected already."""
+        _, bounds = self._fitted()
+        sizes = [measure.features for measure in self._measures for _ in measure.orders]
+        starts = torch.tensor([0, *sizes]).cumsum(0).to(statistics.device)
+        layout = replace(self._layout(statistics.device), starts=starts)
+        deviations = tap_deviations(statistics, logits.argmax(1), bounds, layout)
+        return Measurement(logits, deviations, all_finite([inputs, logits, deviations]))
+
+
+class Batches:
+    """Images on the network's device, prepared for it batch by batch; labels with them, if any."""
+
+    def __init__(self, loaded: Loaded, images: Tensor, labels: Tensor | None, size: int) -> None:
+        self.loaded, self.labels, self.size = loaded, labels, size
+        self.images = images.to(next(loaded.network.parameters()).device)
+
+    def __len__(self) -> int:
+        return -(-len(self.images) // self.size)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor] | Tensor]:
+        for start in range(0, len(self.images), self.size):
+            part = slice(start, start + self.size)
+            batch = self.loaded.prepare(self.images[part])
+            yield batch if self.labels is None else (batch, self.labels[part])
+
+
+class Subject:
+    """A network, its data and its cells.
+
+    Args:
+        loaded: the network with its weights.
+        in_distribution: what it was trained on: a name of `gramwatch.datasets`.
+        cells: where finished parts are kept.
+        root: where the data lie.
+        subset: how many images of each set, and ten times as many to fit on; None for all.
+        tuning: whether images are set aside to tune on.
+        batch: images at once.
+        say: where progress goes.
+
+    """
+
+    def __init__(
+        self,
+        loaded: Loaded,
+        in_distribution: str,
+        cells: Cells,
+        *,
+        root: str | PathLike[str] | None = None,
+        subset: int | None = None,
+        tuning: bool = False,
+        batch: int = 250,
+        say: Callable[[str], None] = print,
+    ) -> None:
+        self.loaded, self.in_distribution, self.cells = loaded, in_distribution, cells
+        self.root, self.subset, self.tuning, self.batch, self._say = root, subset, tuning, batch, say
+        self.weights = artifact.fingerprint(loaded.network)["weights"]
+        self._inside = OodSet(TITLES.get(in_distribution, in_distribution), in_distribution)
+        self._together: tuple[dict[str, Single], Together] | None = None
+        self._grid_inside: Tensor | None = None
+
+    @property
+    def network(self) -> nn.Module:
+        """The network itself."""
+        return self.loaded.network
+
+    @property
+    def title(self) -> str:
+        """The network, as tables call it."""
+        return NETWORKS[self.loaded.name].title
+
+    @property
+    def inside_title(self) -> str:
+        """The in-distribution set, as tables call it."""
+        return self._inside.title
+
+    # --- images --------------------------------------------------------------------------------------
+
+    def load(
+        self, name: str, split: str = "test", reduce: str | None = None, count: int | None = None
+    ) -> datasets.ImageSet:
+        """A set in the form that the network takes: its size, its channels."""
+        channels, size, _ = NETWORKS[self.loaded.name].shape
+        return datasets.load(
+            name, self.root, split=split, size=size, reduce=reduce, grey=channels == 1, count=count
+        )
+
+    def _images(self, which: OodSet) -> Tensor:
+        """The images of a set, in a random order where some are set aside to tune on."""
+        images = self.load(which.name, reduce=which.reduce, count=self.subset).images
+        if self.tuning:
+            images = images[torch.randperm(len(images), generator=torch.Generator().manual_seed(0))]
+        return images
+
+    def _aside(self, images: Tensor) -> int:
+        """How many images are set aside to tune on."""
+        return min(TUNING, len(images) // 5) if self.tuning else 0
+
+    def test_batches(self, which: OodSet) -> Batches:
+        """The images to be judged."""
+        images = self._images(which)
+        return Batches(self.loaded, images[self._aside(images) :], None, self.batch)
+
+    def tuning_batches(self, which: OodSet) -> Batches:
+        """The images to tune on, none of which is judged."""
+        images = self._images(which)
+        return Batches(self.loaded, images[: self._aside(images)], None, self.batch)
+
+    def training_batches(self, moved: bool = False) -> Batches:
+        """The training images with their labels, mirrored and shifted at random or as they are."""
+        began = time.monotonic()
+        count = None if self.subset is None else 10 * self.subset
+        train = self.load(self.in_distribution, "train", count=count)
+        self.say(f"{self.inside_title}: {len(train):,} training images loaded", began)
+        images = mirrored_and_shifted(train.images) if moved else train.images
+        return Batches(self.loaded, images, train.labels, self.batch)
+
+    def accuracy(self) -> float:
+        """The share of in-distribution test images that the network gets right."""
+        test = self.load(self.in_distribution, count=self.subset)
+        if test.labels is None:
+            raise InputError(f"{self.inside_title} has no labels")
+        right = torch.zeros((), dtype=torch.int64)
+        with torch.inference_mode():
+            for images, labels in Batches(self.loaded, test.images, test.labels, self.batch):
+                right += (self.network(images).argmax(1).cpu() == labels).sum()
+        return float(right) / len(test)
+
+    # --- cells ---------------------------------------------------------------------------------------
+
+    def measure(self, methods: Sequence[MethodSpec], sets: Sequence[OodSet]) -> dict[str, Measured]:
+        """What every method says of the in-distribution test data, under its title, and of every set.
+
+        A set whose data are absent is left out. Only cells that are not finished are computed.
+        """
+        unfinished = {
+            which: [m for m in methods if not self.cells.has(*self._cell(m, which))]
+            for which in (self._inside, *sets)
+        }
+        # First of all: what is needed only for sets that are absent need not be fitted.
+        unfinished = {
+            which: missing for which, missing in unfinished.items() if not missing or self.present(which)
+        }
+        waiting = [m for m in methods if any(m in missing for missing in unfinished.values())]
+        detectors = self._fitted(waiting) if waiting else {}
+        for which, missing in unfinished.items():
+            if missing:
+                self._measure(which, missing, detectors)
+        return {which.title: {m.title: self._finished(m, which) for m in methods} for which in unfinished}
+
+    def present(self, which: OodSet) -> bool:
+        """Whether a set can be loaded; if not, the reason is told."""
+        began = time.monotonic()
+        try:
+            images = self._images(which)
+        except MissingDataError as error:
+            if which == self._inside:
+                raise
+            self.say(f"{which.title}: data not present ({error})")
+            return False
+        self.say(f"{which.title}: {len(images):,} images loaded", began)
+        return True
+
+    def _measure(self, which: OodSet, methods: Sequence[MethodSpec], detectors: Mapping[str, Single]) -> None:
+        began = time.monotonic()
+        titles = [method.title for method in methods]
+        chosen = {title: detectors[title] for title in titles}
+        if self._together is None or self._together[0] != chosen:
+            self._together = (chosen, Together(chosen))
+        measured = self._together[1].measure(self.test_batches(which), which.title)
+        for method in methods:
+            self.cells.keep(*self._cell(method, which), _as_tensors(measured[method.title]))
+        self.say(f"{which.title}: judged by {_listed(titles)}", began)
+
+    def _finished(self, method: MethodSpec, which: OodSet) -> Measurement | Tensor:
+        tensors = self.cells.read(*self._cell(method, which))
+        if tensors is None:  # it was damaged
+            self._measure(which, [method], self._fitted([method]))
+            tensors = self.cells.read(*self._cell(method, which))
+            assert tensors is not None
+        return tensors["scores"] if "scores" in tensors else Measurement(**tensors)
+
+    def _cell(self, method: MethodSpec, which: OodSet) -> tuple[str, dict[str, Any]]:
+        settings = {**self._settings(method), "set": which.name, "reduce": which.reduce}
+        return f"{self.loaded.name} {method.title} {which.title}", settings
+
+    def _settings(self, method: MethodSpec) -> dict[str, Any]:
+        """What a fitted method depends on."""
+        return {
+            "network": self.loaded.name,
+            "weights": self.weights,
+            "normalisation": [self.loaded.mean, self.loaded.std],
+            "in_distribution": self.in_distribution,
+            "subset": self.subset,
+            "seed": 0,
+            "set_aside": self.tuning,
+            "method": method.as_json(),
+        }
+
+    # --- detectors -----------------------------------------------------------------------------------
+
+    def _fitted(self, methods: Sequence[MethodSpec]) -> dict[str, Single]:
+        """The methods fitted, and tuned where they are to be, by title; from their files where there are."""
+        plain = {self._file(m): m for m in (replace(method, tuned_on="") for method in methods)}
+        waiting = [method for file, method in plain.items() if not file.exists()]
+        if waiting:
+            fresh = {m.title: m.make(self.network) for m in waiting}
+            needs_data = any(isinstance(d, GramDetector) or d.record.fitted for d in fresh.values())
+            training: Batches | list[Any] = self.training_batches() if needs_data else []
+            began = time.monotonic()
+            fit_together(fresh, training)
+            moved = {m.title: fresh[m.title] for m in waiting if m.moved}
+            if moved:
+                fit_together(moved, self.training_batches(moved=True))
+            self.cells.folder.mkdir(parents=True, exist_ok=True)
+            for method in waiting:
+                fresh[method.title].save(self._file(method))
+            self.say(f"{_listed(list(fresh))} fitted", began)
+        return {method.title: self._tuned(method) for method in methods}
+
+    def _file(self, method: MethodSpec) -> Path:
+        return self.cells.path(f"{self.loaded.name} {method.title} fitted", self._settings(method))
+
+    def _read_detector(self, method: MethodSpec) -> Single:
+        return method.detector_class.from_artifact(artifact.read(self._file(method)), self.network)
+
+    def _tuned(self, method: MethodSpec) -> Single:
+        if not method.tuned_on or self._file(method).exists():
+            return self._read_detector(method)
+        began = time.monotonic()
+        detector = self._read_detector(replace(method, tuned_on=""))
+        inside: Any = self.tuning_batches(self._inside)
+        if method.tuned_on == "FGSM":
+            scale = self.loaded.std
+            outside: Any = [fgsm(self.network, images, scale=scale) for images in inside]
+        else:
+            outside = self.tuning_batches(
+                next(each for each in ood_sets(self.in_distribution) if each.title == method.tuned_on)
+            )
+        if isinstance(detector, ODIN):  # most of the work is the same for every set
+            if self._grid_inside is None:
+                self._grid_inside = detector.scores_on_grid(inside)
+            inside = self._grid_inside
+        detector.tune(inside, outside)  # type: ignore[union-attr]
+        detector.save(self._file(method))
+        assert isinstance(detector, Method)
+        told = {name: getattr(detector, name) for name in detector.settings if name != "scale"}
+        self.say(f"{method.title} tuned on {method.tuned_on}: {told}", began)
+        return detector
+
+    def say(self, text: str, began: float | None = None) -> None:
+        """Tell what was done, and how long it took."""
+        took = "" if began is None else f"{time.monotonic() - began:7.1f} s"
+        self._say(f"{took:>9}  {text}")
+
+
+def mirrored_and_shifted(images: Tensor, seed: int = 0) -> Tensor:
+    """Half of the images mirrored, all shifted by up to `PADDING` pixels, as in training: black comes in."""
+    generator = torch.Generator().manual_seed(seed)
+    mirrored = torch.rand(len(images), 1, 1, 1, generator=generator) < 0.5
+    corners = torch.randint(0, 2 * PADDING + 1, (len(images), 2), generator=generator).tolist()
+    height, width = images.shape[2:]
+    padded = F.pad(torch.where(mirrored, images.flip(3), images), [PADDING] * 4)
+    cuts = zip(padded, corners, strict=True)
+    return torch.stack([image[:, y : y + height, x : x + width] for image, (y, x) in cuts])
+
+
+def _listed(titles: Sequence[str], most: int = 4) -> str:
+    return ", ".join(titles) if len(titles) <= most else f"{len(titles)} methods"
+
+
+def _as_tensors(measured: Measurement | Tensor | JointMeasurement) -> dict[str, Tensor]:
+    if isinstance(measured, Tensor):
+        return {"scores": measured}
+    assert isinstance(measured, Measurement)  # no method is a guard: its members are methods
+    return {"logits": measured.logits, "deviations": measured.deviations, "finite": measured.finite}

@@ -1,0 +1,85 @@
+"""Table 2 and the expanded table: Baseline, ODIN, Mahalanobis and Gram, one network on every set.
+
+`tune="none"`: no method sees an outlier. `tune="outliers"`: ODIN and Mahalanobis are tuned on images of each
+out-of-distribution set, as in the published table. `tune="fgsm"`: on adversarial examples of in-distribution
+images. Images that were tuned on are not judged, by any method.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from gramwatch.deviation import TotalDeviation
+from gramwatch.errors import InputError
+from gramwatch.evaluate import Evaluation, Row, evaluate_measured
+from gramwatch.paper.beside import Line
+from gramwatch.paper.experiment import Options, entries_for, lines_of, methods_of, protocol_of, write
+from gramwatch.paper.subject import MethodSpec, OodSet, Subject, ood_sets
+
+TABLES = ("tab:exp_ood_results", "released figures", "appendix:dpn+", "appendix:OE")
+TUNED = ("odin", "mahalanobis")
+MOST_DOTS = 6
+"""More methods than this are drawn as a table of shades."""
+HOW = {
+    "none": "No method saw an outlier (published: ODIN and Mahalanobis tuned on images of each set).",
+    "outliers": "{} tuned on images of each out-of-distribution set; no other method saw an outlier.",
+    "fgsm": "{} tuned on FGSM examples of in-distribution images; no method saw an outlier "
+    "(published: tuned on images of each set).",
+}
+
+
+def run(options: Options) -> list[Line]:
+    """Measure every set, and set the figures beside the published ones."""
+    if options.tune not in HOW:
+        raise InputError(f"tune is one of {', '.join(HOW)}, not '{options.tune}'")
+    subject = options.subject()
+    methods = methods_of(subject, options.methods or "msp,odin,mahalanobis,gram")
+    sets = ood_sets(subject.in_distribution)
+    result = judged(subject, methods, sets, options.tune)
+    tuned = " and ".join(m.title for m in methods if m.kind in TUNED)
+    told = HOW[options.tune if tuned else "none"].format(tuned)
+    if not tuned:
+        told = "No method saw an outlier."
+    lines = lines_of(
+        subject,
+        sets,
+        [m.title for m in methods],
+        result.rows,
+        lambda each, method: entries_for(subject, each, method, TABLES),
+    )
+    from gramwatch.report.comparison import draw_comparison
+
+    suffix = "" if options.tune == "none" else f"-{options.tune}"
+    title = f"{subject.title}, {subject.inside_title} against everything else"
+    protocol = protocol_of(subject, result, told)
+    write(
+        options,
+        f"table2-{subject.loaded.name}{suffix}",
+        title,
+        lines,
+        protocol,
+        picture=(lambda path: draw_comparison(path, result, title)) if len(methods) > MOST_DOTS else None,
+    )
+    return lines
+
+
+def judged(
+    subject: Subject, methods: Sequence[MethodSpec], sets: Sequence[OodSet], tune: str = "none"
+) -> Evaluation:
+    """The figures of every method on every set that is present."""
+    totals = {m.title: TotalDeviation() for m in methods if m.kind == "gram"}
+    rows: list[Row] = []
+    protocol = ""
+    for group in [[each] for each in sets] if tune == "outliers" else [sets]:
+        names = {"fgsm": "FGSM", "outliers": group[0].title}
+        chosen = [
+            replace(m, tuned_on=names[tune]) if tune != "none" and m.kind in TUNED else m for m in methods
+        ]
+        if tune == "outliers" and not subject.present(group[0]):
+            continue
+        measured = subject.measure(chosen, group)
+        inside = measured.pop(subject.inside_title)
+        if measured:
+            result = evaluate_measured(inside, measured, totals)
+            rows += result.rows
+            protocol = result.protocol
+    return Evaluation(tuple(rows), protocol)

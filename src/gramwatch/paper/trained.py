@@ -1,0 +1,87 @@
+"""Methods that need training of their own: DPN, VD, Semantic and Outlier Exposure beside Gram and MSP (App.).
+
+Give one checkpoint for each objective: `--weights cross_entropy=FILE --weights prior_network=FILE ...`. Gram
+and MSP judge the plain network, every other method its own. With `--auxiliary`, sets from the source of the
+outliers that networks were trained with are marked, and left out of the means.
+"""
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from gramwatch.deviation import TotalDeviation
+from gramwatch.errors import InputError
+from gramwatch.evaluate import Row, evaluate_measured
+from gramwatch.methods import TRAINED
+from gramwatch.paper import published
+from gramwatch.paper.beside import SEEN, Line, mean_line
+from gramwatch.paper.experiment import Options, lines_of, methods_of, protocol_of, write
+from gramwatch.paper.subject import MethodSpec, OodSet, ood_sets
+
+PLAIN = "cross_entropy"
+TITLES = {
+    "outlier_exposure": "OE",
+    "prior_network": "DPN",
+    "variational_dirichlet": "VD",
+    "semantic": "Semantic",
+}
+"""The trained methods, as the paper calls them."""
+
+
+def run(options: Options) -> list[Line]:
+    """Judge every set by every network."""
+    check_labels(options.weights)
+    rows: list[Row] = []
+    columns: dict[str, bool] = {}  # whether the network was trained with outliers
+    accuracies = []
+    for label, weights in options.weights.items():
+        subject = options.subject(weights)
+        sets = ood_sets(subject.in_distribution)
+        if label == PLAIN:
+            methods = methods_of(subject, options.methods or "msp,gram")
+        else:
+            methods = [MethodSpec(TITLES[label], label)]
+        accuracies.append(f"{label} {subject.accuracy():.2%}")
+        options.say(f"\n{subject.title}: accuracy {accuracies[-1]}")
+        measured = subject.measure(methods, sets)
+        inside = measured.pop(subject.inside_title)
+        totals = {method.title: TotalDeviation() for method in methods}
+        result = evaluate_measured(inside, measured, totals)
+        rows += result.rows
+        columns |= {m.title: label != PLAIN and TRAINED[label].record.outliers for m in methods}
+
+    def entries(each: OodSet, method: str) -> tuple[published.Entry, ...]:
+        found = published.find(
+            subject.inside_title, "resnet34", each.published or "", method, ("appendix:dpn+",)
+        )
+        return tuple(found)
+
+    sources = {each.title: each.source for each in sets}
+    lines = lines_of(subject, sets, columns, rows, entries)
+    lines = [
+        replace(line, note=SEEN)
+        if columns[line.method] and options.auxiliary and sources[line.ood] == options.auxiliary
+        else line
+        for line in lines
+    ]
+    lines += [mean_line(lines, method) for method in columns]
+    outliers = " and ".join(method for method, seen in columns.items() if seen)
+    told = (
+        f"Trained with outliers: {outliers}. No other saw one." if outliers else "No method saw an outlier."
+    )
+    write(
+        options,
+        f"trained-{subject.loaded.name}",
+        f"{subject.title}, {subject.inside_title}: methods that need training of their own",
+        lines,
+        f"{protocol_of(subject, result, told)} Accuracies: {', '.join(accuracies)}. Published: ResNet-34.",
+    )
+    return lines
+
+
+def check_labels(labels: Collection[str]) -> None:
+    """There is a network, and every label is an objective."""
+    if not labels:
+        raise InputError(f"give --weights OBJECTIVE=FILE for some of {', '.join((PLAIN, *TRAINED))}")
+    for label in labels:
+        if label != PLAIN and label not in TRAINED:
+            raise InputError(f"there is no objective '{label}': choose from {', '.join((PLAIN, *TRAINED))}")

@@ -1,0 +1,750 @@
+"""ODIN, Mahalanobis and adversarial examples: against transcriptions, and against pytorch-ood."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from gramwatch import artifact
+from gramwatch.errors import GramwatchWarning, InputError, NotFittedError
+from gramwatch.methods import MSP, ODIN, Mahalanobis, Method, fgsm
+from gramwatch.methods.mahalanobis import STEPS as LEE_STEPS
+from gramwatch.methods.odin import STEPS, TEMPERATURES
+from gramwatch.observation import Observation, Observer
+from gramwatch.together import fit_together
+
+CLASSES = 3
+
+
+class Net(nn.Module):
+    """Images of 6 x 6 and two taps, one followed by an activation in place and one by a mean."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.second = nn.Conv2d(3, 5, 3), nn.BatchNorm2d(5), nn.Conv2d(5, 4, 3)
+        self.fc = nn.Linear(4, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu_(self.norm(self.first(x)))
+        return self.fc(torch.sigmoid(self.second(x)).mean((2, 3)))
+
+
+TAPS = ["first", "second"]
+
+
+@pytest.fixture
+def net() -> Net:
+    net = Net().eval()
+    with torch.no_grad():
+        net.fc.weight.mul_(20)
+        net.fc.bias.sub_(net(torch.cat([x for x, _ in labelled(90)])).mean(0))  # so that all classes occur
+    return net
+
+
+def images(count: int, seed: int = 1) -> Tensor:
+    return torch.randn(count, 3, 6, 6, generator=torch.Generator().manual_seed(seed))
+
+
+def labelled(count: int, batch: int = 16, seed: int = 1) -> list[tuple[Tensor, Tensor]]:
+    labels = torch.arange(count) % CLASSES
+    pictures = images(count, seed) + labels[:, None, None, None]
+    return list(zip(pictures.split(batch), labels.split(batch), strict=True))
+
+
+def means_of(net: Net, x: Tensor) -> list[Tensor]:
+    first = net.first(x)
+    second = net.second(net.norm(first).relu())
+    return [first.mean((2, 3)), second.mean((2, 3))]
+
+
+def mahalanobis(net: nn.Module, **choices: Any) -> Mahalanobis:
+    rival = Mahalanobis(net, **{"taps": TAPS, **choices})
+    rival.fit(labelled(90), progress=False)
+    return rival
+
+
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+def test_an_observation_that_can_be_differentiated(net: Net, context: Any) -> None:
+    observer = Observer(net, ["features", "head", "channel_means"], taps=TAPS)
+    plain, test = observer(images(4)), images(4).requires_grad_()
+    with context():
+        seen = observer.differentiable(test)
+    assert seen.features is not None
+    assert plain.features is not None
+    for ours, theirs in zip(
+        (seen.logits, seen.features, *seen.channel_means),
+        (plain.logits, plain.features, *plain.channel_means),
+        strict=True,
+    ):
+        assert torch.equal(ours.detach(), theirs)
+        (found,) = torch.autograd.grad(ours.sum(), test, retain_graph=True)
+        assert found.abs().sum() > 0
+    assert not any(t.requires_grad for t in (plain.logits, plain.features, *plain.channel_means))
+
+
+# --- ODIN ---------------------------------------------------------------------------------------------
+
+
+def odin_by_hand(net: nn.Module, x: Tensor, temperature: float, eps: float, scale: Tensor | float) -> Tensor:
+    """One image at a time, Eq. 1 and 2 as they stand."""
+    scores = []
+    for image in x:
+        leaf = image[None].clone().requires_grad_()
+        probability = (net(leaf) / temperature).softmax(1)
+        loss = -probability.max().log()
+        (found,) = torch.autograd.grad(loss, leaf)
+        moved = image[None] - eps * found.sign() / scale
+        scores.append(-(net(moved).double() / temperature).softmax(1).max().detach())
+    return torch.stack(scores)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 10.0, 1000.0])
+@pytest.mark.parametrize("eps", [0.0, 0.0014, 0.05])
+@pytest.mark.parametrize("scale", [None, 0.5, (0.2, 0.5, 2.0)])
+def test_odin_as_in_the_paper(net: Net, temperature: float, eps: float, scale: Any) -> None:
+    test = images(6)
+    logits, scores = ODIN(net, temperature=temperature, eps=eps, scale=scale).score_inputs(test)
+    divisor = 1.0 if scale is None else torch.tensor(scale).view(-1, 1, 1) if scale != 0.5 else 0.5
+    expected = odin_by_hand(net, test, temperature, eps, divisor)
+    assert torch.allclose(scores, expected, rtol=1e-6, atol=0)
+    assert torch.allclose(logits, net(test).detach(), atol=1e-6)
+    assert not logits.requires_grad
+    assert not scores.requires_grad
+
+
+def test_odin_as_in_pytorch_ood(net: Net) -> None:
+    others = pytest.importorskip("pytorch_ood.detector")
+    test = images(12)
+    for temperature, eps, std in [(1.0, 0.01, None), (1000.0, 0.0014, None), (10.0, 0.002, [0.2, 0.3, 0.4])]:
+        theirs = others.ODIN(net, eps=eps, temperature=temperature, norm_std=std).predict(test)
+        ours = ODIN(net, eps=eps, temperature=temperature, scale=std).score_inputs(test)[1]
+        assert torch.allclose(ours.float(), theirs, atol=1e-6)
+
+
+def test_odin_without_step_and_temperature_is_msp(net: Net) -> None:
+    test = images(7)
+    plain = ODIN(net, temperature=1, eps=0)
+    assert torch.allclose(plain.score_inputs(test)[1], MSP(net).score_inputs(test)[1], atol=1e-12)
+    assert not plain.gradients
+    assert torch.equal(plain.judged(plain._observer(test)), plain.score_inputs(test)[1])
+
+
+def test_odin_makes_the_network_surer(net: Net) -> None:
+    test = images(20)
+    before = ODIN(net, temperature=1, eps=0).score_inputs(test)[1]
+    after = ODIN(net, temperature=1, eps=0.01).score_inputs(test)[1]
+    assert (after < before).all()
+
+
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+@pytest.mark.parametrize("method", ["odin", "mahalanobis", "fgsm"])
+def test_gradients_whatever_the_context(net: Net, context: Any, method: str) -> None:
+    def made(x: Tensor) -> Tensor:
+        if method == "fgsm":
+            return fgsm(net, x)
+        rival = ODIN(net, eps=0.02) if method == "odin" else mahalanobis(net, eps=0.02)
+        return rival.score_inputs(x)[1]
+
+    expected = made(images(5))
+    outside = images(5)
+    with context():
+        assert torch.equal(made(images(5)), expected)
+        assert torch.equal(made(outside), expected)
+
+
+@pytest.mark.parametrize("method", ["odin", "mahalanobis", "fgsm"])
+def test_nothing_of_the_model_changes(method: str) -> None:
+    net = Net().train()
+    net.norm.eval()
+    net.second.weight.requires_grad_(False)
+    net.fc.bias.grad = torch.full_like(net.fc.bias, 7.0)
+    before = {name: t.detach().clone() for name, t in net.state_dict().items()}
+    test = images(4)
+    given = test.clone()
+    if method == "fgsm":
+        fgsm(net, test)
+    else:
+        rival = ODIN(net) if method == "odin" else mahalanobis(net, eps=0.01)
+        rival.score_inputs(test)
+        rival.calibrate([images(30)], progress=False)(test)
+    assert net.training
+    assert net.fc.training
+    assert not net.norm.training
+    assert [n for n, p in net.named_parameters() if not p.requires_grad] == ["second.weight"]
+    assert [n for n, p in net.named_parameters() if p.grad is not None] == ["fc.bias"]
+    assert (net.fc.bias.grad == 7).all()
+    assert all(torch.equal(before[name], t) for name, t in net.state_dict().items())
+    assert torch.equal(test, given)
+    assert not test.requires_grad
+    assert test.grad is None
+
+
+class InPlace(nn.Module):
+    """A network that writes into its input, as some that normalise do."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x.sub_(0.5))
+
+
+def test_a_network_that_writes_into_its_input(net: Net) -> None:
+    test = images(3)
+    expected = ODIN(net).score_inputs(test - 0.5)[1]
+    given = test.clone()
+    assert torch.allclose(ODIN(InPlace(net)).score_inputs(test)[1], expected, atol=1e-7)
+    assert torch.equal(test, given)
+
+
+def test_odin_broken_inputs_score_infinity(net: Net) -> None:
+    broken = images(4)
+    broken[1], broken[2, 0, 0, 0] = math.nan, math.inf
+    scores = ODIN(net).score_inputs(broken)[1]
+    assert scores.isinf().tolist() == [False, True, True, False]
+    good = ODIN(net).score_inputs(images(4))[1]
+    assert torch.allclose(scores[[0, 3]], good[[0, 3]], atol=1e-9)
+
+
+def test_odin_saved_and_loaded(net: Net, tmp_path: Path) -> None:
+    odin = ODIN(net, temperature=10, eps=0.01, scale=(0.2, 0.3, 0.4))
+    odin.calibrate([images(40)], progress=False)
+    odin.save(tmp_path / "odin.safetensors")
+    again = ODIN.from_artifact(artifact.read(tmp_path / "odin.safetensors"), net)
+    assert isinstance(again, ODIN)
+    assert (again.temperature, again.eps, again.scale) == (10, 0.01, [0.2, 0.3, 0.4])
+    assert not again.tuned_on_outliers
+    assert torch.equal(again.score_inputs(images(5))[1], odin.score_inputs(images(5))[1])
+    found = again(images(5))
+    assert torch.equal(found.is_ood, odin(images(5)).is_ood)
+
+
+class Linear(nn.Module):
+    """Logits that are the image itself: all that ODIN does can be worked out by hand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.fc = nn.Conv1d(1, 1, 1, bias=False), nn.Linear(2, 2, bias=False)
+        nn.init.ones_(self.conv.weight)
+        with torch.no_grad():
+            self.fc.weight.copy_(torch.eye(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.conv(x[:, None]).squeeze(1))
+
+
+def test_odin_on_numbers_that_one_can_check() -> None:
+    score = ODIN(Linear(), temperature=2, eps=0.5).score_inputs(torch.tensor([[3.0, 1.0]]))[1]
+    # The first logit grows by eps, the second falls: 3.5 and 0.5, over 2.
+    assert float(score) == pytest.approx(-1 / (1 + math.exp(-1.5)))
+
+
+def test_odin_tune_finds_what_separates() -> None:
+    """Logits that differ only in size: at a low temperature all are sure, at a high one not."""
+    net = Linear()
+    inside = torch.tensor([[200.0 + i, 0.0] for i in range(40)])
+    outside = torch.tensor([[100.0 + i, 0.0] for i in range(40)])
+    odin = ODIN(net, temperature=1, eps=0)
+    odin.calibrate([inside], progress=False)
+    odin.tune([inside], [outside], temperatures=[1.0, 100.0], steps=[0.0, 0.01], progress=False)
+    assert odin.temperature == 100
+    assert odin.tuned_on_outliers
+    assert odin.score_inputs(inside)[1].max() < odin.score_inputs(outside)[1].min()
+    with pytest.raises(NotFittedError, match="not calibrated"):
+        odin(inside)
+
+
+def test_odin_tune_scores_as_judging_does(net: Net, tmp_path: Path) -> None:
+    test = images(8)
+    temperatures, steps = [1.0, 1000.0], [0.0, 0.001, 0.004]
+    _, grid = ODIN(net)._scores_on(test, temperatures, steps)
+    for t, temperature in enumerate(temperatures):
+        for e, eps in enumerate(steps):
+            alone = ODIN(net, temperature=temperature, eps=eps).score_inputs(test)[1]
+            assert torch.allclose(grid[:, t, e], alone, rtol=1e-9, atol=0)
+    odin = ODIN(net).tune(images(24).split(9), images(24, 2).split(9), steps=[0.002], progress=False)
+    assert odin.eps == 0.002
+    odin.save(tmp_path / "odin.safetensors")
+    again = ODIN.from_artifact(artifact.read(tmp_path / "odin.safetensors"), net)
+    assert again.tuned_on_outliers
+    assert torch.equal(again.score_inputs(test)[1], odin.score_inputs(test)[1])
+
+
+def test_odin_tuned_on_scores_that_were_taken_before(net: Net) -> None:
+    grid = {"temperatures": [1.0, 1000.0], "steps": [0.0, 0.002]}
+    inside, outside = images(24).split(9), images(24, 2).split(9)
+    scores = ODIN(net).scores_on_grid(inside, **grid, progress=False)
+    assert scores.shape == (24, 2, 2)
+    by_images = ODIN(net).tune(inside, outside, **grid, progress=False)
+    by_scores = ODIN(net).tune(scores, outside, **grid, progress=False)
+    assert (by_scores.temperature, by_scores.eps) == (by_images.temperature, by_images.eps)
+    with pytest.raises(ValueError, match=r"of 1 temperatures and 2 steps.*\(24, 2, 2\)"):
+        ODIN(net).tune(scores, outside, temperatures=[1.0], steps=[0.0, 0.002], progress=False)
+
+
+def test_the_papers_grids() -> None:
+    assert TEMPERATURES == (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
+    assert pytest.approx(np.linspace(0, 0.004, 21)) == list(STEPS)
+    assert LEE_STEPS == (0.0, 0.01, 0.005, 0.002, 0.0014, 0.001, 0.0005)
+
+
+def test_a_scale_may_be_a_tensor_or_an_array(net: Net) -> None:
+    for scale in (torch.tensor([0.25, 0.5, 2.0]), np.array([0.25, 0.5, 2.0])):
+        assert ODIN(net, scale=scale).scale == [0.25, 0.5, 2.0]
+    assert ODIN(net, scale=np.float64(0.5)).scale == 0.5
+
+
+def test_odin_errors(net: Net) -> None:
+    with pytest.raises(InputError, match="one floating-point tensor, not a tuple"):
+        ODIN(net).score_inputs((images(2), images(2)))
+    with pytest.raises(InputError, match=r"not a torch\.int64 tensor"):
+        ODIN(net).score_inputs(torch.zeros(2, 3, 6, 6, dtype=torch.long))
+    with pytest.raises(InputError, match="the batch is empty"):
+        ODIN(net).score_inputs(torch.zeros(0, 3, 6, 6))
+    with pytest.raises(InputError, match="scale has 2 numbers"):
+        ODIN(net, scale=(1.0, 1.0)).score_inputs(images(2))
+    with pytest.raises(InputError, match=r"odin judges by gradients.*score_inputs"):
+        ODIN(net).judged(Observation(torch.zeros(2, 3)))
+    for wrong in ({"temperature": 0}, {"eps": -1}, {"eps": math.nan}, {"scale": 0}, {"scale": [1, -1, 1]}):
+        with pytest.raises(ValueError, match="must be"):
+            ODIN(net, **wrong)
+    with pytest.raises(InputError, match="yielded no example"):
+        ODIN(net).tune([], [images(2)], progress=False)
+    with pytest.raises(ValueError, match="temperatures must be positive"):
+        ODIN(net).tune([images(2)], [images(2)], temperatures=[], progress=False)
+
+
+class Cut(nn.Module):
+    """A network through which no gradient passes."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x.detach())
+
+
+def test_a_network_without_gradients(net: Net) -> None:
+    with pytest.raises(InputError, match="cannot be differentiated"):
+        ODIN(Cut(net)).score_inputs(images(2))
+    frozen = Cut(net).requires_grad_(False)
+    with pytest.raises(InputError, match="cannot be differentiated"):
+        fgsm(frozen, images(2))
+
+
+# --- Mahalanobis --------------------------------------------------------------------------------------
+
+
+def gaussian_by_hand(features: np.ndarray, labels: np.ndarray) -> tuple[dict[int, np.ndarray], np.ndarray]:
+    """Eq. 1, one example at a time."""
+    means = {int(c): features[labels == c].mean(0) for c in np.unique(labels)}
+    covariance = np.zeros((features.shape[1], features.shape[1]))
+    for x, c in zip(features, labels, strict=True):
+        covariance += np.outer(x - means[int(c)], x - means[int(c)]) / len(features)
+    return means, np.linalg.inv(covariance)
+
+
+def distances_by_hand(net: Net, loader: list[tuple[Tensor, Tensor]], test: Tensor) -> np.ndarray:
+    """Eq. 2 for each example and tap."""
+    with torch.no_grad():
+        training = [np.concatenate(m) for m in zip(*(means_of(net, x) for x, _ in loader), strict=True)]
+        judged = [m.double().numpy() for m in means_of(net, test)]
+    labels = np.concatenate([y for _, y in loader])
+    found = np.zeros((len(test), len(training)))
+    for tap, (features, rows) in enumerate(zip(training, judged, strict=True)):
+        means, precision = gaussian_by_hand(features.astype(np.float64), labels)
+        for i, x in enumerate(rows):
+            found[i, tap] = min((x - mu) @ precision @ (x - mu) for mu in means.values())
+    return found
+
+
+def test_mahalanobis_as_in_the_paper(net: Net) -> None:
+    test = images(7, seed=3)
+    expected = distances_by_hand(net, labelled(90), test)
+    rival = mahalanobis(net)
+    assert not rival.gradients
+    found = rival.distances(rival._observer(test))
+    assert found.shape == (7, 2)
+    assert np.allclose(found, expected, rtol=1e-4)
+    logits, scores = rival.score_inputs(test)
+    assert np.allclose(scores, expected.sum(1), rtol=1e-4)
+    assert torch.allclose(logits, net(test).detach(), atol=1e-6)
+    normalised = mahalanobis(net, join="normalised").score_inputs(test)[1]
+    assert np.allclose(normalised, expected[:, 0] / 5 + expected[:, 1] / 4, rtol=1e-4)
+
+
+def test_the_expectation_on_training_data_is_the_rank(net: Net) -> None:
+    """Which is what `join='normalised'` divides by: the mean distance to the own class."""
+    loader = labelled(90)
+    with torch.no_grad():
+        training = [
+            torch.cat(m).double().numpy() for m in zip(*(means_of(net, x) for x, _ in loader), strict=True)
+        ]
+    labels = torch.cat([y for _, y in loader]).numpy()
+    for features, rank in zip(training, (5, 4), strict=True):
+        means, precision = gaussian_by_hand(features, labels)
+        own = [(x - means[c]) @ precision @ (x - means[c]) for x, c in zip(features, labels, strict=True)]
+        assert np.mean(own) == pytest.approx(rank)
+
+
+def test_mahalanobis_in_batches_as_at_once(net: Net) -> None:
+    test = images(7, seed=3)
+    once = Mahalanobis(net, taps=TAPS).fit(labelled(90, batch=90), progress=False).score_inputs(test)[1]
+    for batch in (1, 7, 32):
+        several = Mahalanobis(net, taps=TAPS).fit(labelled(90, batch=batch), progress=False)
+        assert torch.allclose(several.score_inputs(test)[1], once, rtol=1e-6)
+    again = mahalanobis(net)
+    again.fit(labelled(90, batch=90), progress=False)  # starts anew
+    assert torch.allclose(again.score_inputs(test)[1], once, rtol=1e-6)
+
+
+def test_mahalanobis_keeps_no_examples(net: Net) -> None:
+    rival = Mahalanobis(net, taps=TAPS)
+    for x, y in labelled(64):
+        rival.take(rival._observer(x, y))
+        assert rival._sample is None
+    assert rival._sums is not None
+    kept = [*rival._sums.products, *rival._sums.by_class, *rival._sums.origins, rival._sums.counts]
+    assert {t.shape for t in kept} == {(5, 5), (4, 4), (3, 5), (3, 4), (5,), (4,), (3,)}
+    assert all(t.dtype == torch.float64 for t in kept)
+    rival.finish()
+    assert rival._sums is None
+
+
+def test_mahalanobis_far_from_zero_in_float64(net: Net) -> None:
+    """Sums of squares of large numbers would lose what matters: they are taken about a first mean."""
+    spread = torch.randn(400, 2, generator=torch.Generator().manual_seed(1))
+    rival = Mahalanobis(net)
+    far = spread + 1000
+    for part in far.split(100):
+        rival.take(Observation(torch.zeros(100, 1), channel_means=(part,)))
+    rival.finish()
+    exact = far.double() - far.double().mean(0)
+    precision = torch.linalg.inv(exact.T @ exact / 400)
+    expected = ((exact @ precision) * exact).sum(1)
+    found = rival.judged(Observation(torch.zeros(400, 1), channel_means=(far,)))
+    assert torch.allclose(found, expected, rtol=1e-6)
+
+
+def test_mahalanobis_labels_or_predictions(net: Net) -> None:
+    pictures = torch.cat([x for x, _ in labelled(90)])
+    with torch.no_grad():
+        predicted = net(pictures).argmax(1)
+    assert len(predicted.unique()) > 1
+    unlabelled = Mahalanobis(net, taps=TAPS).fit([pictures], progress=False)
+    with_predictions = Mahalanobis(net, taps=TAPS).fit([(pictures, predicted)], progress=False)
+    with_labels = mahalanobis(net)
+    test = images(5)
+    scores = [r.score_inputs(test)[1] for r in (unlabelled, with_predictions, with_labels)]
+    assert torch.equal(scores[0], scores[1])
+    assert not torch.allclose(scores[0], scores[2])
+
+
+def test_mahalanobis_classes_with_one_example_and_with_none(net: Net) -> None:
+    features = torch.randn(11, 2, generator=torch.Generator().manual_seed(1))
+    labels = torch.tensor([0] * 10 + [2])
+    logits = torch.zeros(11, 4)
+    rival = Mahalanobis(net)
+    rival.take(Observation(logits, channel_means=(features,), labels=labels))
+    rival.finish()
+    assert rival.classes_ is not None
+    assert rival.classes_.tolist() == [0, 2]
+    alone = rival.judged(Observation(logits[:1], channel_means=(features[10:],)))
+    assert float(alone) == pytest.approx(0, abs=1e-12)  # it is its own class mean
+    means, precision = gaussian_by_hand(features.double().numpy(), labels.numpy())
+    x = np.array([5.0, -3.0])
+    found = rival.judged(Observation(logits[:1], channel_means=(torch.tensor([[5.0, -3.0]]),)))
+    assert float(found) == pytest.approx(min((x - m) @ precision @ (x - m) for m in means.values()))
+
+
+def test_mahalanobis_singular_covariance(net: Net) -> None:
+    """One channel is dead and one is the sum of two others: said once, and the rest is as ever."""
+    free = torch.randn(50, 2, generator=torch.Generator().manual_seed(1))
+    features = torch.cat([free, free.sum(1, keepdim=True), torch.full((50, 1), 0.3)], 1)
+    rival = Mahalanobis(net)
+    for part in features.split(20):
+        rival.take(Observation(torch.zeros(len(part), 2), channel_means=(part, part[:, :2])))
+    with pytest.warns(GramwatchWarning, match=r"singular at 1 of 2 tap\(s\)") as caught:
+        rival.finish()
+    assert len(caught) == 1
+    assert rival.ranks_ is not None
+    assert rival.ranks_.tolist() == [2, 2]
+    found = rival.distances(Observation(torch.zeros(50, 2), channel_means=(features, features[:, :2])))
+    assert torch.allclose(found[:, 0], found[:, 1], rtol=1e-5)
+    assert found.isfinite().all()
+
+
+def test_mahalanobis_fewer_examples_than_channels(net: Net) -> None:
+    features = torch.randn(6, 20, generator=torch.Generator().manual_seed(1))
+    rival = Mahalanobis(net)
+    rival.take(Observation(torch.zeros(6, 2), channel_means=(features,)))
+    with pytest.warns(GramwatchWarning, match="singular"):
+        rival.finish()
+    assert rival.ranks_ is not None
+    assert rival.ranks_.tolist() == [5]
+    pseudo = np.linalg.pinv(np.cov(features.double().numpy().T, bias=True), rcond=1e-10)
+    centred = (features - features.mean(0)).double().numpy()
+    expected = [x @ pseudo @ x for x in centred]
+    found = rival.judged(Observation(torch.zeros(6, 2), channel_means=(features,)))
+    assert np.allclose(found, expected, rtol=1e-5)
+
+
+def test_mahalanobis_as_in_pytorch_ood(net: Net) -> None:
+    """Theirs has half of it, and a covariance that is not divided by the number of examples."""
+    others = pytest.importorskip("pytorch_ood.detector")
+    loader, test = labelled(90), images(9, seed=3)
+
+    def encoder(x: Tensor) -> Tensor:
+        return means_of(net, x)[1]
+
+    theirs = others.Mahalanobis(encoder).to("cpu").fit(loader)
+    ours = mahalanobis(net, taps=["second"])
+    with torch.no_grad():
+        expected = theirs.predict(test) * 2 * 90
+    assert torch.allclose(ours.score_inputs(test)[1].float(), expected, rtol=1e-3)
+    several = others.MultiMahalanobis([nn.Identity()] * 2)
+    with torch.no_grad():
+        taps = [torch.cat(part) for part in zip(*(means_of(net, x) for x, _ in loader), strict=True)]
+        several.fit_structured(taps, torch.cat([y for _, y in loader]))
+        expected = several.predict_structured(means_of(net, test)) * 2 * 90
+    assert torch.allclose(mahalanobis(net).score_inputs(test)[1].float(), expected, rtol=1e-3)
+    moved = others.MahalanobisODIN(encoder, eps=0.01, norm_std=[0.2, 0.3, 0.4])
+    moved._base = theirs
+    ours_moved = mahalanobis(net, taps=["second"], eps=0.01, scale=(0.2, 0.3, 0.4))
+    expected = moved.predict(test).detach() * 2 * 90
+    assert torch.allclose(ours_moved.score_inputs(test)[1].float(), expected, rtol=1e-3)
+
+
+@pytest.mark.parametrize("scale", [None, (0.2, 0.5, 2.0)])
+def test_mahalanobis_with_a_step_for_each_tap(net: Net, scale: Any) -> None:
+    """Algorithm 1: nearest class, a step towards it, the distance after; for each tap its own."""
+    loader, test, eps = labelled(90), images(4, seed=3), 0.02
+    divisor = torch.ones(3, 1, 1) if scale is None else torch.tensor(scale).view(-1, 1, 1)
+    with torch.no_grad():
+        training = [
+            torch.cat(m).double().numpy() for m in zip(*(means_of(net, x) for x, _ in loader), strict=True)
+        ]
+    labels = torch.cat([y for _, y in loader]).numpy()
+    expected = np.zeros((4, 2))
+    for tap in range(2):
+        means, precision = gaussian_by_hand(training[tap], labels)
+        centres, matrix = [torch.tensor(means[c]) for c in sorted(means)], torch.tensor(precision)
+        for i, image in enumerate(test):
+            leaf = image[None].clone().requires_grad_()
+            features = means_of(net, leaf)[tap][0].double()
+            apart = [((features - c) @ matrix @ (features - c)).item() for c in centres]
+            nearest = centres[apart.index(min(apart))]
+            distance = (features - nearest) @ matrix @ (features - nearest)
+            (found,) = torch.autograd.grad(distance, leaf)
+            with torch.no_grad():
+                after = means_of(net, image[None] - eps * found.sign() / divisor)[tap][0].double()
+            expected[i, tap] = min(float((after - c) @ matrix @ (after - c)) for c in centres)
+    rival = mahalanobis(net, eps=eps, scale=scale)
+    assert rival.gradients
+    assert np.allclose(rival.score_inputs(test)[1], expected.sum(1), rtol=1e-4)
+    assert (rival.score_inputs(test)[1] < mahalanobis(net).score_inputs(test)[1]).all()
+    _, both, finite = rival._distances_on(test, [0.0, eps])
+    assert np.allclose(both[1], expected, rtol=1e-4)
+    assert torch.allclose(both[0].sum(1), mahalanobis(net).score_inputs(test)[1], rtol=1e-5)
+    assert finite.all()
+
+
+def telling(seed: int, shift: float) -> Tensor:
+    """Images whose first channel is shifted: some taps see it, others do not."""
+    pictures = images(60, seed)
+    pictures[:, 0] += shift
+    return pictures
+
+
+def test_mahalanobis_tune_weighs_the_tap_that_tells(net: Net) -> None:
+    """Of two taps, the first is noise and the second tells: tuned, it beats the plain sum."""
+    generator = torch.Generator().manual_seed(1)
+
+    class TwoTaps(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.noise, self.signal, self.fc = nn.Linear(4, 4), nn.Linear(1, 1), nn.Linear(5, 2)
+            with torch.no_grad():
+                self.noise.weight.copy_(torch.eye(4))
+                self.signal.weight.fill_(1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fc(torch.cat([self.noise(x[:, :4]), self.signal(x[:, 4:])], 1))
+
+    two = TwoTaps().eval()
+    training, inside = (torch.randn(count, 5, generator=generator) for count in (300, 200))
+    outside = torch.randn(200, 5, generator=generator)
+    inside[:, :4] *= 4 * torch.rand(200, 1, generator=generator)
+    outside[:, :4] *= 4 * torch.rand(200, 1, generator=generator)
+    outside[:, 4] += 6
+    rival = Mahalanobis(two, taps=["noise", "signal"])
+    rival.fit([(training, torch.zeros(300, dtype=torch.long))], progress=False)
+
+    def auroc(r: Method) -> float:
+        a, b = (r.score_inputs(x)[1] for x in (inside, outside))
+        return float((a[:, None] < b[None]).double().mean())
+
+    plain = auroc(rival)
+    rival.calibrate([inside], progress=False)
+    rival.tune(inside.split(64), outside.split(64), steps=[0.0], progress=False)
+    assert rival.join == "regression"
+    assert rival.eps == 0
+    assert rival.tuned_on_outliers
+    assert rival.weights_ is not None
+    assert rival.weights_[1] > 5 * rival.weights_[0].abs()
+    assert auroc(rival) > 0.99 > plain
+    with pytest.raises(NotFittedError, match="not calibrated"):
+        rival(inside)
+    rival.fit([(training, torch.zeros(300, dtype=torch.long))], progress=False)
+    assert not rival.tuned_on_outliers
+    with pytest.raises(NotFittedError, match="has no weights yet"):
+        rival.score_inputs(inside)
+
+
+def test_mahalanobis_tune_chooses_the_step() -> None:
+    """A step that carries training-like inputs home, and outliers not, must be preferred to none."""
+
+    class Wall(nn.Module):
+        """The feature of an outlier does not answer to its input."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.tap, self.fc = nn.Linear(1, 1), nn.Linear(1, 2)
+            with torch.no_grad():
+                self.tap.weight.fill_(1)
+                self.tap.bias.zero_()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fc(self.tap(torch.where(x[:, 1:] > 0, x[:, :1].detach(), x[:, :1])))
+
+    generator = torch.Generator().manual_seed(1)
+    training = torch.cat([0.1 * torch.randn(200, 1, generator=generator), torch.zeros(200, 1)], 1)
+    away = 1 + 0.2 * torch.randn(80, 1, generator=generator)
+    inside, outside = torch.cat([away, torch.zeros(80, 1)], 1), torch.cat([away, torch.ones(80, 1)], 1)
+    rival = Mahalanobis(Wall().eval(), taps=["tap"])
+    rival.fit([(training, torch.zeros(200, dtype=torch.long))], progress=False)
+    rival.tune([inside], [outside], steps=[0.0, 1.0], progress=False)
+    assert rival.eps == 1
+    assert rival.gradients
+    assert rival.score_inputs(inside)[1].mean() < rival.score_inputs(outside)[1].mean()
+
+
+def test_mahalanobis_saved_and_loaded(net: Net, tmp_path: Path) -> None:
+    test = images(6, seed=4)
+    for choices in ({}, {"join": "normalised"}, {"eps": 0.01, "scale": [0.2, 0.3, 0.4]}):
+        rival = mahalanobis(net, **choices)
+        rival.calibrate([images(30, seed=9)], progress=False)
+        rival.save(tmp_path / "m.safetensors")
+        again = Mahalanobis.from_artifact(artifact.read(tmp_path / "m.safetensors"), net)
+        assert isinstance(again, Mahalanobis)
+        assert (again.join, again.eps, again.scale) == (rival.join, rival.eps, rival.scale)
+        assert torch.equal(again.score_inputs(test)[1], rival.score_inputs(test)[1])
+        assert torch.equal(again(test).p_value, rival(test).p_value)
+        assert not again.tuned_on_outliers
+    tuned = mahalanobis(net)
+    tuned.tune([telling(2, 0)], [telling(3, 2)], steps=[0.0, 0.005], progress=False)
+    tuned.save(tmp_path / "m.safetensors")
+    again = Mahalanobis.from_artifact(artifact.read(tmp_path / "m.safetensors"), net)
+    assert again.tuned_on_outliers
+    assert torch.equal(again.score_inputs(test)[1], tuned.score_inputs(test)[1])
+
+
+def test_mahalanobis_fitted_together_as_alone(net: Net) -> None:
+    rivals: dict[str, Method] = {"a": Mahalanobis(net, taps=TAPS), "b": ODIN(net, taps=TAPS)}
+    fit_together(rivals, labelled(90), progress=False)
+    test = images(5)
+    assert torch.equal(rivals["a"].score_inputs(test)[1], mahalanobis(net).score_inputs(test)[1])
+    assert torch.equal(rivals["b"].score_inputs(test)[1], ODIN(net).score_inputs(test)[1])
+
+
+def test_mahalanobis_broken_inputs(net: Net) -> None:
+    training = labelled(90)
+    broken = [(x.clone(), y) for x, y in training]
+    broken[0][0][2] = math.nan
+    rival = Mahalanobis(net, taps=TAPS).fit(broken, progress=False)
+    assert isinstance(rival, Mahalanobis)
+    test = images(4)
+    test[1] = math.nan
+    for eps in (0.0, 0.01):
+        rival.eps = eps
+        assert rival.score_inputs(test)[1].isinf().tolist() == [False, True, False, False]
+
+
+def test_mahalanobis_errors(net: Net) -> None:
+    with pytest.raises(ValueError, match="join must be one of"):
+        Mahalanobis(net, join="best")
+    with pytest.raises(NotFittedError):
+        Mahalanobis(net).score_inputs(images(2))
+    with pytest.raises(NotFittedError):
+        Mahalanobis(net).tune([images(2)], [images(2)], progress=False)
+    with pytest.raises(InputError, match="no finite training example"):
+        Mahalanobis(net).fit([images(2) * math.nan], progress=False)
+    with pytest.raises(InputError, match="labels from 0 to 7 were given, the network has classes 0 to 2"):
+        Mahalanobis(net).fit([(images(2), torch.tensor([0, 7]))], progress=False)
+    with pytest.raises(InputError, match="no covariance"):
+        Mahalanobis(net).fit([(images(2), torch.tensor([0, 1]))], progress=False)
+    rival = mahalanobis(net)
+    with pytest.raises(InputError, match=r"fitted on 2 tap\(s\) with 9 channels in all, 1 tap"):
+        rival.judged(Observation(torch.zeros(1, 3), channel_means=(torch.zeros(1, 5),)))
+    with pytest.raises(InputError, match="cannot be tuned on 4 finite outlying"):
+        rival.tune([images(40)], [images(4)], steps=[0.0], progress=False)
+    with pytest.raises(NotFittedError, match="has no weights yet"):
+        mahalanobis(net, join="regression").score_inputs(images(2))
+    with pytest.raises(InputError, match="judges by gradients"):
+        mahalanobis(net, eps=0.01).judged(Observation(torch.zeros(1, 3)))
+    with pytest.raises(InputError, match="one floating-point tensor, not a tuple"):
+        mahalanobis(net, eps=0.01).score_inputs((images(2), images(2)))
+    with pytest.raises(ValueError, match="steps must be some"):
+        rival.tune([images(40)], [images(40)], steps=[], progress=False)
+
+
+# --- adversarial examples -----------------------------------------------------------------------------
+
+
+def test_fgsm_by_hand(net: Net) -> None:
+    test, labels = images(5), torch.tensor([0, 1, 2, 0, 1])
+    made = fgsm(net, test, labels, eps=0.1, scale=(0.2, 0.5, 2.0))
+    for i, image in enumerate(test):
+        leaf = image[None].clone().requires_grad_()
+        (found,) = torch.autograd.grad(cross_entropy(net(leaf), labels[i : i + 1]), leaf)
+        expected = image + 0.1 * found[0].sign() / torch.tensor([0.2, 0.5, 2.0]).view(-1, 1, 1)
+        assert torch.allclose(made[i], expected)
+    assert not made.requires_grad
+    with torch.no_grad():
+        before, after = (
+            cross_entropy(net(x), labels, reduction="none") for x in (test, fgsm(net, test, labels, 0.01))
+        )
+    assert (after > before).all()
+
+
+def test_fgsm_labels_default_to_predictions(net: Net) -> None:
+    test = images(5)
+    with torch.no_grad():
+        predicted = net(test).argmax(1)
+    assert torch.equal(fgsm(net, test), fgsm(net, test, predicted))
+    assert torch.equal(fgsm(net, test, eps=0), test)
+
+
+def test_fgsm_gives_something_to_tune_on(net: Net) -> None:
+    rival = mahalanobis(net)
+    made = [fgsm(net, x, y, eps=1.0) for x, y in labelled(60, seed=8)]
+    rival.tune(labelled(60, seed=9), made, steps=[0.0], progress=False)
+    assert rival.tuned_on_outliers
+
+
+def test_fgsm_errors(net: Net) -> None:
+    with pytest.raises(InputError, match="one floating-point tensor"):
+        fgsm(net, torch.zeros(2, 3, 6, 6, dtype=torch.uint8))
+    with pytest.raises(InputError, match="expected 2 whole numbers"):
+        fgsm(net, images(2), torch.zeros(3, dtype=torch.long))
+    with pytest.raises(InputError, match="expected 2 whole numbers"):
+        fgsm(net, images(2), torch.zeros(2))
+    with pytest.raises(ValueError, match="eps must be"):
+        fgsm(net, images(2), eps=-1)
