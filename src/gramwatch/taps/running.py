@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from gramwatch.batches import Inputs
-from gramwatch.errors import InputError
+from gramwatch.errors import InputError, warn_once
 
 _T = TypeVar("_T")
 _P = ParamSpec("_P")
@@ -41,6 +41,28 @@ def unwrap(model: nn.Module) -> nn.Module:
             model = model._orig_mod  # type: ignore[assignment]
         else:
             return model
+
+
+_looked_at: "weakref.WeakSet[nn.Module]" = weakref.WeakSet()
+
+
+def warn_if_compiled(model: nn.Module) -> None:
+    """Say once for each network that what is compiled of it is run uncompiled."""
+    if model in _looked_at:
+        return
+    _looked_at.add(model)
+    if any(map(_is_compiled, model.modules())):
+        network = unwrap(model)
+        warn_once(
+            network,
+            f"{type(network).__name__} is compiled, in whole or in part. Compiled code hides its tensors, so "
+            "detectors run the network uncompiled",
+        )
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    whole = isinstance(getattr(module, "_orig_mod", None), nn.Module)
+    return whole or getattr(module, "_compiled_call_impl", None) is not None
 
 
 def call(model: nn.Module, inputs: Inputs) -> Any:
