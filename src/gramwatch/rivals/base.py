@@ -121,6 +121,11 @@ class Rival(ABC):
         """Whether it has itself seen outliers: a table has to say so."""
         return self.tuned_ is not None and bool(self.tuned_)
 
+    @property
+    def says_nothing(self) -> str:
+        """Why every input gets the same score, after a fit to data of no use; empty otherwise."""
+        return ""
+
     # --- fit -----------------------------------------------------------------------------------------
 
     def fit(self, loader: Iterable[Any], *, progress: bool = True) -> "Rival":
@@ -129,6 +134,8 @@ class Rival(ABC):
             for inputs, labels in batches_of(loader, self.name, progress):
                 self.take(self._observer(inputs, labels))
         self.finish()
+        if self.says_nothing:
+            raise InputError(self.says_nothing)
         return self
 
     def take(self, observation: Observation) -> None:
