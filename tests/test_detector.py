@@ -567,8 +567,10 @@ def test_nothing_finite_to_fit(net):
 
 
 def test_other_shapes_and_dtypes_than_at_fit(ready):
-    with pytest.raises(InputError, match=r"float32 \(1, 9, 9\).*float32 \(1, 8, 8\)"):
-        ready(torch.randn(2, 1, 9, 9))
+    with pytest.raises(InputError, match=r"float32 \(2, 8, 8\).*float32 \(1, 8, 8\)"):
+        ready(torch.randn(2, 2, 8, 8))
+    with pytest.raises(InputError, match=r"float32 \(8, 8\).*float32 \(1, 8, 8\)"):
+        ready(torch.randn(2, 8, 8))
     with pytest.raises(InputError, match="uint8"):
         ready(images(2, 0).byte())
 

@@ -5,7 +5,8 @@ import operator
 import threading
 import weakref
 from collections import OrderedDict, UserDict
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -13,9 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import gramwatch
-from gramwatch import GramDetector, InputError, TapError, find_taps, mark, networks
+from gramwatch import GramDetector, GramwatchWarning, InputError, TapError, find_taps, mark, networks
 from gramwatch.batches import all_finite, count_examples, on_device, signature
-from gramwatch.taps import Network, Tap, Taps, observe, unwrap
+from gramwatch.methods import Energy
+from gramwatch.taps import Network, Tap, Taps, find_head, observe, unwrap
 
 CLASSES = 5
 
@@ -581,7 +583,8 @@ def test_a_compiled_network():
     net, x = small(), torch.randn(3, 3, 6, 6)
     backend, graphs = counting_backend()
     compiled = torch.compile(net, backend=backend)
-    check_small(compiled, net, x)
+    with pytest.warns(GramwatchWarning, match="is compiled.*detectors run the network uncompiled"):
+        check_small(compiled, net, x)
     assert unwrap(nn.DataParallel(compiled)) is net
     check_small(torch.compile(net, backend="eager"), net, x)
     assert graphs == []
@@ -604,7 +607,9 @@ def test_a_compiled_part_is_watched_as_written_and_stays_compiled(how):
         net = Net(lambda net, x: net.head(run(net.part, x)), part=part, head=Head(4))
     net.eval()
     x = torch.randn(3, 3, 6, 6)
-    taps, seen, _ = watched(net, x)
+    told = pytest.warns(GramwatchWarning, match="Net is compiled, in whole or in part")
+    with nullcontext() if how == "function" else told:  # who calls a compiled function is not known
+        taps, seen, _ = watched(net, x)
     assert taps.names == ["part.conv", "part.act"]
     conv = F.conv2d(x, part.conv.weight, part.conv.bias)
     torch.testing.assert_close(seen["part.conv"], conv.flatten(2), rtol=0, atol=0)
@@ -644,7 +649,23 @@ def test_taps_are_watched_inside_a_compiled_function(first):
 
 def test_a_compiled_leaf_keeps_its_name():
     net = nn.Sequential(OrderedDict(conv=torch.compile(nn.Conv2d(3, 4, 1), backend="eager"), head=Head(4)))
-    assert find_taps(net, torch.randn(1, 3, 4, 4)).names == ["conv"]
+    with pytest.warns(GramwatchWarning, match="Sequential is compiled"):
+        assert find_taps(net, torch.randn(1, 3, 4, 4)).names == ["conv"]
+
+
+def test_that_a_network_is_compiled_is_said_once_for_each_network():
+    net, x = small(), torch.randn(3, 3, 6, 6)
+    compiled = torch.compile(net, backend="eager")
+    with pytest.warns(GramwatchWarning, match="is compiled"):
+        taps = find_taps(compiled, x)
+    find_taps(compiled, x)  # said once: another warning would be an error
+    observe(compiled, taps, x, lambda *_: None)
+    observe(torch.compile(net, backend="eager"), taps, x, lambda *_: None)
+    with pytest.warns(GramwatchWarning, match="is compiled"):
+        observe(torch.compile(small(), backend="eager"), taps, x, lambda *_: None)
+    Energy(small()).fit([x], progress=False).score_inputs(x)
+    with pytest.warns(GramwatchWarning, match="is compiled"):
+        Energy(torch.compile(small(), backend="eager")).score_inputs(x)
 
 
 # --- outputs and inputs ------------------------------------------------------------------------------
@@ -1063,8 +1084,8 @@ def test_sequences():
     ).eval()
     x = torch.randn(3, 4, 10)
     taps = watched(net, x)[0]
-    expected = {"conv": (1, 6), "relu": (1, 6), "mix": (2, 7), "tanh": (2, 7), "gelu": (2, 9)}
-    assert axes(taps) == expected
+    expected = {"conv": (1, 6), "relu": (1, 6), "mix": (2, 7), "tanh": (2, 7)}
+    assert axes(taps) == {**expected, "lstm": (2, 9), "gelu": (2, 9)}
     check_alone(net, taps, x)
 
 
@@ -1319,9 +1340,11 @@ def test_maps_of_a_tap_written_by_hand():
     torch.testing.assert_close(maps, image.flatten(2), rtol=0, atol=0)
     last = image.contiguous(memory_format=torch.channels_last)
     assert tap.maps(last, 3).data_ptr() == last.data_ptr()
+    larger = torch.randn(3, 4, 5, 7)
+    torch.testing.assert_close(tap.maps(larger, 3), larger.flatten(2), rtol=0, atol=0)
     for wrong in (
-        torch.randn(3, 4, 5, 7),
         torch.randn(2, 4, 5, 6),
+        torch.randn(3, 4, 0, 6),
         torch.randn(3, 4, 5),
         torch.randn(4, 3, 5, 6),
     ):
@@ -1563,8 +1586,9 @@ def test_the_network_is_left_as_found_after_an_exception():
     net.fail = False
     with pytest.raises(TapError, match="no tap matches"):
         find_taps(net, x, "nothing")
+    wider = Taps([replace(taps[0], shape=(1, 5, 4, 4)), *taps[1:]], taps.operations)
     with pytest.raises(TapError, match="has shape"):
-        observe(net, taps, torch.randn(3, 3, 7, 7), lambda *_: None)
+        observe(net, wider, x, lambda *_: None)
     assert_untouched(before, state(net))
     assert find_taps(net, x) == taps  # and works again
 
@@ -1813,7 +1837,8 @@ def test_threads_leave_compiling_as_found():
     part = nn.Conv2d(3, 3, 1)
     net = nn.Sequential(torch.compile(part, backend=backend), nn.ReLU(), Head(3)).eval()
     x = torch.randn(2, 3, 4, 4)
-    taps = find_taps(net, x)
+    with pytest.warns(GramwatchWarning, match="is compiled"):
+        taps = find_taps(net, x)
     began, go = threading.Event(), threading.Event()
 
     def slow():
@@ -1836,6 +1861,184 @@ def test_threads_leave_compiling_as_found():
     assert graphs == []
     net(x)
     assert len(graphs) == 1
+
+
+# --- addmm and recurrent layers ----------------------------------------------------------------------
+
+
+class Rows(nn.Module):
+    """A linear layer as GPT-2 writes it: the weight transposed, examples and tokens in one axis."""
+
+    def __init__(self, inside, outside):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(inside, outside))
+        self.bias = nn.Parameter(torch.randn(outside))
+
+    def forward(self, x):
+        rows = torch.addmm(self.bias, x.reshape(-1, x.shape[-1]), self.weight)
+        return rows.view(*x.shape[:-1], -1)
+
+
+def test_addmm_is_a_linear_layer():
+    net = Net(
+        lambda net, x: net.fc(net.act(net.rows(x)).mean(1)), rows=Rows(4, 6), act=nn.GELU(), fc=Rows(6, 5)
+    )
+    x = torch.randn(3, 7, 4)
+    taps, seen, logits = watched(net, x)
+    assert axes(taps) == {"rows": (1, 6), "act": (2, 6)}
+    assert [tap.kind for tap in taps] == ["linear", "activation"]
+    made = (x @ net.rows.weight + net.rows.bias).transpose(1, 2)
+    torch.testing.assert_close(seen["rows"], made, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(seen["act"], F.gelu(made), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(logits, net(x), rtol=0, atol=0)
+    check_alone(net, taps, x)
+
+
+@pytest.mark.parametrize(
+    ("head", "found"),
+    [
+        (lambda net, x: torch.addmm(net.fc.bias, x, net.fc.weight), 2),
+        (lambda net, x: net.fc.bias.addmm(x, net.fc.weight), 2),
+        (lambda net, x: torch.addmm(net.fc.bias, x, net.fc.weight, beta=3, alpha=2), 2),
+        (lambda net, x: torch.addmm(input=net.fc.bias, mat1=x, mat2=net.fc.weight), 2),
+        (lambda net, x: torch.addmm(x[:, :5], x, net.fc.weight), None),  # adds a matrix, not a bias
+    ],
+)
+def test_the_head_may_be_an_addmm(head, found):
+    net = Net(lambda net, x: head(net, F.relu(net.hidden(x))), hidden=nn.Linear(4, 6), fc=Rows(6, 5))
+    x = torch.randn(3, 4)
+    assert find_taps(net, x).names == ["hidden", "relu"]
+    assert find_head(net, x) == found
+    if found is not None:
+        rival = gramwatch.methods.METHODS["react"](net)
+        seen = rival._observer(x)
+        torch.testing.assert_close(seen.features, net.hidden(x).relu(), rtol=0, atol=0)
+        torch.testing.assert_close(seen.head(seen.features), net(x), rtol=1e-5, atol=1e-5)
+
+
+def test_an_addmm_of_those_who_watch_is_not_seen():
+    net, x = small(), torch.randn(3, 3, 6, 6)
+    taps = find_taps(net, x)
+
+    def receive(number, maps):
+        torch.addmm(maps.new_zeros(2), maps[:, 0], maps.new_ones(maps.shape[2], 2))
+
+    torch.testing.assert_close(observe(net, taps, x, receive), net(x), rtol=0, atol=0)
+
+
+def test_a_path_without_what_is_watched_since_then():
+    net = Net(lambda net, x: net.fc(F.relu(net.rows(x))), rows=Rows(4, 6), fc=nn.Linear(6, CLASSES))
+    x = torch.randn(2, 4)
+    taps = find_taps(net, x)
+    before = Taps([replace(taps[1], call=0)], ["relu", "linear"])
+    with pytest.raises(TapError, match=r"calls 'addmm' where 'relu' .* did not watch 'addmm'.* fit anew"):
+        observe(net, before, x, lambda *_: None)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize("directions", [1, 2])
+def test_recurrent_layers(kind, batch_first, directions):
+    def forward(net, x):
+        steps, _ = net.layer(x if batch_first else x.transpose(0, 1))
+        return net.fc(torch.tanh(steps).mean(1 if batch_first else 0))
+
+    net = Net(
+        forward,
+        layer=kind(4, 6, num_layers=2, batch_first=batch_first, bidirectional=directions == 2),
+        fc=nn.Linear(6 * directions, CLASSES),
+    )
+    x = torch.randn(3, 7, 4)
+    taps, seen, _ = watched(net, x)
+    assert axes(taps) == {"layer": (2, 6 * directions), "tanh": (2, 6 * directions)}
+    assert taps[0].kind == "recurrent"
+    with torch.no_grad():  # with gradients, PyTorch takes another kernel
+        made = net.layer(x if batch_first else x.transpose(0, 1))[0]
+    maps = made.permute(0, 2, 1) if batch_first else made.permute(1, 2, 0)
+    torch.testing.assert_close(seen["layer"], maps, rtol=0, atol=0)
+    check_alone(net, taps, x)
+
+
+def test_the_state_of_a_recurrent_layer_keeps_its_channels():
+    net = Net(
+        lambda net, x: net.fc(torch.tanh(net.layer(x)[1][0].transpose(0, 1))[:, -1]),
+        layer=nn.LSTM(4, 6, num_layers=2, batch_first=True),
+        fc=nn.Linear(6, CLASSES),
+    )
+    x = torch.randn(3, 7, 4)
+    taps = watched(net, x)[0]
+    assert axes(taps) == {"layer": (2, 6), "tanh": (2, 6)}
+    assert [tap.pixels for tap in taps] == [7, 2]
+    check_alone(net, taps, x)
+
+
+def test_packed_sequences_are_not_watched():
+    def forward(net, x):
+        lengths = (x[:, :, 0] != 0).sum(1)
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        padded = nn.utils.rnn.pad_packed_sequence(net.layer(packed)[0], batch_first=True)[0]
+        return net.fc(mark(padded, "padded").mean(1))
+
+    net = Net(forward, layer=nn.GRU(4, 6, batch_first=True), fc=nn.Linear(6, CLASSES))
+    x = torch.randn(3, 7, 4)
+    x[1, 5:] = 0
+    with pytest.raises(TapError, match=r"has no tap.*packed sequence is not watched.*gramwatch\.mark"):
+        find_taps(net, x)
+    taps, seen, _ = watched(net, x, "padded")
+    assert axes(taps) == {"padded": (2, 6)}
+    torch.testing.assert_close(seen["padded"][0], net.layer(x)[0][0].T, rtol=1e-5, atol=1e-6)
+
+
+# --- where stages end --------------------------------------------------------------------------------
+
+
+def last_of_each_size(taps):
+    """What `taps="ends"` has always been where every stage ends in two channels or more."""
+    last = {tap.pixels: tap.name for tap in taps}
+    return [tap.name for tap in taps if last[tap.pixels] == tap.name]
+
+
+@pytest.mark.parametrize("name", networks.NETWORKS)
+def test_ends_of_our_networks_are_the_last_of_each_size(name):
+    net, x = networks.build(name).eval(), torch.randn(1, *networks.NETWORKS[name].shape)
+    assert find_taps(net, x, "ends").names == last_of_each_size(find_taps(net, x))
+
+
+@pytest.mark.parametrize("name", ["resnet10t", "convnext_atto", "test_vit3", "densenet121", "seresnet18"])
+def test_ends_of_other_networks_are_the_last_of_each_size(name):
+    net = pytest.importorskip("timm").create_model(name, num_classes=CLASSES).eval()
+    x = torch.randn(1, 3, *net.pretrained_cfg["input_size"][1:] if "vit" in name else (64, 64))
+    assert find_taps(net, x, "ends").names == last_of_each_size(find_taps(net, x))
+
+
+def test_a_stage_that_ends_in_one_channel_ends_before_it():
+    net = nn.Sequential(
+        OrderedDict(
+            conv=nn.Conv2d(3, 4, 3),
+            act=nn.ReLU(),
+            gate=nn.Conv2d(4, 1, 1),
+            sigmoid=nn.Sigmoid(),
+            small=nn.Conv2d(1, 5, 3, stride=2),
+            head=Head(5),
+        )
+    )
+    x = torch.randn(2, 3, 8, 8)
+    assert find_taps(net, x, "ends").names == ["act", "small"]
+
+
+def test_a_stage_of_one_channel_is_left_out_once():
+    net = nn.Sequential(
+        OrderedDict(
+            gate=nn.Conv2d(3, 1, 3), sigmoid=nn.Sigmoid(), small=nn.Conv2d(1, 5, 3, stride=2), head=Head(5)
+        )
+    )
+    x = torch.randn(2, 3, 8, 8)
+    with pytest.warns(GramwatchWarning, match=r"leaves out 1 stage\(s\) of Sequential.*: sigmoid"):
+        assert find_taps(net, x, "ends").names == ["small"]
+    assert find_taps(net, x, "ends").names == ["small"]
+    assert find_taps(net, x).names == ["gate", "sigmoid", "small"]
+    with pytest.raises(TapError, match="Sequential has no tap with two channels or more"):
+        find_taps(nn.Sequential(nn.Conv2d(3, 1, 3), Head(1)), x, "ends")
 
 
 # --- another path, other shapes ----------------------------------------------------------------------
@@ -1901,11 +2104,18 @@ def test_a_shorter_or_longer_path_later():
 def test_other_shapes_than_when_found():
     net, x = small(), torch.randn(2, 3, 6, 6)
     taps = find_taps(net, x)
-    with pytest.raises(
-        TapError, match=r"tap 'conv' has shape \(2, 4, 5, 4\), expected \(2, 4, 4, 4\)"
-    ) as caught:
-        observe(net, taps, torch.randn(2, 3, 7, 6), lambda *_: None)
-    assert "differently" in str(caught.value)
+    larger = torch.randn(2, 3, 7, 6)
+    seen, _ = watch(net, taps, larger)
+    torch.testing.assert_close(seen["conv"], net.conv(larger).flatten(2), rtol=0, atol=0)
+    folded = Net(
+        lambda net, x: net.fc(F.relu(net.hidden(x).flatten(0, 1)).view(len(x), -1, 6).mean(1)),
+        hidden=nn.Linear(4, 6),
+        fc=nn.Linear(6, CLASSES),
+    )
+    found = find_taps(folded, torch.randn(2, 5, 4))
+    assert [tap.shape for tap in found] == [(1, 5, 6), (5, 6)]
+    with pytest.raises(TapError, match=r"tap 'relu' has shape \(14, 6\), expected \(10, 6\).* of one size"):
+        observe(folded, found, torch.randn(2, 7, 4), lambda *_: None)
     net.conv = nn.Conv2d(3, 5, 3)
     net.more = nn.Conv2d(5, 6, 1)
     with pytest.raises(TapError, match=r"tap 'conv' has shape \(2, 5, 4, 4\), expected \(2, 4, 4, 4\)"):

@@ -232,11 +232,59 @@ def signature(inputs: Inputs) -> list[list[Any]]:
     return [[list(t.shape[1:]), str(t.dtype).removeprefix("torch.")] for t in tensors_in(inputs)]
 
 
-def comparable(inputs: list[list[Any]]) -> list[tuple[Any, str]]:
-    """Shapes, and whether the values are whole numbers: a network in half precision takes the same inputs."""
-    return [(shape, "float" if "float" in dtype else dtype) for shape, dtype in inputs]
+def same_form(given: list[list[Any]], fitted: list[list[Any]]) -> bool:
+    """Whether inputs with one signature may be judged by what was fitted on inputs with another.
+
+    Sizes may differ, ranks and kinds may not. A network in half precision takes the same inputs.
+    """
+    if len(given) != len(fitted):
+        return False
+    pairs = zip(given, fitted, strict=True)
+    return all(
+        len(shape) == len(then)
+        and _kind(dtype) == _kind(dtype_then)
+        and (_kind(dtype) == "whole" or _same_channels(shape, then))
+        for (shape, dtype), (then, dtype_then) in pairs
+    )
+
+
+def _kind(dtype: str) -> str:
+    """What a tensor holds: measurements, or whole numbers such as tokens and masks."""
+    return "float" if "float" in dtype else "whole" if dtype in ("int32", "int64", "bool") else dtype
+
+
+def _same_channels(shape: list[int], fitted: list[int | None]) -> bool:
+    """Whether two examples have the same channels.
+
+    Of a vector, all are channels. Of two axes, one may be time. Of more, the channels come first or last,
+    where there are fewer of them than pixels.
+    """
+    if len(shape) > 2:
+        ends = [axis for axis in (0, -1) if fitted[axis] is not None]
+        channels = min(ends, key=lambda axis: fitted[axis] or 0)
+        return shape[channels] == fitted[channels]
+    differing = sum(size != then for size, then in zip(shape, fitted, strict=True))
+    return differing <= len(shape) - 1
+
+
+def same_size(given: list[list[Any]], fitted: list[list[Any]]) -> bool:
+    """Whether inputs of the same form have sizes that the fit has seen; those that varied may be any."""
+    pairs = zip(given, fitted, strict=True)
+    return all(n == m or m is None for (a, _), (b, _) in pairs for n, m in zip(a, b, strict=True))
+
+
+def widened(fitted: list[list[Any]], given: list[list[Any]]) -> list[list[Any]]:
+    """The signature of inputs of both sizes: None where they differ."""
+    pairs = zip(fitted, given, strict=True)
+    return [
+        [[n if n == m else None for n, m in zip(a, b, strict=True)], dtype] for (a, dtype), (b, _) in pairs
+    ]
 
 
 def described(inputs: list[list[Any]]) -> str:
     """A signature in words."""
-    return " and ".join(f"{dtype} {tuple(shape)}" for shape, dtype in inputs)
+
+    def sizes(shape: list[int | None]) -> str:
+        return str(tuple("any" if n is None else n for n in shape)).replace("'", "")
+
+    return " and ".join(f"{dtype} {sizes(shape)}" for shape, dtype in inputs)

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -14,19 +15,22 @@ from gramwatch import artifact, kernels
 from gramwatch.batches import (
     Inputs,
     all_finite,
-    comparable,
     count_examples,
     described,
     on_device,
     on_device_ahead,
+    same_form,
+    same_size,
     signature,
+    widened,
 )
-from gramwatch.bounds import BOUNDS, STORAGES, Bounds, make_bounds
+from gramwatch.bounds import BOUNDS, STORAGES, Bounds, MinMax, make_bounds
 from gramwatch.deviation import (
     CONFIDENCES,
     Confidence,
     Layout,
     TotalDeviation,
+    outside_range,
     part_deviation,
     tap_deviations,
 )
@@ -48,6 +52,8 @@ WIDEST_TRIANGLE = 1024
 """`statistic="auto"` takes the pairs of a vector up to this many channels, row sums above."""
 MOST_STATISTICS = 2**30
 """Statistics of a batch that would take more bytes are never held together: the batch is run twice."""
+NO_WIDTH = 2**-8
+"""Bounds narrower than this share of their value hold one value: float16 rounds by a quarter of it."""
 CHECKPOINT_SECONDS = 60.0
 """How often a fit with a checkpoint writes it."""
 _B = TypeVar("_B")
@@ -297,7 +303,7 @@ class GramDetector:
         self.level = float(level)
         self.storage = storage
         self.metadata: dict[str, Any] = {}
-        self._selection = taps if isinstance(taps, str) else list(taps)
+        self.selection = taps if isinstance(taps, str) else list(taps)
         self._begin()
 
     def _begin(self) -> None:
@@ -307,6 +313,7 @@ class GramDetector:
         self._layouts: dict[torch.device, Layout] = {}
         self._bounds: Bounds | None = None
         self._signature: list[list[Any]] = []
+        self._told_of_size = False
         self._class_counts: Tensor | None = None
         self._largest: Tensor | None = None
         self._taken = False
@@ -385,6 +392,17 @@ class GramDetector:
         if not self._taken:  # once yes, always yes: a GPU is not asked, and waited for, again
             self._taken = self._class_counts is not None and int(self._class_counts.sum()) > 0
         return self._taken
+
+    def saw_no_difference(self) -> bool:
+        """Whether the training examples of each class look the same at every tap: then no input deviates."""
+        counts, bounds = self._fitted()
+        if not isinstance(bounds, MinMax) or counts.max() < 2:
+            return False
+        for known in (counts > 1).nonzero():  # most often the first says no
+            low, high = bounds.rows(known)
+            if outside_range(low, high, high).amax() > NO_WIDTH:
+                return False
+        return True
 
     def forget_calibration(self) -> None:
         """What was calibrated no longer holds: there is more training data."""
@@ -488,6 +506,7 @@ class GramDetector:
 
     def _to_be_taken(self, inputs: Inputs, logits: Tensor, finite: Tensor) -> tuple[Tensor, Bounds]:
         """The predicted classes, -1 where an example is not finite, and the bounds that take them in."""
+        self._signature = widened(self._signature, signature(inputs))
         if self._class_counts is None or self._bounds is None:
             classes = logits.shape[1]
             self._class_counts = torch.zeros(classes, dtype=torch.int64, device=logits.device)
@@ -509,7 +528,7 @@ class GramDetector:
     def _prepare(self, inputs: Inputs) -> None:
         """Find the taps at the first batch; later, make sure that the inputs are of the same form."""
         if self._taps is None:
-            taps = find_taps(self.network, inputs, self._selection)
+            taps = find_taps(self.network, inputs, self.selection)
             self._measures = [self._measure(tap) for tap in taps]
             wide = [tap.name for tap in taps if tap.is_vector and tap.channels > WIDEST_TRIANGLE]
             if self.statistic == "auto" and wide:
@@ -518,11 +537,36 @@ class GramDetector:
                     f"not by pairs: {_listed(wide)}; statistic='triangle' takes the pairs all the same"
                 )
             self._taps, self._signature = taps, signature(inputs)
-        elif comparable(signature(inputs)) != comparable(self._signature):
+        elif not same_form(signature(inputs), self._signature):
             raise InputError(
                 f"inputs of {described(signature(inputs))} were given, "
                 f"the detector was fitted on {described(self._signature)}"
             )
+
+    def _warn_of_size(self, inputs: Inputs) -> None:
+        """Say once that inputs are judged whose size the fit has never seen."""
+        if not self._told_of_size and not same_size(signature(inputs), self._signature):
+            self._told_of_size = True
+            warn(
+                f"inputs of {described(signature(inputs))} are judged, another size than the detector was "
+                f"fitted on, {described(self._signature)}. Gram's sums over pixels grow with the number of "
+                "pixels: an input may look unusual by its size alone"
+            )
+
+    @contextmanager
+    def naming_sizes(self, inputs: Inputs) -> Iterator[None]:
+        """Where the network fails on inputs of another size than it was fitted on, name both."""
+        try:
+            yield
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            if same_size(signature(inputs), self._signature):
+                raise
+            raise InputError(
+                f"the network fails on inputs of {described(signature(inputs))}, "
+                f"the detector was fitted on {described(self._signature)}: {error}"
+            ) from error
 
     def _measure(self, tap: Tap) -> _Measure:
         statistic = self.statistic
@@ -586,7 +630,8 @@ class GramDetector:
         repeat: Callable[[int, int], bool | None] | None = None,
     ) -> Tensor:
         """One forward pass: the logits."""
-        logits = observe(self.network, self.taps, inputs, receive, repeat)
+        with self.naming_sizes(inputs):
+            logits = observe(self.network, self.taps, inputs, receive, repeat)
         if self._class_counts is not None and logits.shape[1] != len(self._class_counts):
             raise InputError(
                 f"the network now has {logits.shape[1]} classes, "
@@ -630,6 +675,7 @@ class GramDetector:
         self.check_merge(other)
         (counts, bounds), (their_counts, their_bounds) = self._fitted(), other._fitted()
         bounds.merge(their_bounds)
+        self._signature = widened(self._signature, other._signature)
         self._class_counts = counts + their_counts.to(counts.device)
         self.forget_calibration()
         return self
@@ -640,7 +686,7 @@ class GramDetector:
         for name, mine, theirs in self.differing_settings(other):
             raise ValueError(f"the two differ in {name}: {mine!r} and {theirs!r}")
         (counts, _), (their_counts, _) = self._fitted(), other._fitted()
-        if self.taps != other.taps:
+        if not (self.taps.alike(other.taps) and same_form(other._signature, self._signature)):
             raise ValueError("the two watch different tensors: they must be fitted on the same network")
         if counts.shape != their_counts.shape:
             raise ValueError(f"the two have {len(counts)} and {len(their_counts)} classes")
@@ -733,6 +779,7 @@ class GramDetector:
         self._prepare(inputs)
         if not self.is_large(inputs):
             return self.measured(inputs, *self._observe(inputs))
+        self._warn_of_size(inputs)
         logits, deviations = self._measure_pieces(inputs, bounds)
         finite = all_finite([inputs, logits, deviations])
         return Measurement(logits, deviations, finite)
@@ -743,6 +790,7 @@ class GramDetector:
         self._fitted()
         self._follow(statistics.device)
         _, bounds = self._fitted()
+        self._warn_of_size(inputs)
         layout = self._layout(statistics.device)
         deviations = tap_deviations(statistics, logits.argmax(1), bounds, layout)
         finite = all_finite([inputs, logits, deviations])
@@ -785,7 +833,7 @@ class GramDetector:
 
     def _settings(self) -> dict[str, Any]:
         return {
-            "taps": self._selection,
+            "taps": self.selection,
             "orders": list(self.orders),
             "statistic": self.statistic,
             "bounds": self.bounds,

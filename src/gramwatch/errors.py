@@ -4,6 +4,7 @@ import importlib
 import pkgutil
 import sys
 import warnings
+import weakref
 
 
 class GramwatchError(Exception):
@@ -16,6 +17,10 @@ class NotFittedError(GramwatchError, ValueError, AttributeError):
 
 class TapError(GramwatchError, ValueError):
     """The watched tensors could not be found, or are not what they were when the detector was fitted."""
+
+
+class NoTapError(TapError):
+    """The network has no tensor that could be watched. A guard does without the members that need one."""
 
 
 class InputError(GramwatchError, ValueError):
@@ -53,6 +58,17 @@ class GramwatchWarning(UserWarning):
 def warn(message: str) -> None:
     """Warn at the user's own line, whatever was called in between."""
     warnings.warn(message, GramwatchWarning, stacklevel=_stacklevel())
+
+
+_said: "weakref.WeakKeyDictionary[object, set[str]]" = weakref.WeakKeyDictionary()
+
+
+def warn_once(about: object, message: str) -> None:
+    """Warn as `warn` does, but once only about one network or detector."""
+    said = _said.setdefault(about, set())
+    if message not in said:
+        said.add(message)
+        warn(message)
 
 
 def _stacklevel() -> int:

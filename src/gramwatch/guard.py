@@ -4,6 +4,7 @@ The rule is in `joint`, the ranks are in `threshold`; here is the object a user 
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -25,12 +26,12 @@ from gramwatch.detector import (
     how_many_rank,
 )
 from gramwatch.deviation import TotalDeviation
-from gramwatch.errors import ArtifactError, InputError, NotFittedError, TapError, warn
+from gramwatch.errors import ArtifactError, InputError, NoTapError, NotFittedError, TapError, warn
 from gramwatch.joint import Calibration, JointMeasurement, JointRule
 from gramwatch.methods import METHODS, TRAINED
 from gramwatch.methods.base import Method
 from gramwatch.replay import Nest, Replay
-from gramwatch.taps import Network, find_head, unwrap
+from gramwatch.taps import Network, find_head, find_taps, unwrap
 from gramwatch.taps.running import InputsAdapter, LogitsAdapter
 from gramwatch.threshold import Ranks, threshold
 from gramwatch.watch import Seen, Single, Watch
@@ -71,7 +72,7 @@ class Guard:
             it; rarer classes share one. `groups_` says which.
         members: whose scores are joined: `"gram"`, and names of `gramwatch.methods.METHODS` that need no
             passes of their own. Those that look at the features are left out, with a warning, where the
-            network's logits are not made by one linear layer.
+            network's logits are not made by one linear layer; those that look at taps, where it has none.
         inputs: how a batch becomes the network's input, where it is not a tensor, a tuple whose first item is
             the input, or a mapping of keyword arguments: a function of the batch, or a key.
         logits: where the logits are in the network's output, where it returns more than these: a name, a
@@ -300,18 +301,15 @@ class Guard:
         """At the first batch, leave out members that cannot be used on this network."""
         if self._settled:
             return
-        needy = [
-            name
-            for name, each in self.members.items()
-            if isinstance(each, Method) and each.features is None and each.needs & {"features", "head"}
-        ]
-        if needy and find_head(self.network, on_device(inputs, self.model)) is None:
-            network = type(unwrap(self.model)).__name__
-            why = f"the logits of {network} are not made by one linear layer, whose input it needs"
-            if len(needy) == len(self.members):
-                raise TapError(f"no member can be used, {', '.join(needy)}: {why}")
-            warn(f"{', '.join(needy)} is left out of the guard: {why}")
-            self.members = {name: each for name, each in self.members.items() if name not in needy}
+        unusable = _unusable(self.network, self.members, on_device(inputs, self.model))
+        if len(unusable) == len(self.members):
+            reasons = "; ".join(dict.fromkeys(unusable.values()))
+            raise TapError(f"no member can be used, {', '.join(unusable)}: {reasons}")
+        for why in dict.fromkeys(unusable.values()):
+            names = [name for name, reason in unusable.items() if reason == why]
+            warn(f"{', '.join(names)} is left out of the guard: {why}")
+        if unusable:
+            self.members = {name: each for name, each in self.members.items() if name not in unusable}
             self._watch = None
         self._settled = True
 
@@ -374,8 +372,8 @@ class Guard:
             warn(f"{int((~finite).sum())} calibration example(s) with NaN or infinity were left out")
             measured = measured[finite]
         check_enough(len(measured.logits), self.level, split)
-        for part in measured.parts.values():
-            if isinstance(part, Measurement):
+        for name, part in measured.parts.items():
+            if isinstance(part, Measurement) and not self.grams[name].saw_no_difference():
                 check_deviating(part.deviations)
         found = Calibration.of(
             measured, self.rule(), self.level, per_class=self.per_class, split=split, seed=seed
@@ -599,3 +597,32 @@ class Guard:
         self.members = {name: each for name, each in self.members.items() if name in before.members}
         self._watch = None
         return batches
+
+
+def _unusable(network: Network, members: Mapping[str, Single], inputs: Inputs) -> dict[str, str]:
+    """The members that cannot be used on their network, and why not."""
+
+    @cache
+    def headless() -> str:
+        name = type(unwrap(network.model)).__name__
+        why = f"the logits of {name} are not made by one linear layer, whose input it needs"
+        return why if find_head(network, inputs) is None else ""
+
+    @cache
+    def tapless(selection: str | tuple[str, ...]) -> str:
+        try:
+            find_taps(network, inputs, selection)
+        except NoTapError as error:
+            return str(error)
+        return ""
+
+    def why_not(member: Single) -> str:
+        taps = member.selection if isinstance(member, GramDetector) else member.taps
+        where = taps if isinstance(taps, str) else tuple(taps)
+        if isinstance(member, GramDetector):
+            return tapless(where)
+        why = headless() if member.features is None and member.needs & {"features", "head"} else ""
+        return why or (tapless(where) if "channel_means" in member.needs else "")
+
+    reasons = {name: why_not(member) for name, member in members.items()}
+    return {name: why for name, why in reasons.items() if why}

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from gramwatch.batches import Inputs, all_finite, count_examples, on_device
 from gramwatch.detector import Collector
 from gramwatch.errors import InputError, TapError
-from gramwatch.taps import Network, Taps, find_head, find_taps, observe, unwrap
+from gramwatch.taps import Network, Taps, find_calls, find_head, find_taps, observe, unwrap
 
 NEEDS = ("features", "head", "channel_means")
 """What a detector may ask for beside the logits."""
@@ -163,14 +163,16 @@ class Observer:
 
     def _prepare(self, inputs: Inputs) -> Taps:
         if self.taps is None:
-            found = find_taps(self.network, inputs, self._selection)
-            taps = {tap.call: tap for tap in found} if "channel_means" in self.needs else {}
+            found = Taps((), ())  # nothing is watched, so nothing is looked for
+            if "channel_means" in self.needs:
+                found = find_taps(self.network, inputs, self._selection)
+            taps = {tap.call: tap for tap in found}
             if self._features_name is not None:
                 named = find_taps(self.network, inputs, [self._features_name])
                 if len(named) != 1:
                     raise TapError(f"features='{self._features_name}' names {len(named)} taps: name one")
                 self._features_call = named[0].call
-                taps[named[0].call] = named[0]
+                taps[named[0].call], found = named[0], named
             elif self.needs & {"features", "head"}:
                 self._head_call = find_head(self.network, inputs)
                 if self._head_call is None:
@@ -179,6 +181,7 @@ class Observer:
                         f"the logits of {name} are not made by one linear layer, so its penultimate features "
                         "cannot be found: name a tap, features='...'"
                     )
+                found = found if found.operations else find_calls(self.model, inputs)
             self.taps = Taps((taps[call] for call in sorted(taps)), found.operations)
         return self.taps
 

@@ -36,9 +36,12 @@ def fit_together(detectors: Mapping[str, Detector], loader: Iterable[Any], *, pr
             if watch is None:
                 for guard in guards:
                     guard.settle(inputs)
+                if not _waiting(detectors):
+                    break  # all that need training data were left out
                 watch = Watch(_waiting(detectors))
             watch.take(inputs, labels)
-        (watch or Watch(_waiting(detectors))).finish()
+        if waiting := _waiting(detectors):
+            (watch or Watch(waiting)).finish()
     for each in _singles(detectors):
         if isinstance(each, Method) and not each.record.fitted:
             each.finish()

@@ -1,12 +1,14 @@
 """Watch: one forward pass for several detectors of one network, whichever methods they are."""
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from gramwatch.batches import Inputs
 from gramwatch.detector import Collector, GramDetector, Measurement
+from gramwatch.errors import warn
 from gramwatch.methods.base import Method
 from gramwatch.observation import ChannelMeans, Observation, Observer
 
@@ -90,6 +92,8 @@ class Watch:
         self._left_out = dict.fromkeys(self._grams, 0)
         for rival in self._rivals:
             rival.finish()
+            if rival.says_nothing:
+                warn(f"{rival.says_nothing}. Until then it says the same of every input")
 
     def measure(self, inputs: Inputs) -> tuple[Tensor, dict[Single, Measurement | Tensor]]:
         """The logits of a batch, and what each says of it."""
@@ -126,7 +130,10 @@ class Watch:
             same = (each for other, each in means.items() if other.taps == rival.taps)
             means[rival] = next(same, None) or rival.means_of(inputs)
         others = list(dict.fromkeys(means.values()))
-        observation = self._observer(inputs, labels, [*dict.fromkeys(collected.values()), *others])
+        with ExitStack() as stack:
+            for gram in self._grams:
+                stack.enter_context(gram.naming_sizes(inputs))
+            observation = self._observer(inputs, labels, [*dict.fromkeys(collected.values()), *others])
         seen = {each: each.seen_in(observation) for each in others}
         return observation, collected, {rival: seen[each] for rival, each in means.items()}
 

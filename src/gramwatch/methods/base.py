@@ -133,6 +133,11 @@ class Method(ABC):
         """Whether it has itself seen outliers: a table has to say so."""
         return self.tuned_ is not None and bool(self.tuned_)
 
+    @property
+    def says_nothing(self) -> str:
+        """Why every input gets the same score, after a fit to data of no use; empty otherwise."""
+        return ""
+
     # --- fit -----------------------------------------------------------------------------------------
 
     def fit(self, loader: Iterable[Any], *, progress: bool = True) -> "Method":
@@ -141,6 +146,9 @@ class Method(ABC):
             for inputs, labels in self.network.batches(loader, self.name, progress):
                 self.take(self._observer(inputs, labels))
         self.finish()
+        if self.says_nothing:
+            self._fitted = False
+            raise InputError(self.says_nothing)
         return self
 
     def take(self, observation: Observation) -> None:

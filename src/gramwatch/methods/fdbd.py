@@ -7,11 +7,11 @@ from torch import Tensor, nn
 
 from gramwatch.errors import InputError
 from gramwatch.methods.base import Record
-from gramwatch.methods.features import TINY, MeanRival, features_of, head_of, lengths
+from gramwatch.methods.features import TINY, MeanMethod, features_of, head_of, lengths
 from gramwatch.observation import Head, Observation
 
 
-class FDBD(MeanRival):
+class FDBD(MeanMethod):
     """The mean distance to the decision boundaries, regularised (Liu & Qin, 2024, Eq. 8: regDistDB).
 
     Two classes with the same weights have no boundary between them; such pairs are left out.

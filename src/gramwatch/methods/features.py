@@ -73,7 +73,7 @@ def second_moment(features: Tensor, centre: Tensor, centre_of: Tensor | None = N
     return total / len(features)
 
 
-class HeadRival(Method):
+class HeadMethod(Method):
     """A method that uses the weights of the linear layer that makes the logits."""
 
     needs = frozenset({"features", "head"})
@@ -84,7 +84,7 @@ class HeadRival(Method):
         super().take(observation)
 
 
-class MeanRival(HeadRival):
+class MeanMethod(HeadMethod):
     """A method that learns no more than the mean of the training features, and so keeps no examples.
 
     Fitting again adds to what was seen before.
@@ -116,7 +116,7 @@ class MeanRival(HeadRival):
             raise InputError(f"{self.name} has seen no finite training example: there is nothing to fit")
 
     def _merge(self, other: Method) -> None:
-        assert isinstance(other, MeanRival)
+        assert isinstance(other, MeanMethod)
         if other.mean_ is None or other.count_ is None:
             raise InputError(f"{self.name}: the other was saved without its number of examples; fit it anew")
         assert self.mean_ is not None
@@ -253,7 +253,7 @@ def check_k(k: int, most_examples: int) -> None:
         raise ValueError(f"most_examples={most_examples} leaves fewer training examples than k={k}")
 
 
-class BankRival(Method):
+class BankMethod(Method):
     """A method that compares with the nearest of a bank of training examples.
 
     Args:

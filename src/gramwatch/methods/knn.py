@@ -5,11 +5,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from gramwatch.methods.base import Record
-from gramwatch.methods.features import PIECE, BankRival, features_of, lengths, unit
+from gramwatch.methods.features import PIECE, BankMethod, features_of, lengths, unit
 from gramwatch.observation import Observation
 
 
-class KNN(BankRival):
+class KNN(BankMethod):
     """The distance to the k-th nearest training example (Sun et al., 2022, Algorithm 1).
 
     Args:

@@ -83,15 +83,20 @@ class ClassDistances(Method):
         present = (sums.counts > 0).nonzero().flatten()
         fitted = [sums.whitened(tap, present) for tap in range(len(sums.origins))]
         self.ranks_ = torch.tensor([whitening.shape[1] for whitening, _ in fitted])
-        if not self.ranks_.any():
-            raise InputError(
-                f"{self.name}: the training examples do not differ from their class means, so that there is "
-                "no covariance. At least one class needs two examples that differ"
-            )
         self.classes_ = present.cpu()
         self.whitening_ = torch.cat([whitening.flatten().cpu() for whitening, _ in fitted])
         self.centres_ = torch.cat([centres.flatten().cpu() for _, centres in fitted])
         self._fitted = True
+
+    @property
+    def says_nothing(self) -> str:
+        """Why every input gets the same score, where training examples do not differ; empty otherwise."""
+        if self.ranks_ is None or self.ranks_.any():
+            return ""
+        return (
+            f"{self.name}: the training examples do not differ from their class means, so that there is no "
+            "covariance. At least one class needs two examples that differ"
+        )
 
     def _keep(self, sums: "_Sums") -> None:
         """Keep the sums as they are saved."""
@@ -206,7 +211,8 @@ class ClassDistances(Method):
         if now != then:
             raise InputError(
                 f"{self.name} was fitted on {len(then)} tap(s) with {sum(then)} channels in all, {len(now)} "
-                f"tap(s) with {sum(now)} channels were given"
+                f"tap(s) with {sum(now)} channels were given. They are found at the first batch: give "
+                "one of a size that the fit saw"
             )
         return gaussians
 
@@ -268,7 +274,7 @@ class Mahalanobis(ClassDistances):
         assert self.ranks_ is not None
         assert self.widths_ is not None
         singular = int((self.ranks_ < self.widths_).sum())
-        if singular:
+        if singular and not self.says_nothing:
             warn(
                 f"{self.name}: the covariance is singular at {singular} of {len(self.ranks_)} tap(s); "
                 "directions in which the training examples do not vary are left out there"

@@ -5,11 +5,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from gramwatch.methods.base import Record
-from gramwatch.methods.features import TINY, MeanRival, features_of, head_of, lengths
+from gramwatch.methods.features import TINY, MeanMethod, features_of, head_of, lengths
 from gramwatch.observation import Observation
 
 
-class NCI(MeanRival):
+class NCI(MeanMethod):
     """The proximity to the weights of the predicted class, plus the norm (Liu & Qin, 2025: pScore, filtered).
 
     Args:

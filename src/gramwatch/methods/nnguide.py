@@ -6,11 +6,11 @@ from torch import Tensor, nn
 
 from gramwatch.methods.base import Record
 from gramwatch.methods.energy import energy
-from gramwatch.methods.features import PIECE, BankRival, features_of, unit
+from gramwatch.methods.features import PIECE, BankMethod, features_of, unit
 from gramwatch.observation import Observation
 
 
-class NNGuide(BankRival):
+class NNGuide(BankMethod):
     """The energy times the guidance: the k largest weighted similarities (Park, Jung & Teoh, 2023).
 
     Args:

@@ -8,11 +8,11 @@ from torch import Tensor, nn
 from gramwatch.errors import InputError
 from gramwatch.methods.base import Record
 from gramwatch.methods.energy import energy
-from gramwatch.methods.features import ROWS, HeadRival, features_of, head_of, lengths, second_moment
+from gramwatch.methods.features import ROWS, HeadMethod, features_of, head_of, lengths, second_moment
 from gramwatch.observation import Observation
 
 
-class ViM(HeadRival):
+class ViM(HeadMethod):
     """The residual outside the principal space, as a logit, against the others (Wang et al., 2022, Eq. 4-7).
 
     The score is the logarithm of the odds of the virtual class in Eq. 7.

@@ -11,7 +11,7 @@ batch and the channels, and names each call after the module it happened in. `ob
 handing over each tapped tensor at the moment it is made.
 """
 
-from gramwatch.taps.find import find_head, find_taps
+from gramwatch.taps.find import find_calls, find_head, find_taps
 from gramwatch.taps.observe import observe
 from gramwatch.taps.running import Network, call, judging, unwrap
 from gramwatch.taps.tap import Tap, Taps, mark
@@ -21,6 +21,7 @@ __all__ = [
     "Tap",
     "Taps",
     "call",
+    "find_calls",
     "find_head",
     "find_taps",
     "judging",

@@ -18,9 +18,19 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from gramwatch.batches import Inputs, mapped, on_device, repeated, tensors_in
-from gramwatch.errors import TapError
+from gramwatch.errors import NoTapError, TapError, warn_once
 from gramwatch.taps.observe import Watch
-from gramwatch.taps.operations import KINDS, LAYOUTS, MIXES, MOVES, PRODUCTS, made_by, operation_of
+from gramwatch.taps.operations import (
+    KINDS,
+    LAYOUTS,
+    MIXES,
+    MOVES,
+    PRODUCTS,
+    RECURRENT,
+    is_watched,
+    made_by,
+    operation_of,
+)
 from gramwatch.taps.running import (
     LogitsAdapter,
     Network,
@@ -29,6 +39,7 @@ from gramwatch.taps.running import (
     judging,
     outside_compilation,
     unwrap,
+    warn_if_compiled,
 )
 from gramwatch.taps.tap import Tap, Taps
 
@@ -48,13 +59,14 @@ def find_taps(
     Args:
         model: any classifier. It is run twice, on copies of the batch's first example.
         inputs: a tensor, a tuple of arguments or a mapping of keyword arguments, as the model takes it.
-        select: `"all"` convolutions, linear layers and activations but the logits; `"ends"`, of these the
-            last of each size, where a network's stages end; `"paper"`, the tensors of the paper, for the
-            networks in `gramwatch.networks`; or names and globs.
+        select: `"all"` convolutions, linear and recurrent layers and activations but the logits; `"ends"`, of
+            these the last of each size that has two channels or more, where a network's stages end;
+            `"paper"`, the tensors of the paper, for the networks in `gramwatch.networks`; or names and globs.
         logits: where the logits are in the model's output, as for `GramDetector`.
 
     """
     network = Network.of(model, logits=logits)
+    warn_if_compiled(network.model)
     if network is not model:  # a user's own inputs
         inputs = on_device(network.read(inputs), network.model)
     model = unwrap(network.model)
@@ -62,23 +74,19 @@ def find_taps(
         probe = _Probe(model)
         with first_look(network, inputs):
             output = network.logits_of(probe.run(repeated(inputs, 2)))
-        sizes = _Sizes()
-        with sizes:
-            call(model, repeated(inputs, 3))
+        sizes = _sizes(model, repeated(inputs, 3))
     if [e.operation for e in probe.events] != sizes.operations:
         raise TapError(
             "the network makes different calls for a batch of two and a batch of three: its path depends "
             "on its input, so its tensors cannot be watched by their place in it"
         )
     if not any(event.kind != "mark" for event in probe.events):
-        hint = (
-            "; a scripted network cannot be watched, pass the nn.Module it was made from"
-            if any(isinstance(m, torch.jit.ScriptModule) for m in model.modules())
-            else ""
-        )
-        raise TapError(
-            f"{type(model).__name__} has no tap: no convolution, linear layer or activation was called{hint}"
-        )
+        none = f"{type(model).__name__} has no tap: no convolution, linear layer or activation was called"
+        if any(isinstance(m, torch.jit.ScriptModule) for m in model.modules()):
+            raise TapError(
+                f"{none}; a scripted network cannot be watched, pass the nn.Module it was made from"
+            )
+        raise NoTapError(none + _HINT_PACKED * probe.packed)
     dropped = probe.logits_calls(output)
     network.warn_of_probabilities(output, probe.last_operation(output))
     names = _names(probe.events)
@@ -93,7 +101,22 @@ def find_taps(
         first = _examples_first(event.made, axis)
         taps.append(Tap(names[number], event.kind, event.operation, shape, axis, channel, number, first))
     found = Taps(taps, sizes.operations)
-    return _chosen(model, found, select)
+    return _chosen(model, found, select, _HINT_PACKED * probe.packed)
+
+
+_HINT_PACKED = (
+    "; a recurrent layer over a packed sequence is not watched: in the network's code, mark the tensor that "
+    'pad_packed_sequence returns, gramwatch.mark(x, "name")'
+)
+
+
+@outside_compilation
+def find_calls(model: nn.Module, inputs: Inputs) -> Taps:
+    """The watched calls of a network, without any tap: its path, for those who look at its head only."""
+    warn_if_compiled(model)
+    model = unwrap(model)
+    with judging(model):
+        return Taps((), _sizes(model, repeated(inputs, 2)).operations)
 
 
 @outside_compilation
@@ -120,6 +143,8 @@ def find_head(model: nn.Module | Network, inputs: Inputs) -> int | None:
             logits = network.logits_of(call(model, inputs)).float()
     x, weight, bias = seen[0]
     features, weight = x.flatten(1).float(), weight.flatten(1).float()
+    if bias is not None and bias.ndim != 1:
+        return None  # a matrix that is added, not a bias
     if features.shape[0] != 2 or weight.shape != (logits.shape[1], features.shape[1]):
         return None
     made = features @ weight.T + (0.0 if bias is None else bias.float())
@@ -131,17 +156,15 @@ def _ignore(number: int, maps: Tensor) -> None:
     """Take no notice of a tensor."""
 
 
-def _chosen(model: nn.Module, found: Taps, select: str | Iterable[str]) -> Taps:
+def _chosen(model: nn.Module, found: Taps, select: str | Iterable[str], hint: str) -> Taps:
     if select in ("all", "ends"):
         plain = Taps((tap for tap in found if tap.kind != "mark"), found.operations)
         if not plain:
-            raise TapError(
+            raise NoTapError(
                 f"{type(model).__name__} has no tap: its only convolution or linear layer makes the logits"
+                + hint
             )
-        if select == "all":
-            return plain
-        last = {tap.pixels: tap for tap in plain}  # of each size, the last one stays
-        return Taps((tap for tap in plain if last[tap.pixels] is tap), found.operations)
+        return plain if select == "all" else _ends(model, plain)
     if select == "paper":
         patterns = getattr(model, "paper_taps", None)
         if patterns is None:
@@ -151,6 +174,22 @@ def _chosen(model: nn.Module, found: Taps, select: str | Iterable[str]) -> Taps:
             )
         return found.select(patterns)
     return found.select(select)
+
+
+def _ends(model: nn.Module, taps: Taps) -> Taps:
+    """Of each size, the last tap with two channels or more: the direction of one channel never changes."""
+    last = {tap.pixels: tap for tap in taps if tap.channels > 1}
+    without = {tap.pixels: tap.name for tap in taps if tap.pixels not in last}
+    network = type(model).__name__
+    if not last:
+        raise NoTapError(f"{network} has no tap with two channels or more, which taps='ends' looks for")
+    if without:
+        warn_once(
+            model,
+            f"taps='ends' leaves out {len(without)} stage(s) of {network}, in which every tensor has one "
+            f"channel only: {', '.join(without.values())}",
+        )
+    return Taps((tap for tap in taps if last.get(tap.pixels) is tap), taps.operations)
 
 
 @dataclass
@@ -198,6 +237,8 @@ class _Probe(TorchFunctionMode):
         self._constants = {_storage(t) for t in self._alive}
         self._hidden: set[int] = set()  # the watched calls whose values went into a later layer
         self._modules: list[tuple[str, bool, int]] = [("", False, 0)]
+        self.packed = False
+        """Whether a recurrent layer was given a packed sequence."""
 
     def run(self, inputs: Inputs) -> Any:
         with self._module_names(), self:
@@ -241,12 +282,15 @@ class _Probe(TorchFunctionMode):
         known = [(t, tuple(t.shape), self._traces[id(t)]) for t in given if id(t) in self._traces]
         is_constant = all(_storage(t) in self._constants for t in given)
         result = func(*args, **kwargs)
-        if operation in KINDS:
+        if is_watched(operation, args):
             made = made_by(result)
+            for state in tensors_in(result) if operation in RECURRENT else ():
+                self._traces[id(state)] = _Trace((state.ndim - 1,))
             self._traces[id(made)] = self._record(operation, args, made, known, given[0], is_constant)
         elif known or operation in LAYOUTS:
             for made in tensors_in(result):
                 self._traces[id(made)] = self._followed(func, operation, args, kwargs, made, known)
+        self.packed |= operation in RECURRENT and not is_watched(operation, args)
         for made in [*tensors_in(result), *(given[:1] if operation == "__setitem__" else [])]:
             self._alive.append(made)
             (self._constants.add if is_constant else self._constants.discard)(_storage(made))
@@ -339,10 +383,18 @@ class _Sizes(TorchFunctionMode):
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         operation = operation_of(func)
-        if operation in KINDS:
+        if is_watched(operation, args):
             self.operations.append(operation)
             self.shapes.append(tuple(made_by(result).shape))
         return result
+
+
+def _sizes(model: nn.Module, inputs: Inputs) -> _Sizes:
+    """What a pass over a batch shows."""
+    sizes = _Sizes()
+    with sizes:
+        call(model, inputs)
+    return sizes
 
 
 def _held(model: nn.Module) -> Iterator[Tensor]:

@@ -10,8 +10,8 @@ from torch.overrides import TorchFunctionMode
 
 from gramwatch.batches import Inputs, count_examples, mapped
 from gramwatch.errors import TapError
-from gramwatch.taps.operations import KINDS, known, layer_arguments, made_by
-from gramwatch.taps.running import Network, call, judging, outside_compilation, unwrap
+from gramwatch.taps.operations import KINDS, WATCHED_LATER, is_watched, known, layer_arguments, made_by
+from gramwatch.taps.running import Network, call, judging, outside_compilation, unwrap, warn_if_compiled
 from gramwatch.taps.tap import Taps
 
 
@@ -35,9 +35,12 @@ def observe(
     `find_head`, was called with. With `gradients`, what is handed over and returned can be differentiated.
     """
     network = Network.of(model)
+    warn_if_compiled(network.model)
     module = unwrap(network.model)
     with judging(module), torch.set_grad_enabled(gradients):
         inputs = mapped(inputs, lambda t: t.clone() if t.is_inference() else t)  # may be written into
+        if not len(taps) and (head is None or head[0] is None):  # nothing is watched, so any path will do
+            return network.logits_of(call(module, inputs))
         with Watch(taps, count_examples(inputs), receive, repeat, head or (None, None)) as watch:
             output = call(module, inputs)
     watch.finish()
@@ -69,11 +72,11 @@ class Watch(TorchFunctionMode):
         operation, writes = known(func)
         if operation != "mark" and (writes or (kwargs and "out" in kwargs) or (args and result is args[0])):
             self._handed_over.clear()
-        if operation in KINDS:
+        if operation in KINDS and is_watched(operation, args):
             self._check(operation)
             number = self._numbers.get(self._calls)
             if self._calls == self._head_call and self._take_head is not None:
-                self._take_head(*layer_arguments(args, kwargs or {}))
+                self._take_head(*layer_arguments(operation, args, kwargs or {}))
             self._calls += 1
             if number is not None:
                 self._hand_over(number, made_by(result), operation)
@@ -94,9 +97,11 @@ class Watch(TorchFunctionMode):
         expected = self._taps.operations
         if self._calls >= len(expected) or expected[self._calls] != operation:
             instead = expected[self._calls] if self._calls < len(expected) else "the end of the network"
+            later = f". Version 0.1.0 did not watch '{operation}': after an update, fit anew"
             raise TapError(
                 f"the network calls '{operation}' where '{instead}' was expected (watched call "
                 f"{self._calls}): it is another network, or takes another path, than when its taps were found"
+                + (later if operation in WATCHED_LATER else "")
             )
 
     def finish(self) -> None:

@@ -11,13 +11,17 @@ _ACTIVATIONS = (
     "celu elu gelu glu hardshrink hardsigmoid hardswish hardtanh leaky_relu log_sigmoid mish prelu relu "
     "relu6 rrelu selu sigmoid silu softplus softshrink softsign tanh tanhshrink threshold"
 )
+RECURRENT = frozenset("lstm gru rnn_tanh rnn_relu".split())
 KINDS: dict[str, str] = {
     **dict.fromkeys(_CONVOLUTIONS.split(), "convolution"),
-    **dict.fromkeys(["linear", "bilinear"], "linear"),
+    **dict.fromkeys(["linear", "bilinear", "addmm"], "linear"),
+    **dict.fromkeys(RECURRENT, "recurrent"),
     "multi_head_attention_forward": "attention",
     **dict.fromkeys(_ACTIVATIONS.split(), "activation"),
     "mark": "mark",
 }
+WATCHED_LATER = RECURRENT | {"addmm"}
+"""What version 0.1.0 did not watch."""
 # Functions that only move values about: a tag tensor sent through them shows where the channels went.
 MOVES = frozenset(
     (
@@ -29,11 +33,11 @@ MOVES = frozenset(
 )
 # Functions that mix the values of different channels, so that the result is no longer "the same values".
 PRODUCTS = frozenset("matmul __matmul__ mm bmm".split())
-MIXES = PRODUCTS | set("__rmatmul__ addmm addbmm baddbmm einsum tensordot inner mv addmv dot cdist".split())
+MIXES = PRODUCTS | set("__rmatmul__ addbmm baddbmm einsum tensordot inner mv addmv dot cdist".split())
 # Functions that say where the channels of their result are, where nothing else does.
 LAYOUTS = {
     **dict.fromkeys("batch_norm instance_norm group_norm".split(), 1),
-    **dict.fromkeys("layer_norm rms_norm embedding lstm gru rnn_tanh rnn_relu".split(), -1),
+    **dict.fromkeys(("layer_norm", "rms_norm", "embedding", *RECURRENT), -1),
 }
 
 
@@ -43,8 +47,25 @@ def operation_of(func: Any) -> str:
     return name.partition(".")[0].strip("_") if not name.startswith("__") else name
 
 
-def layer_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor | None]:
+def is_watched(operation: str, args: tuple[Any, ...]) -> bool:
+    """Whether the result of a call is watched: not where a recurrent layer gets a packed sequence.
+
+    A packed sequence has no axis of examples. Its second argument says how many examples each step has.
+    """
+    if operation not in RECURRENT:
+        return operation in KINDS
+    second = args[1] if len(args) > 1 else None
+    return not (isinstance(second, Tensor) and not second.is_floating_point())
+
+
+def layer_arguments(
+    operation: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """Input, weight and bias of a call of a linear layer or a convolution."""
+    if operation == "addmm":
+        given = dict(zip(("input", "mat1", "mat2"), args, strict=False)) | dict(kwargs)
+        bias, x, weight = given["input"], given["mat1"], given["mat2"].T
+        return x, weight * given.get("alpha", 1), bias * given.get("beta", 1)
     given = dict(zip(("input", "weight", "bias"), args, strict=False)) | dict(kwargs)
     return given["input"], given["weight"], given.get("bias")
 
@@ -58,6 +79,6 @@ def known(func: Any) -> tuple[str, bool]:
 
 
 def made_by(result: Any) -> Tensor:
-    """The tensor a watched function made; attention returns its weights beside it."""
+    """The tensor a watched function made; attention returns its weights beside it, a recurrence its state."""
     tensor: Tensor = result[0] if isinstance(result, tuple) else result
     return tensor

@@ -24,7 +24,7 @@ from gramwatch.batches import (
     signature,
     split_batch,
 )
-from gramwatch.errors import GramwatchError, InputError, warn
+from gramwatch.errors import GramwatchError, InputError, warn_once
 
 _T = TypeVar("_T")
 _P = ParamSpec("_P")
@@ -151,8 +151,8 @@ class Network:
             as_wide = [each for each in likely if linear and each.shape[1] == linear[-1].out_features]
             likely = as_wide if len(as_wide) == 1 else likely
         if len(likely) > 1:
-            _warn_once(
-                self.model,
+            warn_once(
+                unwrap(self.model),
                 f"the network returns {len(likely)} tensors that may be logits, of "
                 f"{', '.join(str(each.shape[1]) for each in likely)} columns: the first is taken. Say which, "
                 "logits=..., by a name, a position or a function",
@@ -164,8 +164,8 @@ class Network:
         rows = logits.double()
         softmax = bool((rows >= 0).all()) and torch.allclose(rows.sum(1), rows.new_ones(len(rows)), atol=1e-3)
         if softmax or operation == "sigmoid":
-            _warn_once(
-                self.model,
+            warn_once(
+                unwrap(self.model),
                 f"the output of {type(unwrap(self.model)).__name__} looks like probabilities, not logits: "
                 "energy and other scores that go by logits are blunt on it. Watch the network without its "
                 f"{'softmax' if softmax else 'sigmoid'}, or undo it: logits=torch.log"
@@ -193,17 +193,6 @@ def _part(output: Any, name: str | int) -> Any:
         return output[name]
     except (KeyError, IndexError, TypeError, AttributeError):
         raise InputError(f"logits={name!r} is not in the network's output, {kind_of(output)}") from None
-
-
-_said: "weakref.WeakKeyDictionary[nn.Module, set[str]]" = weakref.WeakKeyDictionary()
-
-
-def _warn_once(model: nn.Module, message: str) -> None:
-    """Warn once for each network."""
-    said = _said.setdefault(unwrap(model), set())
-    if message not in said:
-        said.add(message)
-        warn(message)
 
 
 @contextmanager
@@ -256,6 +245,28 @@ def unwrap(model: nn.Module) -> nn.Module:
             model = model._orig_mod  # type: ignore[assignment]
         else:
             return model
+
+
+_looked_at: "weakref.WeakSet[nn.Module]" = weakref.WeakSet()
+
+
+def warn_if_compiled(model: nn.Module) -> None:
+    """Say once for each network that what is compiled of it is run uncompiled."""
+    if model in _looked_at:
+        return
+    _looked_at.add(model)
+    if any(map(_is_compiled, model.modules())):
+        network = unwrap(model)
+        warn_once(
+            network,
+            f"{type(network).__name__} is compiled, in whole or in part. Compiled code hides its tensors, so "
+            "detectors run the network uncompiled",
+        )
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    whole = isinstance(getattr(module, "_orig_mod", None), nn.Module)
+    return whole or getattr(module, "_compiled_call_impl", None) is not None
 
 
 def call(model: nn.Module, inputs: Inputs) -> Any:

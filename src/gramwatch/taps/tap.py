@@ -3,7 +3,7 @@
 import difflib
 import fnmatch
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import overload
 
 import torch
@@ -31,7 +31,7 @@ class Tap:
     Attributes:
         name: the module it is made in, e.g. `layer1.0.conv1`; for a function called by a module that does
             more, the function's name follows (`layer1.0.relu`), and from the second time on, `#2`.
-        kind: `convolution`, `linear`, `activation`, `attention` or `mark`.
+        kind: `convolution`, `linear`, `recurrent`, `activation`, `attention` or `mark`.
         operation: the PyTorch function that makes it.
         shape: its shape for a batch of one. The size along `batch_axis` is 1, or larger where a network
             folds something else (windows, frames) into the batch.
@@ -69,14 +69,18 @@ class Tap:
         return len(self.shape) == 2 and self.shape[self.batch_axis] == 1
 
     def maps(self, x: Tensor, examples: int) -> Tensor:
-        """The tensor of a batch as `(examples, channels, pixels)`, without a copy where strides allow."""
+        """The tensor of a batch as `(examples, channels, pixels)`, without a copy where strides allow.
+
+        Where nothing is folded into the batch, the number of pixels may differ from that of `shape`.
+        """
         fold = self.shape[self.batch_axis]
         expected = list(self.shape)
         expected[self.batch_axis] = fold * examples
-        if list(x.shape) != expected:
+        if list(x.shape) != expected and not self._differs_in_pixels_only(x.shape, expected):
+            folded = ". Its batch axis holds more than examples: use inputs of one size" if fold > 1 else ""
             raise TapError(
-                f"tap '{self.name}' has shape {tuple(x.shape)}, expected {tuple(expected)}: "
-                "the network treats this input differently from the one its taps were found with"
+                f"tap '{self.name}' has shape {tuple(x.shape)}, expected {tuple(expected)}: the network "
+                f"treats this input differently from the one its taps were found with{folded}"
             )
         if fold == 1 and self.batch_axis == 0 and self.channel_axis > 0:  # as in nearly every network
             x = x if self.channel_axis == 1 else x.movedim(self.channel_axis, 1)
@@ -85,6 +89,18 @@ class Tap:
         x = x.unflatten(self.batch_axis, parts).movedim(self.batch_axis + (not self.examples_first), 0)
         # Now the examples come first, and every other axis is one further on than it was.
         return x.movedim(self.channel_axis + 1, 1).unsqueeze(-1).flatten(2)
+
+    def alike(self, other: "Tap") -> bool:
+        """Whether another tap is the same but for the number of pixels, which the size of inputs decides."""
+        same = self.shape == other.shape or self._differs_in_pixels_only(other.shape, self.shape)
+        return same and replace(other, shape=self.shape) == self
+
+    def _differs_in_pixels_only(self, shape: Sequence[int], expected: Sequence[int]) -> bool:
+        """Whether a shape has the expected examples and channels. Where more is folded in, none can tell."""
+        fixed = (self.batch_axis, self.channel_axis)
+        if self.shape[self.batch_axis] != 1 or len(shape) != len(expected) or 0 in shape:
+            return False
+        return all(shape[axis] == expected[axis] for axis in fixed)
 
 
 class Taps(Sequence[Tap]):
@@ -117,6 +133,14 @@ class Taps(Sequence[Tap]):
 
     def __hash__(self) -> int:
         return hash((self._taps, self.operations))
+
+    def alike(self, other: "Taps") -> bool:
+        """Whether these are the same but for the number of pixels, which the size of the inputs decides."""
+        return (
+            self.operations == other.operations
+            and len(self) == len(other)
+            and all(mine.alike(theirs) for mine, theirs in zip(self, other, strict=True))
+        )
 
     @property
     def names(self) -> list[str]:
