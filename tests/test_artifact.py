@@ -173,6 +173,7 @@ def test_an_odd_number_of_calibration_examples_survives(tmp_path: Path) -> None:
     assert_same(loaded, saved)
 
 
+@pytest.mark.filterwarnings("ignore:.*float64:gramwatch.GramwatchWarning")
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
 def test_a_network_of_another_precision_survives(dtype: torch.dtype, tmp_path: Path) -> None:
     saved = fitted(TinyNet().to(dtype))
