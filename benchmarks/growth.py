@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from benchmarks import plots, tables
-from benchmarks.measure import Clock, exponent, machine, save
+from benchmarks.measure import Clock, exponent, given_up, machine, save
 from gramwatch import kernels
 from gramwatch.deviation import Layout
 
@@ -129,7 +129,7 @@ def main() -> None:
             result["curves"].append(curve)
             print(f"{panel}, {name}: exponent {curve['exponent']:.2f}", flush=True)
         save(output, result)
-    result["kernels_given_up"] = sorted(kernels._given_up)
+    result["kernels_given_up"] = given_up()
     save(output, result)
     picture = output.with_suffix(".png")
     plots.growth(result, picture)

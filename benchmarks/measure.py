@@ -90,12 +90,17 @@ def exponent(x: Sequence[float], y: Sequence[float]) -> float:
     return stats.linear_regression(a, b).slope
 
 
+def given_up() -> list[str]:
+    """Which kernels could not be used so far."""
+    return sorted(" ".join(map(str, signature)) for signature in kernels._given_up)
+
+
 def without_kernels(function: Callable[[], Any]) -> Callable[[], Any]:
     """The same with PyTorch's form of everything."""
 
     def run() -> Any:
         before = set(kernels._given_up)
-        kernels._given_up.update(kernels._MODULES)
+        kernels._given_up.update((device,) for device in kernels._MODULES)
         try:
             return function()
         finally:

@@ -53,6 +53,26 @@ def magnitude(feature_map: np.ndarray, p: int, statistic: str) -> np.ndarray:
     return np.array([a[i, j] for i in range(n) for j in range(i, n)])
 
 
+def scaled(feature_map: np.ndarray, p: int, statistic: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """`stat` and `magnitude` for activations of any size, even where their powers underflow float64.
+
+    Gives for each channel its largest product q, and `stat` and `magnitude` before the root of the products
+    divided by q. The statistic is q times the signed root of the second.
+    """
+    values = feature_map.astype(np.float64)
+    products = values[:, None] * values[None]
+    own = np.eye(len(values), dtype=bool)
+    if statistic == "diagonal":
+        products = products[own][:, None]
+    elif statistic == "off_diagonal":
+        products[own] = 0
+    else:
+        assert statistic == "row_sums"
+    q = np.abs(products).max((1, 2))
+    share = products / np.where(q == 0, 1, q)[:, None, None]
+    return q, (share**p).sum((1, 2)), (np.abs(share) ** p).sum((1, 2))
+
+
 def compute_bounds(features, predicted, orders, statistic, classes, bounds="min_max"):
     """Algorithm 1. `features[D][l]` is a feature map; returns lower, upper as [c][l][p] -> array.
 

@@ -10,16 +10,24 @@ import subprocess
 import sys
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import oracle
 from gramwatch import GramwatchWarning, kernels
 from gramwatch.deviation import outside_range
 from gramwatch.kernels import FAST
 from gramwatch.statistics import STATISTICS
-from test_statistics import assert_as_exact_as_promised, mixed_map
+from test_statistics import (
+    assert_as_exact_as_promised,
+    assert_exact_down_to_denormals,
+    mixed_map,
+    tiny,
+    tiny_map,
+)
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
@@ -79,6 +87,62 @@ def test_agrees_with_the_paper_on_any_shape_stride_and_orders(
     if every_other:  # neither axis dense
         maps = maps.repeat_interleave(2, 2)[:, :, ::2]
     assert_as_exact_as_promised(computed(backend, name, maps, orders), x, orders, name)
+
+
+some_shapes = st.tuples(
+    st.integers(1, 3),
+    st.one_of(st.integers(1, 9), st.just(33)),
+    st.one_of(st.integers(1, 9), st.just(40)),
+    st.just(1),
+    st.sampled_from([0.0, 0.5, 0.95]),
+)
+
+
+@given(some_shapes, st.integers(0, 2**31), st.sampled_from(FAST), some_orders, st.booleans(), tiny)
+@settings(max_examples=40 if INTERPRETED else 300, deadline=None)
+def test_agrees_with_the_paper_down_to_denormals(backend, shape, seed, name, orders, channels_last, tiny):
+    x = tiny_map(shape, seed, *tiny)
+    maps = x.flatten(2)
+    if channels_last:
+        maps = maps.transpose(1, 2).contiguous().transpose(1, 2)
+    assert_exact_down_to_denormals(computed(backend, name, maps, orders), x, orders, name)
+
+
+@pytest.mark.parametrize("name", FAST)
+@pytest.mark.parametrize("shape", [(2, 6, 50), (2, 50, 6), (2, 40, 40)])
+def test_denormals_beside_ordinary_values_give_what_the_definition_gives(backend, name, shape):
+    maps = torch.rand(shape) + 0.1
+    maps[0, 3] *= 1e-40  # a channel
+    maps[1, :, 5] *= 1e-40  # a pixel
+    for laid in (maps, maps.transpose(1, 2).contiguous().transpose(1, 2)):
+        got, expected = computed(backend, name, laid, (1, 2, 10)), STATISTICS[name](maps, (1, 2, 10), 1)
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=2e-37)
+
+
+@pytest.mark.parametrize("name", ["row_sums", "off_diagonal"])
+@pytest.mark.parametrize("shape", [(1, 6, 50), (1, 50, 6), (1, 40, 40)])
+def test_a_tiny_channel_that_is_zero_where_others_are_large(backend, name, shape):
+    """One over its products, times the others' peak, is beyond float32."""
+    maps = torch.rand(shape) + 0.1
+    maps[0, 2] = 2e-36
+    maps[0, 2, 0], maps[0, 1, 0] = 0, 1e4
+    for laid in (maps, maps.transpose(1, 2).contiguous().transpose(1, 2)):
+        for p, got in zip((1, 2, 10), computed(backend, name, laid, (1, 2, 10))[0], strict=True):
+            q, t, _ = oracle.scaled(maps[0].numpy(), p, name)
+            np.testing.assert_allclose(got.numpy(), q * oracle.signed_root(t, p), rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", FAST)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("size", [0.0, 1e-45, 1e-40, 1e-20])
+def test_a_non_finite_activation_shows_among_denormals(backend, name, bad, size):
+    for shape in ((2, 6, 50), (2, 50, 6), (2, 40, 40)):
+        maps = torch.full(shape, size)
+        maps[1, 2, 3] = bad
+        for laid in (maps, maps.transpose(1, 2).contiguous().transpose(1, 2)):
+            got = computed(backend, name, laid, (1, 2))
+            assert got[0].isfinite().all()
+            assert not got[1].isfinite().all()
 
 
 @pytest.mark.parametrize("name", FAST)
@@ -180,10 +244,24 @@ def small_detector():
 
 def test_scores_are_the_same_without_kernels(monkeypatch):
     _, with_kernels = small_detector()
-    monkeypatch.setattr(kernels, "_given_up", {"cpu", "cuda"})
+    monkeypatch.setattr(kernels, "_given_up", {("cpu",), ("cuda",)})
     _, without = small_detector()
     assert (without > 0).any()
     torch.testing.assert_close(with_kernels, without, rtol=1e-3, atol=1e-4)
+
+
+def test_a_denormal_channel_does_not_cost_the_examples():
+    from gramwatch import GramDetector
+    from gramwatch.experiments.demo import small_convnet
+
+    net, images = small_convnet(3).eval(), torch.rand(300, 1, 8, 8)
+    first = next(layer for layer in net if isinstance(layer, torch.nn.Conv2d))
+    with torch.no_grad():
+        first.weight[3] *= 1e-40
+        first.bias[3] = 0
+        net[-1].bias -= net(images).mean(0)
+    detector = GramDetector(net).fit(images.split(100))
+    assert detector.measure(images).deviations.isfinite().all()
 
 
 def test_another_default_dtype_changes_nothing():
@@ -201,7 +279,7 @@ def test_another_default_dtype_changes_nothing():
         kernels.compute("row_sums", maps, (1, 2), out)
     finally:
         torch.set_default_dtype(torch.float32)
-    assert "cpu" not in kernels._given_up
+    assert not kernels._given_up
     torch.testing.assert_close(out, STATISTICS["row_sums"](maps, (1, 2), 1), rtol=1e-5, atol=1e-6)
     assert torch.equal(small_detector()[1], expected)
 
@@ -209,19 +287,115 @@ def test_another_default_dtype_changes_nothing():
 def test_a_kernel_that_cannot_be_built_is_done_without_and_said_once(monkeypatch):
     monkeypatch.setattr(kernels, "_given_up", set())
     module = importlib.import_module("gramwatch.kernels.cpu")
+    calls = []
 
-    def broken(*_):
-        raise RuntimeError("no compiler")
+    def broken(statistic, maps, orders, out):
+        calls.append(orders)
+        if statistic == "row_sums" and orders == (1, 2):
+            raise RuntimeError("no compiler")
+        out.fill_(7)
 
     monkeypatch.setattr(module, "compute", broken)
     maps = torch.rand(2, 3, 4)
     out = torch.empty(2, 2, 3)
-    with pytest.warns(GramwatchWarning, match="cpu cannot be used.*no compiler"):
+    message = r"kernel compute, row_sums, torch.float32, \(1, 2\) for cpu cannot be used.*no compiler"
+    with pytest.warns(GramwatchWarning, match=message) as caught:
         kernels.compute("row_sums", maps, (1, 2), out)
+    assert caught[0].filename == __file__
     assert torch.equal(out, STATISTICS["row_sums"](maps, (1, 2), 1))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         kernels.compute("row_sums", maps, (1, 2), out)
+        assert len(calls) == 1
+        # What did not fail keeps its kernel: other orders, other statistics, other types, other functions.
+        for statistic, given, orders in (
+            ("row_sums", maps, (1, 3)),
+            ("diagonal", maps, (1, 2)),
+            ("off_diagonal", maps, (1, 2)),
+        ):
+            kernels.compute(statistic, given, orders, out)
+            assert (out == 7).all()
+        assert kernels.widen(out[0], torch.zeros(2, dtype=torch.long), torch.zeros(1, 3), torch.zeros(1, 3))
+
+
+def test_a_module_that_cannot_be_imported_is_given_up_as_a_whole(monkeypatch):
+    monkeypatch.setattr(kernels, "_given_up", set())
+    monkeypatch.setattr(kernels, "_MODULES", {"cpu": "gramwatch.kernels.nowhere"})
+    maps, out = torch.rand(2, 3, 4), torch.empty(2, 2, 3)
+    with pytest.warns(GramwatchWarning, match="kernels for cpu cannot be used.*nowhere") as caught:
+        kernels.compute("row_sums", maps, (1, 2), out)
+    assert caught[0].filename == __file__
+    assert torch.equal(out, STATISTICS["row_sums"](maps, (1, 2), 1))
+    assert kernels._given_up == {("cpu",)}
+    assert not kernels.widen(out[0], torch.zeros(2, dtype=torch.long), torch.zeros(1, 3), torch.zeros(1, 3))
+
+
+def test_float64_maps_are_exact_and_that_they_are_slow_is_said_once(monkeypatch):
+    kernels._say_float64.cache_clear()
+    maps, out = torch.rand(2, 3, 4, dtype=torch.float64), torch.empty(2, 2, 3)
+    with pytest.warns(GramwatchWarning, match=r"float64.*model\.float\(\)") as caught:
+        kernels.compute("row_sums", maps, (1, 2), out)
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
+    assert torch.equal(out, STATISTICS["row_sums"](maps, (1, 2), 1))
+    kernels.compute("row_sums", maps, (1, 2), out)  # silent: a warning would be an error here
+
+
+# numba keeps compiled code in NUMBA_CACHE_DIR, the package's __pycache__ or the user's home.
+COPY = """
+import os, shutil, sys
+from pathlib import Path
+import gramwatch
+folder = Path(sys.argv[1])
+package = shutil.copytree(Path(gramwatch.__file__).parent, folder / "gramwatch",
+                          ignore=shutil.ignore_patterns("__pycache__"))
+(package / "kernels" / "__pycache__").write_text("in the way")
+"""
+USE = """
+import os, shutil, sys, warnings
+from pathlib import Path
+import torch
+from gramwatch import kernels
+from gramwatch.statistics import STATISTICS
+folder = Path(sys.argv[1])
+if sys.argv[2] == "later":
+    import gramwatch.kernels.cpu
+    shutil.rmtree(os.environ["NUMBA_CACHE_DIR"])
+    Path(os.environ["NUMBA_CACHE_DIR"]).write_text("in the way")
+assert kernels.__file__.startswith(str(folder)), kernels.__file__
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    for _ in range(2):
+        maps, out = torch.rand(2, 3, 4), torch.empty(2, 2, 3)
+        kernels.compute("diagonal", maps, (1, 2), out)
+        torch.testing.assert_close(out, STATISTICS["diagonal"](maps, (1, 2), 1))
+assert not kernels._given_up, kernels._given_up
+for each in caught:
+    print(Path(each.filename).name, each.category.__name__, each.message)
+"""
+
+
+@pytest.mark.parametrize("when", ["never", "later"])
+def test_without_a_folder_for_compiled_code_the_kernels_still_work(tmp_path, when):
+    """Files stand where the folders would be, as permissions say nothing to root."""
+    (tmp_path / "file").write_text("in the way")
+    nowhere = str(tmp_path / "file" / "below")
+    cache = str(tmp_path / "cache") if when == "later" else nowhere
+    environment = os.environ | {
+        "HOME": nowhere,
+        "XDG_CACHE_HOME": nowhere,
+        "NUMBA_CACHE_DIR": cache,
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    subprocess.run([sys.executable, "-c", COPY, str(tmp_path)], check=True)
+    environment["PYTHONPATH"] = str(tmp_path)
+    (tmp_path / "use.py").write_text(USE)
+    command = [sys.executable, str(tmp_path / "use.py"), str(tmp_path), when]
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr
+    (line,) = found.stdout.splitlines()
+    assert line.startswith("use.py GramwatchWarning the compiled kernels cannot be kept on disk")
+    assert "set NUMBA_CACHE_DIR" in line
 
 
 def test_running_out_of_memory_is_not_taken_for_a_broken_kernel(monkeypatch):
@@ -244,7 +418,9 @@ def test_every_statistic_is_computed_with_kernels_or_without(name):
     out = torch.empty_like(expected)
     kernels.compute(name, maps, (1, 2, 3), out)
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-7)
-    kernels.compute(name, maps.double(), (1, 2, 3), out)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", GramwatchWarning)  # that float64 is slow
+        kernels.compute(name, maps.double(), (1, 2, 3), out)
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-7)
 
 

@@ -1,5 +1,7 @@
 """The Gram statistics against the float64 transcription of the paper."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -55,6 +57,36 @@ def assert_as_exact_as_promised(got: torch.Tensor, x: torch.Tensor, orders, name
             assert (error <= 1e-5 * magnitude).all(), (p, (error / magnitude).max())
 
 
+def assert_exact_down_to_denormals(got: torch.Tensor, x: torch.Tensor, orders, name: str) -> None:
+    """The same for activations of any size. A product below 2^-126, or 2^-126 of the peak, may count as 0."""
+    assert got.isfinite().all()
+    for values, feature_map in zip(got.double().numpy(), x.double().flatten(2).numpy(), strict=True):
+        lost = 2.0**-126 * max(1.0, np.abs(feature_map).max())
+        for value, p in zip(values, orders, strict=True):
+            q, t, magnitude = oracle.scaled(feature_map, p, name)
+            expected = q * oracle.signed_root(t, p)
+            error = np.abs(value - expected)
+            close = error <= lost * feature_map.size ** (1 / p)
+            if p % 2 == 0:
+                close |= error <= 1e-4 * expected
+            else:
+                with np.errstate(over="ignore"):
+                    share = value / np.where(q == 0, 1, q)
+                    close |= np.abs(np.sign(share) * np.abs(share) ** p - t) <= 1e-5 * magnitude
+            assert close.all(), (p, value[~close], expected[~close])
+
+
+def tiny_map(shape, seed: int, where: str, power: int) -> torch.Tensor:
+    """A mixed map of which all, the first channel or the first pixel is multiplied by `2^-power`."""
+    x = mixed_map(*shape, seed=seed)
+    part = {"example": x, "channel": x[:, :1], "pixel": x[:, :, :1, :1]}[where]
+    part.copy_((part.double() * 2.0**-power).float())
+    return x
+
+
+tiny = st.tuples(st.sampled_from(["example", "channel", "pixel"]), st.integers(0, 165))
+
+
 @pytest.mark.parametrize("name", EVERY)
 @pytest.mark.parametrize("zeros", [0.0, 0.7])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
@@ -86,6 +118,29 @@ shapes = st.tuples(
 def test_agrees_with_the_paper_on_any_shape(shape, seed, name):
     x = mixed_map(*shape, seed=seed)
     assert_as_exact_as_promised(STATISTICS[name](x, (1, 2, 7, 10), 1), x, (1, 2, 7, 10), name)
+
+
+@given(shapes, st.integers(0, 2**31), st.sampled_from(["row_sums", "diagonal", "off_diagonal"]), tiny)
+@settings(max_examples=150, deadline=None)
+def test_agrees_with_the_paper_down_to_denormals(shape, seed, name, tiny):
+    x = tiny_map(shape, seed, *tiny)
+    assert_exact_down_to_denormals(STATISTICS[name](x, (1, 2, 7, 10), 1), x, (1, 2, 7, 10), name)
+
+
+@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("size", [1e-45, 1e-40, 1e-37, 1e-20, 3e38])
+def test_an_example_whose_peak_is_at_the_edge_of_float32(name, size):
+    """Its square is far outside float32, so the statistic is 0 or infinite, but what lies between is kept."""
+    x = torch.full((2, 3, 2, 2), 1e-20)
+    x[1] *= 0
+    x[1, 0, 0, 0] = size
+    got = STATISTICS[name](x, (1, 2), 1)
+    assert not got.isnan().any()
+    others = [index for index in range(got.shape[2]) if name == "off_diagonal" or index]
+    assert (got[1][:, others] == 0).all()
+    if name != "off_diagonal":
+        expected = torch.tensor(size, dtype=torch.float64).float().double().square().float()
+        torch.testing.assert_close(got[1, :, 0], expected.expand(2), rtol=1e-4, atol=2e-45)
 
 
 @given(shapes, st.integers(0, 2**31), st.sampled_from(EVERY), st.randoms(use_true_random=False))
@@ -207,6 +262,17 @@ def test_an_empty_batch_gives_an_empty_result():
 def test_orders_that_are_not_positive_integers_are_refused(orders):
     with pytest.raises(ValueError, match="order"):
         check_orders(orders)
+
+
+@pytest.mark.parametrize(
+    "orders",
+    [(1, 101), [10**7], range(1, 10**12), itertools.count(1)],
+    ids=["101", "10^7", "range", "endless"],
+)
+def test_orders_beyond_the_limit_are_refused_at_once(orders):
+    with pytest.raises(ValueError, match=r"at most 100, got"):
+        check_orders(orders)
+    assert check_orders(range(1, 101)) == tuple(range(1, 101))
 
 
 def test_numpy_integers_are_orders():

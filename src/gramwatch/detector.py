@@ -247,7 +247,7 @@ class GramDetector:
         model: any classifier that returns logits. It is not changed.
         taps: which tensors to watch: `"all"` convolutions, linear layers and activations; `"ends"`, the last
             of each size; `"paper"` for the networks in `gramwatch.networks`; or names and globs.
-        orders: the orders of the Gram matrices, P.
+        orders: the orders of the Gram matrices, P; none above 100.
         statistic: `"row_sums"`, `"row_sums_of_roots"`, `"diagonal"`, `"off_diagonal"`, `"triangle"`, or
             `"auto"`: `triangle` for plain vectors up to 1,024 channels, `row_sums` for all else. Where the
             statistics of a batch exceed 1 GiB, as `triangle` of feature maps does, the batch is run twice.

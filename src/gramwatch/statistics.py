@@ -28,29 +28,37 @@ from torch import Tensor
 
 Statistic = Callable[[Tensor, Iterable[int], int], Tensor]
 
+LARGEST_ORDER = 100
+"""The largest order. There a root is within `N^(1/100)` of the largest product, N the number of products.
+
+That is 12 % for 65,536 of them: higher orders say nothing new. The cost grows with the largest order.
+"""
+
 # `triangle` and `row_sums_of_roots` work on pieces of at most this many float64 numbers (32 MB).
 PIECE = 2**22
 
 
 def check_orders(orders: Iterable[int]) -> tuple[int, ...]:
-    """The orders as a tuple, or an error that says which one is wrong."""
+    """The orders as a tuple, or an error that says which one is wrong. None may exceed `LARGEST_ORDER`."""
     try:
-        listed = list(orders)
+        given = iter(orders)
     except TypeError:
         raise ValueError(f"orders must be a collection such as range(1, 11), got {orders!r}") from None
-    if not listed:
-        raise ValueError("orders is empty: give at least one positive integer, such as range(1, 11)")
     checked: list[int] = []
-    for order in listed:
+    for order in given:
         try:
             value = 0 if isinstance(order, bool) else operator.index(order)
         except TypeError:
             value = 0
         if value < 1:
             raise ValueError(f"orders must be positive integers, got {order!r}")
+        if value > LARGEST_ORDER:
+            raise ValueError(f"orders must be at most {LARGEST_ORDER}, got {order!r}")
         if value in checked:
             raise ValueError(f"order {value} is given twice")
         checked.append(value)
+    if not checked:
+        raise ValueError("orders is empty: give at least one positive integer, such as range(1, 11)")
     return tuple(checked)
 
 
@@ -211,7 +219,7 @@ def _scaled_maps(x: Tensor, channel_axis: int) -> tuple[Tensor, Tensor]:
     maps = _maps(x, channel_axis)
     peak = _peak(maps, (1, 2))
     mantissa, _ = torch.frexp(peak)
-    scale = peak / mantissa
+    scale = peak / (2 * mantissa)  # at most the peak itself, so always finite
     return maps / scale, scale
 
 

@@ -2,33 +2,41 @@
 
 Each function here takes what its readable counterpart takes and gives what that gives. On the CPU numba does
 the work, on NVIDIA GPUs Triton; elsewhere, and where a kernel cannot be built (one warning says so), PyTorch.
+
+There are no kernels for float64 maps (one warning says so): the kernels' arithmetic is float32, and a network
+in float64 is there for its digits.
 """
 
 import importlib
-import warnings
+from collections.abc import Hashable
+from functools import cache
 from types import ModuleType
 
 import torch
 from torch import Tensor
 
-from gramwatch.errors import GramwatchWarning
+from gramwatch.errors import warn
 from gramwatch.statistics import STATISTICS
 
 FAST = ("row_sums", "diagonal", "off_diagonal")
 """The statistics that have kernels."""
 
 _MODULES = {"cpu": "gramwatch.kernels.cpu", "cuda": "gramwatch.kernels.cuda"}
-_given_up: set[str] = set()
+_given_up: set[tuple[Hashable, ...]] = set()
+"""What is done without kernels: a device, or a device, a function and what else its kernel depends on."""
 
 
 def compute(statistic: str, maps: Tensor, orders: tuple[int, ...], out: Tensor) -> None:
     """Write a statistic of maps `(N, C, pixels)` into `out` `(N, orders, features)`."""
-    kernels = _kernels(maps) if statistic in FAST and maps.dtype != torch.float64 else None
-    if kernels is not None and len(maps):
+    signature = (maps.device.type, "compute", statistic, maps.dtype, orders)
+    kernels = _kernels(signature) if statistic in FAST and len(maps) else None
+    if kernels is not None and maps.dtype == torch.float64:
+        _say_float64()
+    elif kernels is not None:
         try:
             return kernels.compute(statistic, maps, orders, out)  # type: ignore[no-any-return]
         except Exception as error:
-            _give_up(maps.device.type, error)
+            _give_up(signature, error)
     out.copy_(STATISTICS[statistic](maps, orders, 1))
     return None
 
@@ -37,50 +45,61 @@ def deviations(
     statistics: Tensor, predicted: Tensor, minimum: Tensor, maximum: Tensor, starts: Tensor, weights: Tensor
 ) -> Tensor | None:
     """Deviations from a range summed over each tap's features, `(N, taps)`; None where there is no kernel."""
-    kernels = _kernels(statistics)
+    signature = (statistics.device.type, "deviations", statistics.dtype, minimum.dtype)
+    kernels = _kernels(signature)
     if kernels is not None:
         try:
             return kernels.deviations(statistics, predicted, minimum, maximum, starts, weights)  # type: ignore[no-any-return]
         except Exception as error:
-            _give_up(statistics.device.type, error)
+            _give_up(signature, error)
     return None
 
 
 def widen(statistics: Tensor, predicted: Tensor, minimum: Tensor, maximum: Tensor) -> bool:
     """Widen the range of each example's class in place; False where there is no kernel."""
-    kernels = _kernels(statistics)
+    signature = (statistics.device.type, "widen", statistics.dtype, minimum.dtype)
+    kernels = _kernels(signature)
     if kernels is not None:
         try:
             kernels.widen(statistics, predicted, minimum, maximum)
         except Exception as error:
-            _give_up(statistics.device.type, error)
+            _give_up(signature, error)
         else:
             return True
     return False
 
 
-def _kernels(like: Tensor) -> ModuleType | None:
-    """The module of kernels for a tensor's device, if it can be imported."""
-    device = like.device.type
-    if device not in _MODULES or device in _given_up:
+def _kernels(signature: tuple[Hashable, ...]) -> ModuleType | None:
+    """The module of kernels for a signature, whose first entry is a device; None if it cannot be used."""
+    device = signature[0]
+    if device not in _MODULES or (device,) in _given_up or signature in _given_up:
         return None
     try:
         return importlib.import_module(_MODULES[device])
     except Exception as error:
-        _give_up(device, error)
+        _give_up((device,), error)
         return None
 
 
-def _give_up(device: str, error: Exception) -> None:
-    """Do without kernels on a device from now on, and say so once."""
+@cache
+def _say_float64() -> None:
+    """Say once that maps in float64 have no kernels."""
+    warn(
+        "the network's feature maps are float64, for which there are no fast kernels. PyTorch's form is "
+        "used, many times slower: use model.float() if float32 is exact enough"
+    )
+
+
+def _give_up(signature: tuple[Hashable, ...], error: Exception) -> None:
+    """Do without the kernels of a signature from now on, and say so once."""
     if isinstance(error, torch.cuda.OutOfMemoryError | MemoryError):
         raise error
-    if device == "cuda" and torch.cuda.is_current_stream_capturing():  # what fails may be the recording
+    if signature[0] == "cuda" and torch.cuda.is_current_stream_capturing():  # what fails may be the recording
         raise error
-    _given_up.add(device)
-    warnings.warn(
-        f"the fast kernels for {device} cannot be used, PyTorch's slower form is used instead "
-        f"({type(error).__name__}: {error})",
-        GramwatchWarning,
-        stacklevel=2,
+    _given_up.add(signature)
+    device, *rest = map(str, signature)
+    which = f"kernel {', '.join(rest)} for {device}" if rest else f"kernels for {device}"
+    warn(
+        f"the fast {which} cannot be used, PyTorch's slower form is used instead "
+        f"({type(error).__name__}: {error})"
     )

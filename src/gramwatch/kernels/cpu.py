@@ -7,9 +7,13 @@ a magnitude `q` was divided out; the statistic is `q root(t)`.
 
 NaN and infinity survive: magnitudes are compared as integers, where NaN is larger than everything else, and
 no assumption about them is given to the compiler.
+
+A magnitude below 2^-126, the smallest normal float32, is treated as 0 where values would be divided by it:
+one over it may overflow. So a statistic whose products all lie below 2^-126 is 0. `off_diagonal` also leaves
+out the pixels of a channel at which all other channels lie below 2^-126.
 """
 
-# mypy: disable-error-code="no-untyped-def, misc, untyped-decorator"
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, misc, untyped-decorator"
 
 import ctypes
 import os
@@ -18,19 +22,59 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
 from numba import njit
+from numba.core.caching import FunctionCache
 from threadpoolctl import threadpool_info
 from torch import Tensor
+
+from gramwatch.errors import warn
 
 GROUP = 10
 """How many orders are taken at a time."""
 
-# Sums may be reordered and multiplications fused.
-_compiled = njit(fastmath={"reassoc", "contract", "nsz", "arcp"}, error_model="numpy", nogil=True, cache=True)
+_cache_errors: list[Exception] = []
+"""Why compiled code could not be read from disk or written to it."""
+
+
+class _Cache(FunctionCache):
+    """numba's cache on disk. A file that cannot be read or written loses time, not the kernels."""
+
+    def load_overload(self, sig, target_context):
+        try:
+            return super().load_overload(sig, target_context)
+        except OSError as error:
+            _cache_errors.append(error)
+            return None  # numba then compiles
+
+    def save_overload(self, sig, data):
+        try:
+            super().save_overload(sig, data)
+        except OSError as error:
+            _cache_errors.append(error)
+
+
+def _compiled(function):
+    """Compile at the first call; sums may be reordered and multiplications fused."""
+    fastmath = {"reassoc", "contract", "nsz", "arcp"}
+    dispatcher: Any = njit(fastmath=fastmath, error_model="numpy", nogil=True)(function)
+    try:
+        dispatcher._cache = _Cache(function)
+    except RuntimeError as error:  # numba found no folder that it can write to
+        _cache_errors.append(error)
+    return dispatcher
+
+
+@lru_cache(1)
+def _say_uncached() -> None:
+    warn(
+        "the compiled kernels cannot be kept on disk, so every process compiles them anew, in about half a "
+        f"minute: set NUMBA_CACHE_DIR to a folder that can be written to ({_cache_errors[0]})"
+    )
+
 
 _MAGNITUDE = np.int32(0x7FFFFFFF)
 _FRACTION = np.int32(0x007FFFFF)
@@ -40,6 +84,7 @@ _EXPONENT, _BIAS = np.int32(23), np.int32(127)
 _ONE = np.float32(1)
 _HALF = np.float32(0.5)
 _ZERO = np.float32(0)
+_SMALLEST = np.float32(2**-126)
 
 FEW = 32
 """With fewer pixels than this, vectors run along the channels."""
@@ -51,8 +96,8 @@ COLUMNS = 256
 
 @_compiled
 def _inverse(value):
-    """One over the value, 1 for zero."""
-    return _ONE / value if value != _ZERO else _ONE
+    """One over a magnitude, 0 for one too small to divide by."""
+    return _ZERO if value < _SMALLEST else _ONE / value
 
 
 @_compiled
@@ -556,6 +601,8 @@ def _in_parts(function: Callable[..., None], count: int, *arguments: object) -> 
         _at_once(work, threads)
     if errors:
         raise errors[0]
+    if _cache_errors:
+        _say_uncached()
 
 
 _Work = ctypes.CFUNCTYPE(None, ctypes.c_void_p)

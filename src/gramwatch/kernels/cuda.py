@@ -2,6 +2,9 @@
 
 The arithmetic is that of `gramwatch.statistics`, with all orders of a tile of activations in registers. A
 map is read twice as it lies in memory, channels first or last: for the pixel sums, then for the channels'.
+
+A magnitude below 2^-126, the smallest normal float32, is treated as 0 where values would be divided by it,
+as in `gramwatch.kernels.cpu`. So a statistic whose products all lie below 2^-126 is 0.
 """
 
 # ruff: noqa: N803
@@ -23,6 +26,7 @@ FEATURES = 1024
 
 _ROW_SUMS, _DIAGONAL, _OFF_DIAGONAL = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 _GROUP = tl.constexpr(GROUP)
+_SMALLEST = tl.constexpr(2.0**-126)
 _KINDS = {"row_sums": 0, "diagonal": 1, "off_diagonal": 2}
 
 
@@ -41,8 +45,9 @@ def _larger(a, b):
 
 
 @triton.jit
-def _positive(peak):
-    return tl.where(peak == 0, 1.0, peak)
+def _inverse(peak):
+    """One over a magnitude, 0 for one too small to divide by."""
+    return tl.where(peak < _SMALLEST, 0.0, 1.0 / peak)
 
 
 @triton.jit
@@ -129,7 +134,7 @@ def _two_pixel_peaks(
         channel = tl.zeros((ROWS, BLOCK), tl.int32) + (first + row)[:, None]
         peak, second, holder = _two_largest(peak, second, holder, size, size * 0.0, channel)
     peak, second, holder = tl.reduce((peak, second, holder), 0, _two_largest)
-    tl.store(peaks + 0 * pixels + pixel, _positive(peak), mask=inside)
+    tl.store(peaks + 0 * pixels + pixel, peak, mask=inside)
     tl.store(peaks + 1 * pixels + pixel, tl.maximum(second, 0.0), mask=inside)
     tl.store(peaks + 2 * pixels + pixel, holder.to(tl.float32), mask=inside)
 
@@ -179,11 +184,11 @@ def _pixel_sums(
             for first in range(0, channels, ROWS):
                 size = tl.abs(_load(x, first + row, pixel, channels, pixels, stride_c, stride_m))
                 largest = _larger(largest, size)
-        peak = _positive(tl.reduce(largest, 0, _larger))
+        peak = tl.reduce(largest, 0, _larger)
         tl.store(peaks + pixel, peak, mask=inside)
     else:
-        peak = _positive(tl.load(peaks + OTHERS * pixels + pixel, mask=inside, other=1.0))
-    scale = 1.0 / peak
+        peak = tl.load(peaks + OTHERS * pixels + pixel, mask=inside, other=1.0)
+    scale = _inverse(peak)
     zero = tl.zeros((ROWS // FOLD, BLOCK), tl.float32)
     t0 = zero
     t1 = zero
@@ -283,7 +288,7 @@ def _products(x, peaks, channel, pixel, channels, pixels, stride_c, stride_m, KI
             holder = tl.load(peaks + 2 * pixels + pixel, mask=inside, other=-1.0).to(tl.int32)[None, :]
             is_holder = channel[:, None] == holder
             product = tile * tl.where(is_holder, second, peak)
-            share = tile / peak
+            share = tile * _inverse(peak)
         else:
             product = tile * peak
     return product, share, is_holder
@@ -339,8 +344,8 @@ def _channel_sums(
                 x, peaks, channel, first + column, channels, pixels, stride_c, stride_m, KIND
             )
             largest = _larger(largest, tl.abs(product))
-    q = _positive(tl.reduce(largest, 1, _larger))
-    scale = 1.0 / q
+    q = tl.reduce(largest, 1, _larger)
+    scale = _inverse(q)
     zero = tl.zeros((BLOCK, COLUMNS // FOLD), tl.float32)
     t0 = zero
     t1 = zero
