@@ -26,4 +26,4 @@ def load(path: str | PathLike[str], model: nn.Module, *, accept_other_weights: b
         return Guard.from_artifact(saved, model, accept_other_weights)
     if name in SINGLES:
         return SINGLES[name].from_artifact(saved, model, accept_other_weights)
-    raise ArtifactError(f"{path} holds a {name!r}, which this version does not know")
+    raise ArtifactError(f"{path} holds a {name!r:.60}, which this version does not know")
