@@ -779,7 +779,7 @@ class GramDetector:
         artifact.check_types(header, classes=int, inputs=list[list[Any]])
         detector = cls(model, **settings)
         for shape, dtype in header["inputs"]:
-            if not artifact.fits([shape, [dtype]], list[list[int] | list[str]]):
+            if not (artifact.fits(shape, list[int]) and artifact.fits(dtype, str)):
                 raise ValueError(f"its inputs are {header['inputs']!r:.60}")
         detector._signature = header["inputs"]
         detector._taps = artifact.taps_from_json(header["taps"])

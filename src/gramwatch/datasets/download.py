@@ -202,7 +202,7 @@ def unpack(archive: Path, folder: Path, *, look: bool = False) -> None:
         )
     with tempfile.TemporaryDirectory(prefix=".unpacking-", dir=folder) as beside:
         try:
-            _extract(archive, beside)
+            _extract(archive, beside, to_the_end=look)
             if look:
                 for image in image_files(Path(beside)):
                     check_image(image)
@@ -217,7 +217,7 @@ def unpack(archive: Path, folder: Path, *, look: bool = False) -> None:
                 entry.replace(folder / entry.name)
 
 
-def _extract(archive: Path, beside: str) -> None:
+def _extract(archive: Path, beside: str, to_the_end: bool) -> None:
     counted = _Counted(archive)
 
     def counting(member: tarfile.TarInfo, place: str) -> tarfile.TarInfo | None:
@@ -232,3 +232,18 @@ def _extract(archive: Path, beside: str) -> None:
     else:
         with tarfile.open(archive) as tar:
             tar.extractall(beside, filter=counting)
+            if to_the_end:
+                _check_end(tar)
+
+
+def _check_end(tar: tarfile.TarFile) -> None:
+    """Make sure that the last member is followed by zeros: where it is damaged, `tarfile` stops silently."""
+    assert tar.fileobj is not None
+    tar.fileobj.seek(tar.offset)
+    length = 0
+    while chunk := tar.fileobj.read(CHUNK):
+        length += len(chunk)
+        if any(chunk):
+            raise ValueError(f"it is damaged after {len(tar.getmembers()):,} members")
+    if length < tarfile.BLOCKSIZE:
+        raise ValueError(f"it ends after {len(tar.getmembers()):,} members without saying so")
