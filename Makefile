@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test test-real test-triton bench lint format clean
+.PHONY: demo test test-real test-triton fuzz bench lint format clean
 .DEFAULT_GOAL := test
 
 $(INSTALLED): pyproject.toml constraints.txt
@@ -19,6 +19,9 @@ test: lint  ## lint, types and the tests
 
 test-real: $(INSTALLED)  ## the long checks on real networks and data
 	$(BIN)/python -m pytest -m real
+
+fuzz: $(INSTALLED)  ## damaged and forged files of every kind, for four minutes
+	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz.py --seconds 240
 
 # Triton's interpreter does not yet take the newest NumPy, so it has an environment of its own.
 .venv-triton/.installed: pyproject.toml constraints.txt

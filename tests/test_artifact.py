@@ -3,8 +3,15 @@
 import ast
 import json
 import math
+import os
+import platform
+import re
 import runpy
+import stat
 import struct
+import subprocess
+import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +21,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, load_file, save_file
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -315,9 +322,8 @@ def test_the_source_never_uses_pickle() -> None:
                 names = {node.arg or ""}
             unwanted = names & (forbidden | {"torch.load", "torch.save", "torch.hub"})
             found += [(source.name, getattr(node, "lineno", 0), name) for name in sorted(unwanted)]
-    # One publisher's layout, by a reader that lets arrays through alone, and other people's checkpoints
-    # by PyTorch's own reader of that kind: test_package.py looks at how.
-    allowed = {("cifar.py", "pickle"), ("loading.py", "torch.load")}
+    # Other people's checkpoints, by PyTorch's reader of parameters alone: test_package.py looks at how.
+    allowed = {("loading.py", "torch.load")}
     assert [each for each in found if (each[0], each[2]) not in allowed] == []
 
 
@@ -743,6 +749,168 @@ def test_any_cut_and_any_garbage_is_refused(data: st.DataObject, good: bytes, fo
         gramwatch.load(damaged(folder, good[:cut] + garbage), TinyNet())
 
 
+# --- forged files, with checksums that fit -----------------------------------------------------------
+
+
+def forged(content: bytes, name: str, change: Callable[[Tensor], Tensor], folder: Path) -> Path:
+    """The file with one tensor changed and all checksums made to fit, as a forger would."""
+    tensors = {key: tensor.clone() for key, tensor in load(content).items()}
+    tensors[name] = change(tensors[name]).contiguous()
+    header = {key: value for key, value in header_of(content).items() if key != "tensors"}
+    header.pop("checksum")
+    path = folder / "forged.safetensors"
+    artifact.write(path, header, tensors)
+    return path
+
+
+def put(value: float) -> Callable[[Tensor], Tensor]:
+    """The first number replaced."""
+
+    def change(tensor: Tensor) -> Tensor:
+        tensor.view(-1)[0] = value
+        return tensor
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("choices", "name", "change", "says"),
+    [
+        ({}, "class_counts", put(-1), "from 0 to"),
+        ({}, "class_counts", torch.zeros_like, "it has seen no example"),
+        ({}, "class_counts", Tensor.double, "is torch.float64, not torch.int64"),
+        ({}, "bounds.minimum", put(math.nan), "must be numbers"),
+        ({}, "bounds.minimum", put(1e30), "exceeds the largest"),
+        ({}, "bounds.maximum", put(math.inf), "exceeds the largest, or one of them is infinite"),
+        ({}, "bounds.maximum", Tensor.half, "is torch.float16, not torch.float32"),
+        ({}, "calibration.scores", put(math.nan), "must be finite and ascending"),
+        ({}, "calibration.scores", put(1e30), "must be finite and ascending"),
+        ({}, "calibration.expectation", put(-1), "must be finite and not negative"),
+        ({}, "calibration.expectation", put(math.inf), "must be finite and not negative"),
+        ({"storage": "float16"}, "bounds.exponent", put(-128), "must be from -125 to 113"),
+        ({"bounds": "mean_variance"}, "bounds.count", put(-2), "must be finite and not negative"),
+        ({"bounds": "mean_variance"}, "bounds.mean", put(math.inf), "must be finite"),
+        ({"bounds": "mean_variance"}, "bounds.squares", put(-1e-9), "must be finite and not negative"),
+    ],
+)
+def test_forged_numbers_are_refused_by_name(
+    choices: dict[str, Any], name: str, change: Callable[[Tensor], Tensor], says: str, tmp_path: Path
+) -> None:
+    fitted(**choices).save(tmp_path / "good.safetensors")
+    path = forged((tmp_path / "good.safetensors").read_bytes(), name, change, tmp_path)
+    with pytest.raises(ArtifactError, match=re.escape(says)) as caught:
+        gramwatch.load(path, TinyNet())
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("put", "value"),
+    [
+        (_put("detector"), []),
+        (_put("detector"), {"a": 1}),
+        (_put("detector"), None),
+        (_put("settings", "normalise"), "yes"),
+        (_put("settings", "level"), True),
+        (_put("settings", "orders"), [1.0]),
+        (_put("settings", "orders"), list(range(1, 2000))),
+        (_put("settings", "taps"), [3]),
+        (_put("calibration", "examples"), 90.0),
+        (_put("calibration", "split"), 1),
+        (_put("taps", "watched", 0, "call"), 99),
+        (_put("taps", "watched", 0, "name"), 5),
+        (_put("taps", "calls"), "conv"),
+        (_put("taps", "watched"), []),
+        (_put("inputs"), [[[1], 3]]),
+        (_put("metadata"), [["a", 1]]),
+    ],
+)
+def test_forged_values_of_another_type_are_refused(
+    put: Callable[[dict[str, Any], Any], None], value: Any, good: bytes, folder: Path
+) -> None:
+    path = damaged(folder, rewritten(good, lambda header: put(header, value)))
+    with pytest.raises(ArtifactError) as caught:
+        gramwatch.load(path, TinyNet())
+    assert str(path) in str(caught.value)
+
+
+def test_a_forged_guard_is_refused(tmp_path: Path) -> None:
+    path, model = tmp_path / "guard.safetensors", TinyNet()
+    guard = gramwatch.Guard(model, orders=[1]).fit([TRAIN], progress=False)
+    guard.calibrate([CALIBRATION], progress=False).save(path)
+    content = path.read_bytes()
+    for name, value, says in [
+        ("calibration.tail", 0.0, "must be positive"),
+        ("calibration.tail", math.nan, "must be positive"),
+        ("calibration.median", math.nan, "must be finite"),
+        ("calibration.scores", math.inf, "must be finite"),
+        ("calibration.predicted", 3, "must be from 0 to 2"),
+        ("calibration.expectation.gram", -1.0, "must be finite and not negative"),
+        ("members.class_ratio.state.ranks_", 10**6, "has .* numbers, not"),
+    ]:
+        with pytest.raises(ArtifactError, match=says):
+            gramwatch.load(forged(content, name, put(value), tmp_path), model)
+    for put_there, value in [
+        (_put("calibration", "classes"), 10**12),
+        (_put("settings", "members"), ["energy"]),
+        (_put("settings", "per_class"), 1),
+        (_put("members", "gram", "detector"), []),
+        (_put("members"), []),
+    ]:
+        forgery = rewritten(content, lambda header, put=put_there, value=value: put(header, value))
+        with pytest.raises(ArtifactError):
+            gramwatch.load(damaged(tmp_path, forgery), model)
+
+
+def test_a_file_of_another_kind_is_refused_by_its_name(good: bytes, folder: Path) -> None:
+    saved = artifact.read(damaged(folder, good))
+    with pytest.raises(ArtifactError, match="holds a 'GramDetector', not a 'Guard'"):
+        gramwatch.Guard.from_artifact(saved, TinyNet())
+
+
+def test_a_header_of_gigabytes_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "sparse.safetensors"
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", 6 * 2**30))
+        file.truncate(8 + 6 * 2**30)
+    with pytest.raises(ArtifactError, match="at most 100,000,000 are read"):
+        gramwatch.load(path, TinyNet())
+
+
+def test_tensors_that_overlap_or_leave_gaps_are_refused(good: bytes, folder: Path) -> None:
+    layout, data = parts(good)
+    layout["bounds.minimum"]["data_offsets"] = layout["bounds.maximum"]["data_offsets"]
+    with pytest.raises(ArtifactError, match="do not lie side by side"):
+        gramwatch.load(damaged(folder, joined(layout, data)), TinyNet())
+
+
+# --- beside another process --------------------------------------------------------------------------
+
+
+def test_what_is_loaded_beside_a_process_that_saves_is_whole(tmp_path: Path) -> None:
+    path, models = tmp_path / "detector.safetensors", [TinyNet(), TinyNet()]
+    both = [fitted(models[0], level=0.95), fitted(models[1], level=0.9, orders=[1, 2])]
+    both[0].save(path)
+    stop = threading.Event()
+
+    def save() -> None:
+        while not stop.is_set():
+            for detector in both:
+                detector.save(path)
+
+    writer = threading.Thread(target=save)
+    writer.start()
+    try:
+        loaded = [gramwatch.load(path, TinyNet()) for _ in range(400)]
+    finally:
+        stop.set()
+        writer.join()
+    assert {each.level for each in loaded} == {0.9, 0.95}
+    scores = {detector.level: detector.calibration_scores_ for detector in both}
+    orders = {detector.level: detector.orders for detector in both}
+    assert all(each.calibration_scores_.equal(scores[each.level]) for each in loaded)
+    assert all(each.orders == orders[each.level] for each in loaded)
+
+
 # --- places that cannot be written -------------------------------------------------------------------
 
 
@@ -864,6 +1032,76 @@ def test_an_old_file_keeps_its_permissions(detector: GramDetector, good: bytes, 
     path.chmod(0o640)
     detector.save(path)
     assert path.stat().st_mode & 0o777 == 0o640
+
+
+def test_a_file_and_its_folder_are_on_the_disk_before_and_after_it_is_put_in_place(
+    detector: GramDetector, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    fsync, replace = os.fsync, Path.replace
+
+    def noting(handle: int) -> None:
+        done.append("folder" if stat.S_ISDIR(os.fstat(handle).st_mode) else "file")
+        fsync(handle)
+
+    def placing(self: Path, target: Path) -> Path:
+        done.append("replace")
+        return replace(self, target)
+
+    monkeypatch.setattr(os, "fsync", noting)
+    monkeypatch.setattr(Path, "replace", placing)
+    detector.save(tmp_path / "detector.safetensors")
+    assert done == ["file", "replace", "folder"]
+
+
+def test_what_killed_writers_left_is_removed_and_nothing_else(detector: GramDetector, tmp_path: Path) -> None:
+    target = tmp_path / "detector.safetensors"
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    mine = artifact._beside(target)
+    dead = mine.with_name(mine.name.replace(f"-{os.getpid()}-", f"-{gone.pid}-"))
+    machine = artifact._short_hash(platform.node())
+    elsewhere = dead.with_name(dead.name.replace(machine, "0" * len(machine)))
+    old = artifact._beside(target)
+    others = artifact._beside(tmp_path / "other.safetensors")
+    others = others.with_name(others.name.replace(f"-{os.getpid()}-", f"-{gone.pid}-"))
+    mine_of_before = tmp_path / ".gramwatch-notes"
+    for path in (mine, dead, elsewhere, old, others, mine_of_before):
+        path.write_bytes(b"half of a file")
+    os.utime(old, (0, 0))
+    detector.save(target)
+    kept = [mine, elsewhere, others, mine_of_before, target]
+    assert names_in(tmp_path) == sorted(path.name for path in kept)
+
+
+def test_a_link_stays_and_what_it_points_to_is_replaced(detector: GramDetector, tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    target, link = tmp_path / "real" / "detector.safetensors", tmp_path / "link.safetensors"
+    link.symlink_to(target)
+    for _ in range(2):  # once where nothing is there yet
+        detector.save(link)
+        assert link.is_symlink()
+        assert not target.is_symlink()
+        assert_same(gramwatch.load(target, TinyNet()), detector)
+    assert names_in(tmp_path / "real") == ["detector.safetensors"]
+
+
+def test_a_place_that_cannot_be_written_is_told_before_any_work(
+    detector: GramDetector, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guard = gramwatch.Guard(TinyNet(), orders=[1]).fit([TRAIN], progress=False)
+    rival = gramwatch.methods.METHODS["energy"](TinyNet())
+    monkeypatch.setattr(artifact, "fingerprint", lambda model: pytest.fail("work was begun"))
+    for path in (tmp_path / "missing" / "d.safetensors", Path("/proc/d.safetensors"), tmp_path):
+        with pytest.raises(OSError, match="cannot write") as caught:
+            artifact.check_writable(path)
+        assert str(path) in str(caught.value)
+        for each in (detector, guard, rival):
+            with pytest.raises(OSError, match="cannot write"):
+                each.save(path)
+    assert names_in(tmp_path) == []
+    artifact.check_writable(tmp_path / "new.safetensors")
+    assert names_in(tmp_path) == []
 
 
 def test_a_detector_that_is_not_fitted_is_not_saved(tmp_path: Path) -> None:

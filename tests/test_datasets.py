@@ -1,8 +1,11 @@
 """Sets of images: publishers' layouts, reducing, made-up images, and what happens where data is absent."""
 
 import gzip
+import io
 import pickle
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -85,6 +88,125 @@ def test_a_pickle_that_calls_something_is_refused_and_not_run(tmp_path):
     with pytest.raises(DataError, match=r"test_batch is not a batch of CIFAR.*it asks for __builtin__"):
         load("cifar10", tmp_path)
     assert not (tmp_path / "run").exists()
+
+
+def batch(tmp_path, content):
+    path = tmp_path / "cifar-10-batches-py" / "test_batch"
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(content)
+    datasets._load.cache_clear()
+    return path
+
+
+class Pointers:
+    """An array of objects, whose bytes numpy would take for pointers."""
+
+    class Objects:
+        def __reduce__(self):
+            return np.dtype, ("O8", False, True), (3, "|", None, None, None, -1, -1, 0)
+
+    def __reduce__(self):
+        state = (1, (2, 3072), Pointers.Objects(), False, b"A" * 8 * 2 * 3072)
+        return np.zeros(1).__reduce__()[0], (np.ndarray, (0,), b"b"), state
+
+
+def test_a_pickle_that_would_corrupt_memory_is_refused(tmp_path):
+    batch(tmp_path, pickle.dumps({b"data": Pointers(), b"labels": [0, 1]}, protocol=2))
+    code = (
+        "import sys; from gramwatch import DataError, datasets\n"
+        "try: datasets.load('cifar10', sys.argv[1]).images.sum()\n"
+        "except DataError as error: print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "an array is of type |O8, not of plain whole numbers" in done.stdout
+
+
+def nested(depth, kind=b"\x85"):
+    """Tuples in tuples, and the outermost as a key."""
+    return b"\x80\x02}" + b")" + kind * depth + b"K\x01s."
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\x80\x02}r\xff\xff\xff\x7f.",  # remembered under a number for which Python would take 32 GB
+        b"\x80\x04\x8e\xff\xff\xff\xff\xff\xff\x00\x00x.",  # bytes that are not there
+        b"\x80\x02T\xff\xff\xff\x7fx.",
+        nested(1_000_000),  # hashed, it overflows Python's stack
+        b"\x80\x02" + b"]" * 500_000 + b"a" * 499_999 + b".",
+        b"\x80\x02" + b"}" * 2_100_000 + b".",
+        b"\x80\x02c_codecs\nencode\n.",
+        b"\x80\x02}U\x04datac_codecs\nencode\n)Rs.",
+        b"\x80\x02}U\x04dataK\x07s.",
+        b"\x80\x02Q.",
+        b"R.",
+        b"b.",
+        b"",
+    ],
+    ids=lambda content: repr(content[:24]),
+)
+def test_a_pickle_that_would_fill_memory_or_stack_is_refused(content, tmp_path):
+    path = batch(tmp_path, content)
+    with pytest.raises(DataError, match="is not a batch of CIFAR images") as raised:
+        load("cifar10", tmp_path)
+    assert str(path) in str(raised.value)
+
+
+def test_a_batch_far_too_large_is_not_read(tmp_path):
+    with batch(tmp_path, b"").open("wb") as file:
+        file.truncate(6 * 2**30)
+    with pytest.raises(DataError, match="6,442,450,944 bytes: no batch of CIFAR"):
+        load("cifar10", tmp_path)
+
+
+def python2(images, labels):
+    """A batch byte for byte as Python 2 and numpy 1 write it, with protocol 2."""
+    count, data = len(images), planes(images).tobytes()
+    listed = b"".join(b"K" + bytes([label]) for label in labels)
+    return (
+        b"\x80\x02}q\x01(U\x0bbatch_labelq\x02U\x15testing batch 1 of 1\nq\x03"
+        + b"U\x06labelsq\x04]q\x05(" + listed + b"eU\x04dataq\x06cnumpy.core.multiarray\n_reconstruct\nq\x07"
+        + b"cnumpy\nndarray\nq\x08K\x00\x85U\x01b\x87R(K\x01K" + bytes([count]) + b"M\x00\x0c\x86"
+        + b"cnumpy\ndtype\nq\tU\x02u1K\x00K\x01\x87R(K\x03U\x01|NNN"
+        + b"J\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb\x89T" + len(data).to_bytes(4, "little") + data + b"tbu."
+    )  # fmt: skip
+
+
+def test_what_python_2_and_both_numpys_wrote_is_read(tmp_path):
+    images, labels = photographs(3, 32), [4, 0, 9]
+    content = {b"data": planes(images), b"labels": labels}
+    ours = [pickle.dumps(content, protocol=protocol) for protocol in (2, 3, 4)]
+    names = b"numpy.core.multiarray", b"numpy._core.multiarray"  # of numpy 1 and of numpy 2
+    both = [ours[0].replace(*names), ours[0].replace(*names[::-1])]
+    content = {b"data": np.asfortranarray(planes(images)), b"labels": np.array(labels)}
+    theirs = python2(images, labels)
+    assert np.array_equal(pickle.loads(theirs, encoding="bytes")[b"data"], planes(images))
+    for each in (theirs, *ours, *both, pickle.dumps(content, protocol=2)):
+        batch(tmp_path, each)
+        found = load("cifar10", tmp_path)
+        assert torch.equal(found.images, as_tensor(images))
+        assert found.labels.tolist() == labels
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ({b"data": planes(photographs(3, 32))}, "it has no b'labels'"),
+        ({b"data": planes(photographs(3, 32)), b"labels": [1, 2]}, "3 images and 2 labels"),
+        ({b"data": planes(photographs(3, 32)), b"labels": [1, 2, 10]}, "labels are not below 10"),
+        ({b"data": planes(photographs(3, 32)), b"labels": [1, 2, -1]}, "labels are not below 10"),
+        ({b"data": planes(photographs(3, 32)), b"labels": [1, 2, 0.5]}, "not a whole number"),
+        ({b"data": np.zeros((3, 9), np.uint8), b"labels": [1, 2, 3]}, "not rows of 3072 bytes"),
+        ({b"data": np.zeros((3, 3072), np.int64), b"labels": [1, 2, 3]}, "not rows of 3072 bytes"),
+        ({b"data": np.zeros((3, 3072)), b"labels": [1, 2, 3]}, "not of plain whole numbers"),
+    ],
+)
+def test_labels_and_images_that_do_not_fit_are_refused(content, says, tmp_path):
+    path = batch(tmp_path, pickle.dumps(content, protocol=2))
+    with pytest.raises(DataError, match=says) as raised:
+        load("cifar10", tmp_path)
+    assert str(path) in str(raised.value)
 
 
 def test_a_file_cut_short_is_named(tmp_path):
@@ -353,7 +475,116 @@ def test_every_checksum_has_a_source_and_every_set_a_line_in_the_docs():
         assert f"`{name}`" in page
         for download in source.downloads:
             assert download.url.startswith("http")
-            if download.md5 is not None:
-                assert len(bytes.fromhex(download.md5)) == 16
-                assert download.cited
+            for checksum, length in ((download.md5, 16), (download.sha256, 32)):
+                assert checksum is None or len(bytes.fromhex(checksum)) == length
+            if download.has_checksum:
+                assert download.url.startswith("https:")
                 assert download.cited.partition(",")[0] in page
+            else:
+                assert name == "miniplaces"
+
+
+def test_a_label_of_the_binary_layout_that_cannot_be_is_refused(tmp_path):
+    (tmp_path / "cifar-10-batches-bin").mkdir()
+    (tmp_path / "cifar-10-batches-bin" / "test_batch.bin").write_bytes(b"\x0b" + bytes(3072))
+    with pytest.raises(DataError, match=r"test_batch\.bin is damaged.*a label is not below 10"):
+        load("cifar10", tmp_path)
+
+
+def test_idx_files_that_do_not_fit_or_unpack_to_too_much_are_refused(tmp_path):
+    folder = tmp_path / "MNIST" / "raw"
+    folder.mkdir(parents=True)
+    images, labels = folder / "t10k-images-idx3-ubyte.gz", folder / "t10k-labels-idx1-ubyte.gz"
+    good = idx(photographs(3, 28)[..., 0])
+    huge = bytes([0, 0, 8, 3]) + (10**6).to_bytes(4, "big") * 3
+    for content, tags, wrong, says in [
+        (good, np.arange(2, dtype=np.uint8), labels, "does not hold 3 labels below 10"),
+        (good, np.uint8([1, 2, 10]), labels, "does not hold 3 labels below 10"),
+        (idx(photographs(3, 20)[..., 0]), np.arange(3, dtype=np.uint8), images, "not images of 28 x 28"),
+        (
+            huge + bytes(2**20),
+            np.arange(3, dtype=np.uint8),
+            images,
+            "asks for 1,000,000,000,000,000,000 bytes",
+        ),
+    ]:
+        images.write_bytes(gzip.compress(content))
+        labels.write_bytes(gzip.compress(idx(tags)))
+        datasets._load.cache_clear()
+        with pytest.raises(DataError, match=says) as raised:
+            load("mnist", tmp_path)
+        assert str(wrong) in str(raised.value)
+
+
+def test_numpy_files_that_are_cut_short_or_hold_something_else_are_refused(tmp_path):
+    folder = tmp_path / "cifar100-subset"
+    folder.mkdir()
+    images, labels = np.zeros((3, 32, 32, 3), np.uint8), np.arange(3)
+
+    def written(array):
+        buffer = io.BytesIO()
+        np.save(buffer, array)
+        return buffer.getvalue()
+
+    good = written(images)
+    huge = good.replace(b"(3, 32, 32, 3), }", b"(999999999, 3), }")
+    assert huge != good
+    for content, tags, wrong in [
+        (good[:-1], written(labels), "images"),
+        (good[:50], written(labels), "images"),
+        (b"", written(labels), "images"),
+        (huge, written(labels), "images"),
+        (written(images.astype(np.float32)), written(labels), "images"),
+        (written(images[:, :20]), written(labels), "images"),
+        (good, written(labels[:2]), "labels"),
+        (good, written(labels / 2), "labels"),
+        (good, written(np.array([{}, [], 3], object)), "labels"),
+        (good, pickle.dumps([1, 2, 3]), "labels"),
+    ]:
+        (folder / "images.npy").write_bytes(content)
+        (folder / "labels.npy").write_bytes(tags)
+        datasets._load.cache_clear()
+        with pytest.raises(DataError) as raised:
+            load("cifar100_subset", tmp_path)
+        assert str(folder / f"{wrong}.npy") in str(raised.value)
+
+
+def test_svhn_labels_and_images_that_do_not_fit_are_refused(tmp_path):
+    from scipy.io import savemat
+
+    (tmp_path / "svhn").mkdir()
+    images = photographs(3, 32).transpose(1, 2, 3, 0)
+    for content, says in [
+        ({"X": images, "y": np.uint8([[1], [2]])}, "3 images, and labels of shape"),
+        ({"X": images, "y": np.uint8([[1], [2], [11]])}, "not from 1 to 10"),
+        ({"X": images}, "'y'"),
+        ({"X": images.astype(float), "y": np.uint8([[1], [2], [3]])}, "its images are double"),
+        ({"X": images[:9], "y": np.uint8([[1], [2], [3]])}, "its images are uint8 of shape"),
+    ]:
+        savemat(tmp_path / "svhn" / "test_32x32.mat", content)
+        datasets._load.cache_clear()
+        with pytest.raises(DataError, match=rf"test_32x32\.mat.*{says}"):
+            load("svhn", tmp_path)
+
+
+def test_lists_of_tiny_imagenet_that_are_damaged_are_named(tmp_path):
+    folder = tmp_path / "tiny-imagenet-200"
+    save(folder / "val" / "images", photographs(1, 64))
+    listed, classes = folder / "val" / "val_annotations.txt", folder / "wnids.txt"
+    for line, names in ((b"0000.png\tn09\n", b"n01\n"), (b"0000.png", b"n01"), (b"\xff\xfe", b"n01")):
+        listed.write_bytes(line)
+        classes.write_bytes(names)
+        datasets._load.cache_clear()
+        with pytest.raises(DataError, match=r"val_annotations\.txt"):
+            load("tiny_imagenet", tmp_path, split="val")
+
+
+def test_what_is_no_image_of_the_formats_we_read_is_named(tmp_path):
+    tmp_path = tmp_path / "pictures"
+    for number, content in enumerate(
+        (b"8BPS\0\1" + bytes(40), b"%!PS-Adobe-3.0 EPSF-3.0\n", b"\x89PNG\r\n\x1a\n" + bytes(60))
+    ):
+        (tmp_path / str(number)).mkdir(parents=True)
+        (tmp_path / str(number) / "picture.png").write_bytes(content)
+        with pytest.raises(DataError, match=r"picture\.png is not a readable image"):
+            load(str(tmp_path / str(number)), size=8)

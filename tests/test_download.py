@@ -4,6 +4,7 @@ import hashlib
 import io
 import tarfile
 import threading
+import urllib.request
 import zipfile
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from gramwatch import DataError, datasets
+from gramwatch import DataError, GramwatchWarning, datasets
 from gramwatch.cli.app import app
 from gramwatch.datasets import CATALOGUE, Download, Source, download
 from gramwatch.datasets.folder import read_folder
@@ -38,7 +39,8 @@ class Handler(BaseHTTPRequestHandler):
                 self.send_error(416)
                 return
         self.send_response(206 if start else 200)
-        self.send_header("Content-Length", str(len(content) - start))
+        if self.server.tells_length:
+            self.send_header("Content-Length", str(len(content) - start))
         self.end_headers()
         self.wfile.write(content[start : self.server.stop_after])
 
@@ -50,6 +52,7 @@ class Handler(BaseHTTPRequestHandler):
 def server():
     server = HTTPServer(("127.0.0.1", 0), Handler)
     server.files, server.asked, server.ranges, server.stop_after = {"/file.bin": CONTENT}, [], True, None
+    server.tells_length = True
     server.url = f"http://127.0.0.1:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
@@ -224,3 +227,124 @@ def test_sets_that_are_made_up_or_not_published(tmp_path):
     listed = CliRunner().invoke(app, ["data", "list", "--data", str(tmp_path)]).output
     assert all(name in listed for name in CATALOGUE)
     assert "checksum unknown" in listed
+
+
+def test_a_sha256_and_a_size_are_compared(server, tmp_path):
+    right = hashlib.sha256(CONTENT).hexdigest()
+    download.fetch(offer(server, md5=None, sha256=right, size=len(CONTENT)), tmp_path / "a.bin")
+    assert (tmp_path / "a.bin").read_bytes() == CONTENT
+    with pytest.raises(DataError, match=rf"its SHA-256 is {right}, the published one is 11"):
+        download.fetch(offer(server, sha256="1" * 64), tmp_path / "b.bin")  # its MD5 is right
+    with pytest.raises(DataError, match=r"the server sends 5,120,000 bytes, the published file has 7"):
+        download.fetch(offer(server, size=7), tmp_path / "b.bin")
+    (tmp_path / "c.bin").write_bytes(CONTENT[:-1])
+    with pytest.raises(DataError, match=r"it has 5,119,999 bytes, the published one has 5,120,000"):
+        download.check(tmp_path / "c.bin", offer(server, size=len(CONTENT)))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.bin", "c.bin"]
+
+
+def test_without_a_checksum_and_a_length_a_file_is_refused(server, tmp_path):
+    server.tells_length, server.stop_after = False, 1000
+    with pytest.raises(DataError, match="does not say how long it is, and no checksum is known"):
+        download.fetch(offer(server, md5=None), tmp_path / "file.bin")
+    with pytest.raises(DataError, match="its MD5 is"):
+        download.fetch(offer(server), tmp_path / "file.bin")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_a_checksum_a_download_starts_anew(server, tmp_path):
+    (tmp_path / "file.bin.part").write_bytes(b"half of another file")
+    download.fetch(offer(server, md5=None), tmp_path / "file.bin")
+    assert server.asked == [None]
+    assert (tmp_path / "file.bin").read_bytes() == CONTENT
+    server.stop_after = 1000
+    with pytest.raises(DataError, match="1,000 of 5,120,000 bytes"):
+        download.fetch(offer(server, md5=None), tmp_path / "other.bin")
+    assert not (tmp_path / "other.bin").exists()
+
+
+def test_a_set_without_a_checksum_is_looked_at_and_a_warning_says_so(server, tmp_path):
+    bad = tar_of({"made/0.png": picture(0), "made/1.png": b"an error page, perhaps"})
+    with (
+        pytest.warns(GramwatchWarning, match=r"no checksum of made\.tar\.gz is known"),
+        pytest.raises(DataError, match=r"cannot be unpacked: 1\.png is not a readable image"),
+    ):
+        download.get(source_of(offer(server, bad, "made.tar.gz", md5=None)), tmp_path / "bad")
+    assert not (tmp_path / "bad" / "made").exists()
+    empty = offer(server, tar_of({"made/page.html": b"<html>"}), "empty.tar.gz", md5=None)
+    with (
+        pytest.warns(GramwatchWarning, match="no checksum"),
+        pytest.raises(DataError, match="cannot be unpacked: there is no image"),
+    ):
+        download.get(source_of(empty), tmp_path / "empty")
+    good = offer(server, tar_of({"made/0.png": picture(0)}), "good.tar.gz", md5=None)
+    with pytest.warns(GramwatchWarning, match="no checksum"):
+        download.get(source_of(good), tmp_path / "good")
+    assert (tmp_path / "good" / "made" / "0.png").exists()
+
+
+@pytest.mark.parametrize("kind", ["tar.gz", "zip"])
+def test_an_archive_that_unpacks_to_far_too_much_is_refused(kind, tmp_path, monkeypatch):
+    monkeypatch.setattr(download, "MOST_UNPACKED_OF_LITTLE", 2**20)
+    path, members = tmp_path / f"bomb.{kind}", {f"made/{i}": bytes(2**20) for i in range(3)}
+    path.write_bytes(tar_of(members) if kind == "tar.gz" else zip_of(members))
+    assert path.stat().st_size < 20_000
+    with pytest.raises(DataError, match=r"bomb.*cannot be unpacked: it unpacks to more than 1,048,576 bytes"):
+        download.unpack(path, tmp_path)
+    monkeypatch.setattr(download, "MOST_UNPACKED_OF_LITTLE", 2**30)
+    monkeypatch.setattr(download, "MOST_MEMBERS", 2)
+    with pytest.raises(DataError, match="it has more than 2 members"):
+        download.unpack(path, tmp_path)
+    assert [each.name for each in tmp_path.iterdir()] == [path.name]
+
+
+def zip_of(members):
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as packed:
+        for name, content in members.items():
+            packed.writestr(name, content)
+    return buffer.getvalue()
+
+
+def test_damaged_archives_of_every_kind_are_named(tmp_path):
+    rng = np.random.default_rng(0)
+    members = {f"made/{i}.png": picture(rng.integers(0, 256, (32, 32, 3))) for i in range(3)}
+    for kind, content in (("tar.gz", tar_of(members)), ("zip", zip_of(members)), ("tar", b"nothing")):
+        for _ in range(40):
+            damaged = bytearray(content)
+            damaged[rng.integers(len(damaged))] ^= 1 << rng.integers(8)
+            path = tmp_path / f"set.{kind}"
+            path.write_bytes(damaged[: rng.integers(1, len(damaged) // 2)])
+            with pytest.raises(DataError, match="cannot be unpacked") as raised:
+                download.unpack(path, tmp_path, look=True)
+            assert str(path) in str(raised.value)
+            path.unlink()
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_a_redirect_from_https_to_http_is_refused():
+    follow = download._SameOrSafer()
+    secure, plain = (urllib.request.Request(f"{kind}://127.0.0.1/set.zip") for kind in ("https", "http"))
+    for request, target in (
+        (secure, "https://localhost/a"),
+        (plain, "http://localhost/a"),
+        (plain, "https://a/b"),
+    ):
+        assert follow.redirect_request(request, None, 302, "", {}, target).full_url == target
+    for target in ("http://127.0.0.1/set.zip", "ftp://127.0.0.1/set.zip"):
+        with pytest.raises(OSError, match="which is not encrypted"):
+            follow.redirect_request(secure, None, 302, "", {}, target)
+
+
+def test_redirects_are_followed_by_that_handler(server, tmp_path, monkeypatch):
+    monkeypatch.setattr(download._SameOrSafer, "redirect_request", lambda *_: pytest.fail("asked"))
+    server.files["/moved"] = None
+    monkeypatch.setattr(Handler, "do_GET", _redirect)
+    with pytest.raises(pytest.fail.Exception, match="asked"):
+        download.fetch(Download(f"{server.url}/file.bin", None), tmp_path / "file.bin")
+
+
+def _redirect(self):
+    self.send_response(302)
+    self.send_header("Location", f"{self.server.url}/moved")
+    self.end_headers()

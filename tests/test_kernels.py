@@ -252,7 +252,7 @@ def test_scores_are_the_same_without_kernels(monkeypatch):
 
 def test_a_denormal_channel_does_not_cost_the_examples():
     from gramwatch import GramDetector
-    from gramwatch.experiments.demo import small_convnet
+    from gramwatch.demo import small_convnet
 
     net, images = small_convnet(3).eval(), torch.rand(300, 1, 8, 8)
     first = next(layer for layer in net if isinstance(layer, torch.nn.Conv2d))

@@ -1,7 +1,7 @@
 """The paper's networks: their tensors, their sizes, their published parameter names."""
 
-import json
 import os
+import random
 import re
 import subprocess
 import sys
@@ -14,8 +14,10 @@ from safetensors.torch import save_file
 
 import gramwatch
 import real_data
-from gramwatch import ArtifactError, InputError, datasets, networks
+from gramwatch import ArtifactError, InputError, artifact, datasets, networks, training
 from gramwatch.networks import densenet_bc_100_12, resnet34, wide_resnet_40_2
+from gramwatch.training import checkpoint
+from test_artifact import _Largest
 
 PARAMETERS = {resnet34: 21_282_122, densenet_bc_100_12: 769_162, wide_resnet_40_2: 2_243_546}
 
@@ -189,7 +191,7 @@ def test_prefixes_are_stripped_and_the_header_is_heeded(tmp_path):
     state = networks.build("mlp_300", 4).state_dict()
     torch.save({"state_dict": {f"module.{k}": v for k, v in state.items()}, "epoch": 3}, tmp_path / "a.pth")
     header = {"network": "mlp_300", "classes": 4, "mean": [0.25], "std": [0.5], "objective": "cross_entropy"}
-    save_file(state, tmp_path / "b.safetensors", {"gramwatch": json.dumps(header)})
+    artifact.write(tmp_path / "b.safetensors", header, state)
     for file in ("a.pth", "b.safetensors"):
         found = networks.load("mlp_300", tmp_path / file).network.state_dict()
         assert found.keys() == state.keys()
@@ -257,3 +259,105 @@ def test_the_conversion_in_the_docs_works(tmp_path):
     subprocess.run(command, cwd=tmp_path, env=env, check=True)
     found = networks.load("mlp_300", tmp_path / "out.safetensors").network.state_dict()
     assert all(torch.equal(found[key], value) for key, value in network.state_dict().items())
+
+
+HEADER = {"network": "mlp_300", "classes": 10, "mean": [0.25], "std": [0.5], "objective": "cross_entropy"}
+
+
+def our_weights(path, **changes):
+    network = networks.build("mlp_300")
+    checkpoint.write(path, {**HEADER, "settings": {}, **changes}, network)
+    return network
+
+
+def test_every_flipped_bit_of_our_own_weights_is_noticed(tmp_path):
+    path, rng = tmp_path / "weights.safetensors", random.Random(0)
+    our_weights(path)
+    content = path.read_bytes()
+    assert networks.load("mlp_300", path).mean == (0.25,)
+    places = [rng.randrange(len(content)) for _ in range(30)] + [rng.randrange(2000) for _ in range(30)]
+    key = content.index(b"gramwatch")  # where the header might be taken for someone else's
+    for place in [*places, *range(key, key + 9)]:
+        damaged = bytearray(content)
+        damaged[place] ^= 1 << rng.randrange(8)
+        path.write_bytes(damaged)
+        with pytest.raises(ArtifactError, match=r"weights\.safetensors"):
+            networks.load("mlp_300", path)
+
+
+def test_weights_of_others_load_without_a_checksum(tmp_path):
+    state = networks.build("mlp_300", 3).state_dict()
+    for metadata in (None, {"format": "pt"}):
+        save_file(
+            {f"module.{key}": value for key, value in state.items()}, tmp_path / "w.safetensors", metadata
+        )
+        found = networks.load("mlp_300", tmp_path / "w.safetensors").network.state_dict()
+        assert all(torch.equal(found[key], value) for key, value in state.items())
+
+
+def test_a_guard_or_detector_is_not_taken_for_weights(tmp_path):
+    network, path = networks.build("mlp_300"), tmp_path / "saved.safetensors"
+    images = torch.rand(40, 1, 28, 28)
+    guard = gramwatch.Guard(network, orders=[1], taps="ends")
+    with pytest.warns(gramwatch.GramwatchWarning, match="fewer than 20"):
+        guard.fit([images], progress=False)
+    for detector, kind in ((guard, "guard"), (guard.members["gram"], "detector")):
+        detector.save(path)
+        with pytest.raises(
+            ArtifactError, match=rf"saved\.safetensors is a {kind}, not a checkpoint of a net"
+        ):
+            networks.load("mlp_300", path)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"classes": 200_000_000},
+        {"classes": "many"},
+        {"classes": 10.0},
+        {"mean": [0.1, 0.2, 0.3]},
+        {"mean": "grey"},
+        {"std": [0.0]},
+        {"std": [-1]},
+        {"objective": "dreaming"},
+        {"objective": "semantic"},
+        {"settings": {"colour": 3}},
+        {"settings": []},
+        {"network": []},
+    ],
+    ids=str,
+)
+def test_a_forged_header_of_weights_is_refused_before_memory_is_taken(changes, tmp_path):
+    path = tmp_path / "weights.safetensors"
+    our_weights(path, **changes)
+    with _Largest() as largest, pytest.raises(ArtifactError, match=r"weights\.safetensors"):
+        networks.load("mlp_300", path)
+    assert largest.numbers <= 300 * 784  # the network with ten classes
+
+
+def test_weights_as_wide_as_the_file_claims_are_not_built(tmp_path):
+    state = networks.build("mlp_300").state_dict()
+    state["layers.linear2.weight"] = torch.zeros(20_000_000, 1, dtype=torch.uint8)
+    save_file(state, tmp_path / "wide.safetensors")
+    with _Largest() as largest, pytest.raises(ArtifactError, match=r"wide\.safetensors does not fit"):
+        networks.load("mlp_300", tmp_path / "wide.safetensors")
+    assert largest.numbers <= 300 * 784
+
+
+def test_weights_of_another_type_are_refused(tmp_path):
+    state = networks.build("mlp_300").state_dict()
+    state["layers.linear1.weight"] = state["layers.linear1.weight"].to(torch.int64)
+    save_file(state, tmp_path / "whole.safetensors")
+    with pytest.raises(ArtifactError, match=r"of another type: layers\.linear1\.weight torch\.int64"):
+        networks.load("mlp_300", tmp_path / "whole.safetensors")
+
+
+def test_weights_of_every_objective_come_back(tmp_path):
+    for name in training.OBJECTIVES:
+        network, objective = networks.build("mlp_300"), training.objective_of(name)
+        objective.prepare(network)
+        header = {**HEADER, "objective": name, "settings": objective.settings()}
+        checkpoint.write(tmp_path / "weights.safetensors", header, network)
+        found = networks.load("mlp_300", tmp_path / "weights.safetensors").network.state_dict()
+        assert found.keys() == network.state_dict().keys()
+        assert all(torch.equal(found[key], value) for key, value in network.state_dict().items())

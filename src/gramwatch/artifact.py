@@ -1,24 +1,32 @@
 """Saving and loading a fitted detector: one safetensors file with a JSON header. No pickle anywhere.
 
-The header holds everything but the tensors; what a file must contain follows from it, and is compared with
-what the file does contain before any memory is taken. Checksums of the header and of the tensors find damage.
+The header holds everything but the tensors. What a file must contain follows from it, and is compared with
+what the file does contain before any memory is taken: names, shapes, types. Then the numbers are checked.
+Checksums of the header and of the tensors find damage. A file is opened once: what is read belongs together
+although another process may save over it meanwhile.
 """
 
 import hashlib
 import json
+import math
+import os
+import platform
 import struct
+import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from operator import itemgetter
 from os import PathLike
 from pathlib import Path
 from stat import S_IMODE
-from typing import Any, Protocol, TypeVar
+from types import NoneType, UnionType
+from typing import Any, Literal, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -28,9 +36,252 @@ from gramwatch.version import __version__
 
 FORMAT = 1
 """The version of the file's layout. Files of every version up to this one can be read."""
+MOST_HEADER = 100_000_000
+"""A longer header is refused, as the safetensors library does."""
+_PIECE = 2**22
+"""So many numbers are checked at once."""
+_DAY = 86_400.0
 
 
-Shapes = dict[str, tuple[int, ...]]
+# --- what a file must hold ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What the numbers of a tensor must be."""
+
+    text: str
+    holds: Callable[[Tensor], bool]
+
+
+def _everywhere(test: Callable[[Tensor], Tensor]) -> Callable[[Tensor], bool]:
+    return lambda t: all(bool(test(piece).all()) for piece in t.flatten().split(_PIECE))
+
+
+def _ascends(t: Tensor) -> bool:
+    return FINITE.holds(t) and bool((t[1:] >= t[:-1]).all())
+
+
+FINITE = Rule("finite", _everywhere(torch.isfinite))
+NOT_NEGATIVE = Rule("finite and not negative", _everywhere(lambda t: t.isfinite() & (t >= 0)))
+POSITIVE = Rule("finite and positive", _everywhere(lambda t: t.isfinite() & (t > 0)))
+POSITIVE_OR_INFINITE = Rule("positive", _everywhere(lambda t: t > 0))
+NO_NAN = Rule("numbers", _everywhere(lambda t: ~t.isnan()))
+ASCENDING = Rule("finite and ascending", _ascends)
+
+
+def within(lowest: int, highest: int) -> Rule:
+    """Numbers in a range, both ends included."""
+    return Rule(f"from {lowest} to {highest}", _everywhere(lambda t: (t >= lowest) & (t <= highest)))
+
+
+@dataclass(frozen=True)
+class Field:
+    """What one tensor of a file must be. A size that has a name is the same wherever the name occurs."""
+
+    shape: tuple[int | str, ...]
+    dtype: torch.dtype | None = None
+    """None: any."""
+    rule: Rule | None = None
+    """None: any numbers."""
+    optional: bool = False
+    """Whether what is saved is complete without it."""
+
+
+Shapes = dict[str, Field]
+"""The tensors of a file by name."""
+
+
+def shapes_of(header: Mapping[str, Any]) -> Shapes:
+    """The tensors as the header lists them under "shapes", of any type and with any numbers."""
+    shapes = header["shapes"]
+    if not isinstance(shapes, dict) or not all(fits(shape, list[int]) for shape in shapes.values()):
+        raise ValueError("its header does not list the shapes of its tensors")
+    return {name: Field(tuple(shape)) for name, shape in shapes.items()}
+
+
+def resolved(fields: Mapping[str, Field], given: Shapes) -> Shapes:
+    """The fields of the given names, with the sizes that these have."""
+    sizes: dict[str, int] = {}
+    found: Shapes = {}
+    for name, listed in given.items():
+        if name not in fields:
+            raise ValueError(f"the tensor '{name}' does not belong there")
+        declared = fields[name].shape
+        fitting = len(declared) == len(listed.shape)
+        for size, actual in zip(declared, listed.shape, strict=False):
+            fitting &= actual == (sizes.setdefault(size, int(actual)) if isinstance(size, str) else size)
+        if not fitting:
+            raise ValueError(f"the tensor '{name}' has shape {listed.shape}, which does not fit the others")
+        found[name] = replace(fields[name], shape=listed.shape)
+    return found
+
+
+def fits(value: Any, hint: Any) -> bool:
+    """Whether a value read from JSON is of the type that a hint names. Numbers must be finite."""
+    if hint is Any or hint is None or hint is NoneType:
+        return hint is Any or value is None
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        return any(fits(value, each) for each in arguments)
+    if origin is Literal:
+        return value in arguments
+    if origin is dict:
+        return isinstance(value, dict) and all(fits(each, arguments[1]) for each in value.values())
+    if origin is not None:
+        return isinstance(value, list) and all(fits(each, arguments[0]) for each in value)
+    if hint is float:
+        return type(value) in (int, float) and math.isfinite(value)
+    return type(value) is hint
+
+
+def check_types(values: Mapping[str, Any], **hints: Any) -> None:
+    """Make sure that the named values of a header are there and of their types."""
+    for name, hint in hints.items():
+        if not fits(values[name], hint):
+            raise ValueError(f"{name} cannot be {values[name]!r:.60}")
+
+
+def check_settings(kind: type, settings: Mapping[str, Any]) -> None:
+    """Make sure that settings read from a header are of the types that the constructor names."""
+    hints: dict[str, Any] = {}
+    for each in reversed(kind.__mro__):
+        if "__init__" in vars(each):
+            hints |= get_type_hints(vars(each)["__init__"])
+    known = {name: hint for name, hint in hints.items() if name in settings}
+    if not isinstance(settings, dict) or settings.keys() - known.keys():
+        raise ValueError(f"its settings are {settings!r:.60}")
+    check_types(settings, **known)
+
+
+# --- one open file -----------------------------------------------------------------------------------
+
+_DTYPES = {
+    name: getattr(torch, dtype)
+    for name, dtype in {
+        "BOOL": "bool",
+        "U8": "uint8",
+        "I8": "int8",
+        "F8_E5M2": "float8_e5m2",
+        "F8_E4M3": "float8_e4m3fn",
+        "U16": "uint16",
+        "I16": "int16",
+        "F16": "float16",
+        "BF16": "bfloat16",
+        "U32": "uint32",
+        "I32": "int32",
+        "F32": "float32",
+        "C64": "complex64",
+        "U64": "uint64",
+        "I64": "int64",
+        "F64": "float64",
+    }.items()
+}
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Where a tensor lies in a file."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    start: int
+    stop: int
+
+
+class File:
+    """A safetensors file, opened once. What is where is read and checked; tensors are read when asked for."""
+
+    def __init__(self, path: str | PathLike[str]) -> None:
+        self.path = Path(path)
+        if not self.path.is_file():
+            raise FileNotFoundError(f"there is no file {self.path}")
+        self._file = self.path.open("rb")
+        weakref.finalize(self, self._file.close)
+        with reading(self.path):
+            self.metadata, self.layout = self._described()
+
+    def _described(self) -> tuple[dict[str, str], dict[str, Stored]]:
+        size = os.fstat(self._file.fileno()).st_size
+        start = self._file.read(8)
+        if len(start) < 8:
+            raise ArtifactError(f"{self.path} is truncated or not a safetensors file: it has {size} bytes")
+        (length,) = struct.unpack("<Q", start)
+        if length > min(size - 8, MOST_HEADER):
+            raise ArtifactError(
+                f"{self.path} is truncated or not a safetensors file: its header should have {length:,} "
+                f"bytes, the file has {size:,}, and at most {MOST_HEADER:,} are read"
+            )
+        layout = _json(self._file.read(length))
+        metadata = layout.pop("__metadata__", {})
+        if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
+            raise ValueError("its metadata are not text")
+        stored = {name: _stored(entry, 8 + length) for name, entry in layout.items()}
+        end = max((each.stop for each in stored.values()), default=8 + length)
+        if size < end:
+            raise ArtifactError(f"{self.path} is truncated: {end:,} bytes were written, {size:,} are there")
+        end = 8 + length
+        for each in sorted(stored.values(), key=lambda each: (each.start, each.stop)):
+            if each.start != end:
+                raise ValueError("its tensors do not lie side by side")
+            end = each.stop
+        if size > end:
+            raise ValueError(f"{end:,} bytes were written, {size:,} are there")
+        return metadata, stored
+
+    def header(self) -> dict[str, Any] | None:
+        """What `write` wrote beside the tensors, checked; None if the file is not of this library."""
+        text = self.metadata.get("gramwatch")
+        if text is None:
+            if any('"checksum"' in other and '"tensors"' in other for other in self.metadata.values()):
+                raise ArtifactError(f"{self.path} is corrupt: its header has another name")
+            return None
+        with reading(self.path):
+            header = _json(text)
+            version = header["format"]
+            if type(version) is not int:
+                raise ArtifactError(f"{self.path} is corrupt: its format is {version!r:.60}")
+            if version > FORMAT:
+                raise ArtifactError(
+                    f"{self.path} has format {version}, written by gramwatch {header.get('library')!s:.60}; "
+                    f"this is {__version__}, which reads up to format {FORMAT}: upgrade gramwatch"
+                )
+            if header.pop("checksum") != _header_checksum(header):
+                raise ArtifactError(f"{self.path} is corrupt: its header does not match its checksum")
+            return header
+
+    def tensor(self, name: str) -> Tensor:
+        """One tensor, in memory of its own."""
+        stored = self.layout[name]
+        tensor = torch.empty(stored.shape, dtype=stored.dtype)
+        bits = tensor.flatten().view(torch.uint8)
+        self._file.seek(stored.start)
+        if self._file.readinto(bits.numpy().data) != stored.stop - stored.start:
+            raise ArtifactError(f"{self.path} is truncated: '{name}' is not all there")
+        if stored.dtype == torch.bool and not within(0, 1).holds(bits):
+            raise ArtifactError(f"{self.path} is corrupt: '{name}' holds more than true and false")
+        return tensor
+
+
+def _json(text: str | bytes) -> dict[str, Any]:
+    def refuse(constant: str) -> None:
+        raise ValueError(f"{constant} is no number")
+
+    value = json.loads(text, parse_constant=refuse)
+    if not isinstance(value, dict):
+        raise ValueError("its header is not an object")
+    return value
+
+
+def _stored(entry: Any, data: int) -> Stored:
+    """One entry of the layout, whose offsets count from where the data begin."""
+    shape, (start, stop) = entry["shape"], entry["data_offsets"]
+    if not fits([*shape, start, stop], list[int]) or min([*shape, start], default=0) < 0:
+        raise ValueError(f"a tensor has shape {shape!r:.60} and lies from {start!r:.30} to {stop!r:.30}")
+    dtype = _DTYPES[entry["dtype"]]
+    if stop - start != math.prod(shape) * dtype.itemsize:
+        raise ValueError(f"a tensor of shape {shape!r:.60} has {stop - start:,} bytes")
+    return Stored(tuple(shape), dtype, data + start, data + stop)
 
 
 class Storable(Protocol):
@@ -42,7 +293,7 @@ class Storable(Protocol):
     def described(
         cls: "type[_S]", header: Mapping[str, Any], model: nn.Module | Network
     ) -> "tuple[_S, Shapes]":
-        """The object without its tensors, and the names and shapes that these must have."""
+        """The object without its tensors, and what these must be."""
 
     def restore(self, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         """Take over the tensors."""
@@ -53,36 +304,53 @@ _S = TypeVar("_S", bound=Storable)
 
 @dataclass
 class Saved:
-    """An opened file: its header, read and checked; its tensors, not yet read."""
+    """An opened file of this library: its header, read and checked; its tensors, not yet read."""
 
-    path: Path
+    file: File
     header: dict[str, Any]
 
-    def tensors(self, expected: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
-        """The tensors, whose names and shapes must be as expected."""
-        with reading(self.path), safe_open(self.path, framework="pt") as file:
-            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-            for name in sorted(expected.keys() | shapes.keys()):
-                if name not in shapes:
-                    raise ArtifactError(f"{self.path}: the tensor '{name}' is missing")
-                if name not in expected:
-                    raise ArtifactError(f"{self.path}: the tensor '{name}' does not belong there")
-                if shapes[name] != expected[name]:
-                    raise ArtifactError(
-                        f"{self.path}: the tensor '{name}' has shape {shapes[name]}, "
-                        f"its header says {expected[name]}"
-                    )
-            # Copies: what safetensors returns is the file itself, mapped, and would change or crash with it.
-            tensors = {name: file.get_tensor(name).clone() for name in shapes}
-            if _checksum(tensors.items()) != self.header["tensors"]:
-                raise ArtifactError(f"{self.path} is corrupt: its tensors do not match their checksum")
+    @property
+    def path(self) -> Path:
+        """Where the file was when it was opened."""
+        return self.file.path
+
+    def tensors(self, expected: Shapes) -> dict[str, Tensor]:
+        """The tensors, which must be as expected."""
+        self._compare(expected)
+        tensors = {name: self.file.tensor(name) for name in expected}
+        if _checksum(tensors.items()) != self.header.get("tensors"):
+            raise ArtifactError(f"{self.path} is corrupt: its tensors do not match their checksum")
+        for name, tensor in tensors.items():
+            rule = expected[name].rule
+            if rule is not None and not rule.holds(tensor):
+                raise ArtifactError(f"{self.path}: the tensor '{name}' must be {rule.text}")
         return tensors
+
+    def _compare(self, expected: Shapes) -> None:
+        """Names, shapes and types, before memory is taken."""
+        layout = self.file.layout
+        for name in sorted(expected.keys() | layout.keys()):
+            if name not in layout:
+                raise ArtifactError(f"{self.path}: the tensor '{name}' is missing")
+            if name not in expected:
+                raise ArtifactError(f"{self.path}: the tensor '{name}' does not belong there")
+            stored, field = layout[name], expected[name]
+            if stored.shape != field.shape:
+                raise ArtifactError(
+                    f"{self.path}: the tensor '{name}' has shape {stored.shape}, "
+                    f"its header says {field.shape}"
+                )
+            if field.dtype not in (None, stored.dtype):
+                raise ArtifactError(
+                    f"{self.path} is corrupt: the tensor '{name}' is {stored.dtype}, not {field.dtype}"
+                )
 
     def check_network(self, model: nn.Module, accept_other_weights: bool) -> None:
         """Make sure that `model` is the network the detector was fitted on."""
         now = fingerprint(model)
         with reading(self.path):
             then = self.header["network"]
+            check_types(then, structure=str, weights=str, parameters=int)
             if then["structure"] != now["structure"]:
                 raise ArtifactError(
                     f"{self.path} was fitted on another network: the names or shapes of parameters differ "
@@ -97,101 +365,42 @@ class Saved:
     def batches(self) -> int:
         """How many batches the checkpoint of a fit holds."""
         batches = self.header.get("batches")
-        if not isinstance(batches, int):
+        if type(batches) is not int or batches < 0:
             raise ArtifactError(f"{self.path} is a finished detector, not the checkpoint of a fit")
         return batches
 
     def restored(self, kind: type[_S], model: nn.Module | Network, accept_other_weights: bool) -> _S:
         """The detector that the file holds."""
+        name, held = getattr(kind, "name", kind.__name__), self.header["detector"]
+        if held != name:
+            raise ArtifactError(f"{self.path} holds a {held!r:.60}, not a '{name}'")
         self.check_network(Network.of(model).model, accept_other_weights)
         with reading(self.path):
+            check_types(self.header, metadata=dict)
             detector, shapes = kind.described(self.header, model)
-            detector.metadata = dict(self.header["metadata"])
+            detector.metadata = self.header["metadata"]
         tensors = self.tensors(shapes)
         with reading(self.path):
             detector.restore(self.header, tensors)
         return detector
 
 
-def write(path: str | PathLike[str], header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Write a file beside `path`, then put it in place: a failure leaves the old file whole."""
-    path = Path(path)
-    kept = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    whole = {"format": FORMAT, "library": __version__, "tensors": _checksum(kept.items()), **header}
-    if not isinstance(whole.get("metadata", {}), dict):
-        raise ArtifactError(f"the detector's metadata must be a dictionary, not {whole['metadata']!r}")
-    try:
-        # As it will be read: JSON turns tuples into lists and keys into text.
-        whole = json.loads(json.dumps(whole, allow_nan=False))
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ArtifactError(f"the detector's metadata must be plain JSON values: {error}") from None
-    text = json.dumps({**whole, "checksum": _header_checksum(whole)})
-    beside = path.parent / f".gramwatch-{uuid.uuid4().hex}"
-    try:
-        beside.touch()
-        mode = (path if path.exists() else beside).stat().st_mode
-        save_file(kept, beside, metadata={"gramwatch": text})
-        beside.chmod(S_IMODE(mode))  # some versions of safetensors let only the owner read
-        beside.replace(path)
-    except (OSError, SafetensorError) as error:
-        raise OSError(f"cannot write {path}: {error}") from error
-    finally:
-        with suppress(OSError):
-            beside.unlink()
-
-
 def read(path: str | PathLike[str]) -> Saved:
     """Open the file of a detector and check its header; its tensors are read later."""
     saved = opened(path)
     with reading(saved.path):
-        saved.header["detector"], saved.header["network"]
+        check_types(saved.header, detector=str)
+        saved.header["network"]
     return saved
 
 
 def opened(path: str | PathLike[str]) -> Saved:
     """Open any file that `write` wrote and check its header."""
-    path = Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no file {path}")
-    with reading(path):
-        _check_length(path)
-        with safe_open(path, framework="pt") as file:
-            text = (file.metadata() or {}).get("gramwatch")
-    if text is None:
+    file = File(path)
+    header = file.header()
+    if header is None:
         raise ArtifactError(f"{path} is a safetensors file, but not one that gramwatch wrote")
-    with reading(path):
-        header = dict(json.loads(text))
-        version = header["format"]
-        if not isinstance(version, int):
-            raise ArtifactError(f"{path} is corrupt: its format is {version!r}")
-        if version > FORMAT:
-            raise ArtifactError(
-                f"{path} has format {version}, written by gramwatch {header.get('library')}; "
-                f"this is {__version__}, which reads up to format {FORMAT}: upgrade gramwatch"
-            )
-        if header.pop("checksum") != _header_checksum(header):
-            raise ArtifactError(f"{path} is corrupt: its header does not match its checksum")
-        return Saved(path, header)
-
-
-def _check_length(path: Path) -> None:
-    """Say plainly that a file is cut short, which safetensors reports in its own terms."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        start = file.read(8)
-        if len(start) < 8:
-            raise ArtifactError(f"{path} is truncated or not a safetensors file: it has {size} bytes")
-        (length,) = struct.unpack("<Q", start)
-        if length > size - 8:
-            raise ArtifactError(
-                f"{path} is truncated or not a safetensors file: its header should have {length:,} bytes, "
-                f"the file has {size:,}"
-            )
-        layout = json.loads(file.read(length))
-    ends = [entry["data_offsets"][1] for name, entry in layout.items() if name != "__metadata__"]
-    expected = 8 + length + max(ends, default=0)
-    if size < expected:
-        raise ArtifactError(f"{path} is truncated: {expected:,} bytes were written, {size:,} are there")
+    return Saved(file, header)
 
 
 @contextmanager
@@ -202,7 +411,118 @@ def reading(path: Path) -> Iterator[None]:
     except (ArtifactError, OSError, MemoryError, torch.cuda.OutOfMemoryError):
         raise
     except Exception as error:
-        raise ArtifactError(f"{path} is corrupt: {type(error).__name__}: {error}") from error
+        raise ArtifactError(f"{path} is corrupt: {type(error).__name__}: {error!s:.500}") from error
+
+
+# --- writing -----------------------------------------------------------------------------------------
+
+
+def check_writable(path: str | PathLike[str]) -> None:
+    """Make sure that a file can be written to `path`, by writing an empty one beside it for a moment."""
+    with _writing(path) as target:
+        beside = _beside(target)
+        beside.touch(exist_ok=False)
+        beside.unlink()
+
+
+def write(path: str | PathLike[str], header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """Write a file beside `path`, then put it in place: a failure leaves the old file whole.
+
+    Where `path` is a link, the file that it points to is replaced. What writers that were killed have left
+    beside it is removed.
+    """
+    check_writable(path)
+    kept = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    whole = {"format": FORMAT, "library": __version__, "tensors": _checksum(kept.items()), **header}
+    if not isinstance(whole.get("metadata", {}), dict):
+        raise ArtifactError(f"the detector's metadata must be a dictionary, not {whole['metadata']!r}")
+    try:
+        # As it will be read: JSON turns tuples into lists and keys into text.
+        whole = json.loads(json.dumps(whole, allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ArtifactError(f"the detector's metadata must be plain JSON values: {error}") from None
+    text = json.dumps({**whole, "checksum": _header_checksum(whole)})
+    if len(text) > MOST_HEADER // 2:  # which has room for quotes, escaped
+        raise ArtifactError(f"the detector's metadata are too long: its header has {len(text):,} bytes")
+    with _writing(path) as target:
+        _remove_leftovers(target)
+        beside = _beside(target)
+        try:
+            beside.touch(exist_ok=False)
+            mode = (target if target.exists() else beside).stat().st_mode
+            save_file(kept, beside, metadata={"gramwatch": text})
+            beside.chmod(S_IMODE(mode))  # some versions of safetensors let only the owner read
+            _flush(beside)
+            beside.replace(target)
+            _flush(target.parent)
+        finally:
+            with suppress(OSError):
+                beside.unlink()
+
+
+@contextmanager
+def _writing(path: str | PathLike[str]) -> Iterator[Path]:
+    """The file to be replaced, where links lead to. What goes wrong is an `OSError` that names `path`."""
+    try:
+        target = Path(os.path.realpath(path))
+        if target.is_dir():
+            raise IsADirectoryError("it is a folder")
+        if not target.parent.is_dir():
+            raise NotADirectoryError(f"there is no folder {target.parent}")
+        yield target
+    except (OSError, SafetensorError) as error:
+        raise OSError(f"cannot write {path}: {error}") from error
+
+
+def _leftover(target: Path) -> str:
+    """How the names of files begin that writers on this machine put beside a target."""
+    return f".gramwatch-{_short_hash(target.name)}-"
+
+
+def _beside(target: Path) -> Path:
+    """A new name beside a target: whose, from which machine, by which process."""
+    machine, process = _short_hash(platform.node()), os.getpid()
+    return target.with_name(f"{_leftover(target)}{machine}-{process}-{uuid.uuid4().hex[:8]}")
+
+
+def _short_hash(text: str) -> str:
+    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:12]
+
+
+def _remove_leftovers(target: Path) -> None:
+    """Remove what writers of the same target left that are gone, or began more than a day ago."""
+    for path in target.parent.glob(f"{_leftover(target)}*"):
+        with suppress(OSError, ValueError):
+            machine, process = path.name.split("-")[2:4]
+            gone = machine == _short_hash(platform.node()) and not _is_running(int(process))
+            if gone or time.time() - path.stat().st_mtime > _DAY:
+                path.unlink()
+
+
+def _is_running(process: int) -> bool:
+    if os.name != "posix":  # elsewhere signal 0 is not a question
+        return True
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _flush(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
+    if path.is_dir() and os.name != "posix":
+        return
+    handle = os.open(path, os.O_RDONLY if os.name == "posix" else os.O_RDWR)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+# --- taps and networks -------------------------------------------------------------------------------
 
 
 def taps_to_json(taps: Taps) -> dict[str, Any]:
@@ -212,7 +532,12 @@ def taps_to_json(taps: Taps) -> dict[str, Any]:
 
 def taps_from_json(value: Mapping[str, Any]) -> Taps:
     """The taps from plain values, checked."""
-    taps = [Tap(**{**entry, "shape": tuple(int(n) for n in entry["shape"])}) for entry in value["watched"]]
+    check_types(value, calls=list[str], watched=list[dict[str, Any]])
+    if not value["watched"]:
+        raise ValueError("no tap is watched")
+    for entry in value["watched"]:
+        check_types(entry, **get_type_hints(Tap) | {"shape": list[int]})
+    taps = [Tap(**{**entry, "shape": tuple(entry["shape"])}) for entry in value["watched"]]
     for tap in taps:
         axes = range(len(tap.shape))
         if tap.channel_axis not in axes or tap.batch_axis not in axes or min(tap.shape) < 1:
@@ -220,8 +545,8 @@ def taps_from_json(value: Mapping[str, Any]) -> Taps:
                 f"tap '{tap.name}' has shape {tap.shape}, batch axis {tap.batch_axis} "
                 f"and channel axis {tap.channel_axis}"
             )
-        if not isinstance(tap.examples_first, bool):
-            raise ValueError(f"tap '{tap.name}' has examples_first {tap.examples_first!r}")
+        if tap.call not in range(len(value["calls"])):
+            raise ValueError(f"tap '{tap.name}' is call {tap.call} of {len(value['calls'])}")
     return Taps(taps, value["calls"])
 
 

@@ -327,6 +327,8 @@ class HalfMinMax(MinMax):
 
 _LEAST_EXPONENT = -125
 """With it, the smallest float16 stands for the smallest float32."""
+EXPONENTS = (_LEAST_EXPONENT, 113)
+"""The least and the largest exponent; with the latter, float16 below 2^15 reach the largest float32."""
 
 
 def _exponent(peak: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from gramwatch import artifact, kernels
+from gramwatch.artifact import Field, Rule
 from gramwatch.batches import (
     Inputs,
     all_finite,
@@ -24,7 +25,7 @@ from gramwatch.batches import (
     signature,
     widened,
 )
-from gramwatch.bounds import BOUNDS, STORAGES, Bounds, MinMax, make_bounds
+from gramwatch.bounds import BOUNDS, EXPONENTS, STORAGES, Bounds, MinMax, make_bounds
 from gramwatch.deviation import (
     CONFIDENCES,
     Confidence,
@@ -56,6 +57,19 @@ NO_WIDTH = 2**-8
 """Bounds narrower than this share of their value hold one value: float16 rounds by a quarter of it."""
 CHECKPOINT_SECONDS = 60.0
 """How often a fit with a checkpoint writes it."""
+BOUNDS_RULES: dict[str, dict[str, Rule]] = {
+    "min_max": {
+        "minimum": artifact.NO_NAN,
+        "maximum": artifact.NO_NAN,
+        "exponent": artifact.within(*EXPONENTS),
+    },
+    "mean_variance": {
+        "count": artifact.NOT_NEGATIVE,
+        "mean": artifact.FINITE,
+        "squares": artifact.NOT_NEGATIVE,
+    },
+}
+"""What the numbers of saved bounds must be."""
 _B = TypeVar("_B")
 
 
@@ -860,6 +874,7 @@ class GramDetector:
         self._fits.saved(path)
 
     def _write(self, path: str | PathLike[str], batches: int | None = None) -> None:
+        artifact.check_writable(path)
         header, tensors = self.contents()
         network = artifact.fingerprint(self.model)
         more = {"network": network, "batches": batches, "metadata": self.metadata}
@@ -901,25 +916,39 @@ class GramDetector:
     @classmethod
     def described(
         cls, header: Mapping[str, Any], model: nn.Module | Network
-    ) -> "tuple[GramDetector, dict[str, tuple[int, ...]]]":
-        """The detector without its tensors, and the names and shapes that these must have."""
-        detector = cls(model, **header["settings"])
-        detector._signature = [[list(shape), str(dtype)] for shape, dtype in header["inputs"]]
+    ) -> "tuple[GramDetector, artifact.Shapes]":
+        """The detector without its tensors, and what these must be."""
+        settings, classes, calibration = header["settings"], header["classes"], header["calibration"]
+        artifact.check_settings(cls, settings)
+        artifact.check_types(header, classes=int, inputs=list[list[Any]])
+        detector = cls(model, **settings)
+        for shape, dtype in header["inputs"]:
+            if not (artifact.fits(shape, list[int | None]) and artifact.fits(dtype, str)):
+                raise ValueError(f"its inputs are {header['inputs']!r:.60}")
+        detector._signature = header["inputs"]
         detector._taps = artifact.taps_from_json(header["taps"])
         detector._measures = [detector._measure(tap) for tap in detector._taps]
-        classes, calibration = int(header["classes"]), header["calibration"]
-        shapes: dict[str, tuple[int, ...]] = {"class_counts": (classes,)}
+        shapes = {"class_counts": Field((classes,), torch.int64, artifact.within(0, 2**53))}
+        rules = BOUNDS_RULES[detector.bounds]
         for name, empty in detector._empty_bounds(classes, "meta").state().items():
-            shapes[f"bounds.{name}"] = tuple(empty.shape)
+            shapes[f"bounds.{name}"] = Field(tuple(empty.shape), empty.dtype, rules[name])
         if calibration is not None:
-            ranking = how_many_rank(calibration)
-            shapes |= {"calibration.scores": (ranking,), "calibration.expectation": (len(detector._taps),)}
+            artifact.check_types(calibration, maximum=float)
+            if detector.confidence == "subtract" and not calibration["maximum"] > 0:
+                raise ValueError("the largest deviation must be positive")
+            taps, ranking = len(detector._taps), how_many_rank(calibration)
+            shapes["calibration.scores"] = Field((ranking,), torch.float64, artifact.ASCENDING)
+            shapes["calibration.expectation"] = Field((taps,), torch.float64, artifact.NOT_NEGATIVE)
         return detector, shapes
 
     def restore(self, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         """Take over the tensors of a file."""
         place = next(unwrap(self.model).parameters(), torch.empty(0)).device
         self._class_counts = tensors["class_counts"].to(place)
+        if not self.has_examples():
+            raise ValueError("it has seen no example")
+        if self.bounds == "min_max":
+            _check_ranges(tensors["bounds.minimum"], tensors["bounds.maximum"])
         self._bounds = self._empty_bounds(int(header["classes"]), place)
         self._bounds.load_state({name: tensors[f"bounds.{name}"] for name in self._bounds.state()})
         calibration = header["calibration"]
@@ -957,6 +986,15 @@ def _check_choice(name: str, value: str, choices: Iterable[str]) -> None:
     choices = list(choices)
     if value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(choices)}; got {value!r}")
+
+
+def _check_ranges(minimum: Tensor, maximum: Tensor) -> None:
+    """Every range is finite and not reversed, or empty; where not, a plain error."""
+    for low, high in zip(minimum, maximum, strict=True):
+        whole = (low <= high) & low.isfinite() & high.isfinite()
+        empty = low.isposinf() & high.isneginf()
+        if not bool((whole | empty).all()):
+            raise ValueError("the least of its bounds exceeds the largest, or one of them is infinite")
 
 
 def check_level(level: float) -> None:
@@ -1056,8 +1094,9 @@ class Fits:
 
 
 def how_many_rank(calibration: Mapping[str, Any]) -> int:
-    """How many of the calibration examples rank."""
-    examples = int(calibration["examples"])
+    """How many of the calibration examples rank, by what a header says of them."""
+    artifact.check_types(calibration, split=bool, seed=int, examples=int)
+    examples: int = calibration["examples"]
     return examples - examples // 2 if calibration["split"] else examples
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from gramwatch import artifact
+from gramwatch.artifact import Field
 from gramwatch.batches import Inputs, on_device, on_device_ahead
 from gramwatch.detector import (
     Detection,
@@ -40,8 +41,14 @@ MEMBERS = ("gram", "early_mahalanobis", "class_ratio", "energy")
 """Whose scores are joined, unless others are named."""
 SHRINK = 50
 """Of how many examples the mean over all taps is worth, beside the calibration examples: `TotalDeviation`."""
-STANDARD = ("median", "tail", "lowest")
+STANDARD = {
+    "median": artifact.FINITE,
+    "tail": artifact.POSITIVE_OR_INFINITE,
+    "lowest": artifact.FINITE,
+}
 """What scores are standardised by, and saved."""
+MOST_CLASSES = 2**24
+"""A file with more classes is refused."""
 SINGLES: dict[str, type[Single]] = {GramDetector.__name__: GramDetector, **METHODS, **TRAINED}
 """Every detector that looks for itself, by what its file calls it."""
 
@@ -497,6 +504,7 @@ class Guard:
         self._fits.saved(path)
 
     def _write(self, path: str | PathLike[str], batches: int | None = None) -> None:
+        artifact.check_writable(path)
         members: dict[str, Any] = {}
         tensors: dict[str, Tensor] = {}
         for name, each in self.members.items():
@@ -536,26 +544,35 @@ class Guard:
     def described(
         cls, header: Mapping[str, Any], model: nn.Module | Network
     ) -> tuple["Guard", artifact.Shapes]:
-        """The guard without its tensors, and the names and shapes that these must have."""
+        """The guard without its tensors, and what these must be."""
         members: dict[str, Single] = {}
         shapes: artifact.Shapes = {}
         for name, own in header["members"].items():
             members[name], expected = SINGLES[own["detector"]].described(own, model)
-            shapes |= {f"members.{name}.{key}": shape for key, shape in expected.items()}
+            shapes |= {f"members.{name}.{key}": field for key, field in expected.items()}
         settings, how = header["settings"], header["calibration"]
+        artifact.check_types(settings, members=list[str], level=float, per_class=bool)
+        if members.keys() - set(settings["members"]):
+            raise ValueError(f"it was to have the members {settings['members']!r:.60}")
         guard = cls.of(members, level=settings["level"], per_class=settings["per_class"])
-        guard._chosen = [str(name) for name in settings["members"]]
+        guard._chosen = settings["members"]
         if how is not None:
-            ranking = how_many_rank(how)
-            shapes |= {
-                "calibration.scores": (ranking, 1 + len(members)),
-                "calibration.predicted": (ranking,),
-                **{f"calibration.{name}": (len(members),) for name in STANDARD},
-            }
+            ranking, classes, kind = how_many_rank(how), how["classes"], torch.float64
+            artifact.check_types(how, classes=int)
+            if any(own.get("classes", classes) != classes for own in header["members"].values()):
+                raise ValueError(f"its members were fitted on other than {classes:,} classes")
+            if not 0 < classes <= MOST_CLASSES:
+                raise ValueError(f"a network has no {classes:,} classes")
+            predicted = artifact.within(0, classes - 1)
+            shapes["calibration.scores"] = Field((ranking, 1 + len(members)), kind, artifact.FINITE)
+            shapes["calibration.predicted"] = Field((ranking,), torch.int64, predicted)
+            for name, rule in STANDARD.items():
+                shapes[f"calibration.{name}"] = Field((len(members),), kind, rule)
             if guard.per_class:
-                shapes["calibration.groups"] = (int(how["classes"]),)
+                shapes["calibration.groups"] = Field((classes,), torch.int64, predicted)
             for name, gram in guard.grams.items():
-                shapes[f"calibration.expectation.{name}"] = (len(gram.taps),)
+                expectation = Field((len(gram.taps),), kind, artifact.NOT_NEGATIVE)
+                shapes[f"calibration.expectation.{name}"] = expectation
         return guard, shapes
 
     def restore(self, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
@@ -564,6 +581,8 @@ class Guard:
             start = f"members.{name}."
             own = {key.removeprefix(start): t for key, t in tensors.items() if key.startswith(start)}
             each.restore(header["members"][name], own)
+            if isinstance(each, Method) and header["batches"] is None:
+                each.check_fitted()
         how = header["calibration"]
         if how is None:
             return

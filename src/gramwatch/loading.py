@@ -38,4 +38,4 @@ def load(
         return Guard.from_artifact(saved, network, accept_other_weights)
     if name in SINGLES:
         return SINGLES[name].from_artifact(saved, network, accept_other_weights)
-    raise ArtifactError(f"{path} holds a {name!r}, which this version does not know")
+    raise ArtifactError(f"{path} holds a {name!r:.60}, which this version does not know")

@@ -60,8 +60,7 @@ def list_sets(root: Root = None) -> None:
             state = "absent" if source.downloads else "absent, no download"
         typer.echo(f"{name:<20} {state:<20} {source.title}: {source.about}")
         for download in source.downloads:
-            checksum = f"MD5 {download.md5} ({download.cited})" if download.md5 else "checksum unknown"
-            typer.echo(f"{'':<41} {download.url}, {checksum}")
+            typer.echo(f"{'':<41} {download.url}, {_checksum(download)}")
 
 
 @data.command()
@@ -144,7 +143,14 @@ def _compared(path: Path, item: "Download") -> str:
     if not path.exists():
         return "not there, so not compared with its checksum"
     download.check(path, item)
-    return "checksum right" if item.md5 else "no checksum is known"
+    return "checksum right" if item.has_checksum else "no checksum is known"
+
+
+def _checksum(item: "Download") -> str:
+    if not item.has_checksum:
+        return "checksum unknown"
+    known = f"SHA-256 {item.sha256}" if item.sha256 else f"MD5 {item.md5}"
+    return f"{known} ({item.cited})"
 
 
 def _counted(source: "Source", folder: Path, split: str) -> str:

@@ -3,75 +3,77 @@
 Krizhevsky, "Learning Multiple Layers of Features from Tiny Images" (2009).
 """
 
-import codecs
-import pickle
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from gramwatch.datasets.pickles import read_pickle
 from gramwatch.datasets.source import Download, Raw, Source, first_present, missing
 from gramwatch.errors import DataError
 
 BATCHES = {"train": [f"data_batch_{i}" for i in range(1, 6)], "test": ["test_batch"]}
-
-# All that the python layout needs: how numpy writes an array, and how Python 2 wrote bytes.
-_RECONSTRUCT = np.zeros(1).__reduce__()[0]
-_ALLOWED: dict[tuple[str, str], Any] = {
-    ("numpy.core.multiarray", "_reconstruct"): _RECONSTRUCT,
-    ("numpy._core.multiarray", "_reconstruct"): _RECONSTRUCT,
-    ("numpy", "ndarray"): np.ndarray,
-    ("numpy", "dtype"): np.dtype,
-    ("_codecs", "encode"): codecs.encode,
-}
+LARGEST = 2**29
+"""A larger file is not a batch of CIFAR, of which the largest has 155 million bytes."""
 
 
-class _ArraysOnly(pickle.Unpickler):
-    """Reads a pickle of dictionaries, lists, bytes and arrays, and refuses everything else.
-
-    The python layout of CIFAR is a pickle, and a pickle may name any function to call. This one finds the few
-    harmless names above; with any other the file is refused before anything of it is run.
-    """
-
-    def find_class(self, module: str, name: str) -> Any:
-        try:
-            return _ALLOWED[module, name]
-        except KeyError:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}") from None
+def _python(folder: Path, files: list[str], label_key: bytes, classes: int) -> Raw:
+    batches = [_python_batch(folder / name, label_key, classes) for name in files]
+    images, labels = (torch.cat(parts) for parts in zip(*batches, strict=True))
+    return Raw(images, labels)
 
 
-def _unpickled(path: Path) -> dict[bytes, Any]:
+def _python_batch(path: Path, label_key: bytes, classes: int) -> tuple[Tensor, Tensor]:
+    """The images and labels of one file of the python layout, which is a pickle. Nothing in it is run."""
+    content = _content(path)
+    try:
+        batch = read_pickle(content)
+        images, labels = batch[b"data"], batch[label_key]
+        if not isinstance(images, np.ndarray) or images.dtype != np.uint8 or images.shape[1:] != (3072,):
+            raise ValueError("its images are not rows of 3072 bytes")
+        if not isinstance(labels, np.ndarray):
+            labels = np.array([_whole(label) for label in labels], np.int64)
+        if labels.shape != images.shape[:1]:
+            raise ValueError(f"there are {len(images)} images and {labels.size} labels")
+        if labels.size and not 0 <= labels.min() <= labels.max() < classes:
+            raise ValueError(f"its labels are not below {classes}")
+    except KeyError as error:
+        raise DataError(f"{path} is not a batch of CIFAR images: it has no {error}") from None
+    except Exception as error:  # a damaged file can raise nearly anything
+        raise DataError(
+            f"{path} is not a batch of CIFAR images in the python layout: {error!s:.200}"
+        ) from None
+    whole = labels.astype(np.int64)
+    return torch.from_numpy(images.reshape(-1, 3, 32, 32).copy()), torch.from_numpy(whole)
+
+
+def _whole(value: object) -> int:
+    if type(value) is not int:
+        raise ValueError("a label is not a whole number")
+    return value
+
+
+def _content(path: Path) -> bytes:
     if not path.is_file():
         raise missing(path)
-    try:
-        with path.open("rb") as file:
-            content = _ArraysOnly(file, encoding="bytes").load()
-        if not isinstance(content, dict) or b"data" not in content:
-            raise ValueError("no images in it")
-    except Exception as error:  # a damaged pickle can raise nearly anything
-        raise DataError(f"{path} is not a batch of CIFAR images in the python layout: {error}") from None
-    return content
+    if path.stat().st_size > LARGEST:
+        raise DataError(f"{path} has {path.stat().st_size:,} bytes: no batch of CIFAR images has so many")
+    return path.read_bytes()
 
 
-def _python(folder: Path, files: list[str], label_key: bytes) -> Raw:
-    batches = [_unpickled(folder / name) for name in files]
-    images = np.concatenate([np.asarray(batch[b"data"], np.uint8) for batch in batches])
-    labels = np.concatenate([np.asarray(batch[label_key], np.int64) for batch in batches])
-    return Raw(torch.from_numpy(images.reshape(-1, 3, 32, 32)), torch.from_numpy(labels))
-
-
-def _binary(folder: Path, files: list[str], label_bytes: int) -> Raw:
+def _binary(folder: Path, files: list[str], label_bytes: int, classes: int) -> Raw:
     """Each image: its labels, a byte each, of which the last is the finest; then R, G and B planes."""
     parts = []
     for name in files:
         path = folder / f"{name}.bin"
-        if not path.is_file():
-            raise missing(path)
-        content = np.fromfile(path, np.uint8)
+        content = np.frombuffer(_content(path), np.uint8)
         if not content.size or content.size % (label_bytes + 3072):
             raise DataError(f"{path} is cut short or not in the binary layout: {content.size} bytes")
         parts.append(content.reshape(-1, label_bytes + 3072))
+        if parts[-1][:, label_bytes - 1].max() >= classes:
+            raise DataError(f"{path} is damaged or not in the binary layout: a label is not below {classes}")
     rows = torch.from_numpy(np.concatenate(parts))
     images = rows[:, label_bytes:].reshape(-1, 3, 32, 32)
     return Raw(images, rows[:, label_bytes - 1].long())
@@ -80,43 +82,75 @@ def _binary(folder: Path, files: list[str], label_bytes: int) -> Raw:
 def _cifar10(root: Path, split: str) -> Raw:
     folder = first_present([root / "cifar-10-batches-bin", root / "cifar-10-batches-py"])
     if folder.name.endswith("-bin"):
-        return _binary(folder, BATCHES[split], 1)
-    return _python(folder, BATCHES[split], b"labels")
+        return _binary(folder, BATCHES[split], 1, 10)
+    return _python(folder, BATCHES[split], b"labels", 10)
 
 
 def _cifar100(root: Path, split: str) -> Raw:
     folder = first_present([root / "cifar-100-binary", root / "cifar-100-python"])
     if folder.name.endswith("-binary"):
-        return _binary(folder, [split], 2)
-    return _python(folder, [split], b"fine_labels")
+        return _binary(folder, [split], 2, 100)
+    return _python(folder, [split], b"fine_labels", 100)
 
 
 def _subset(root: Path, split: str) -> Raw:
-    arrays = []
-    for name in ("images.npy", "labels.npy"):
-        path = root / "cifar100-subset" / name
-        if not path.is_file():
-            raise missing(path)
-        arrays.append(torch.from_numpy(np.load(path)))
-    return Raw(arrays[0].permute(0, 3, 1, 2), arrays[1].long())
+    folder = root / "cifar100-subset"
+    images, labels = (_array(folder / f"{name}.npy") for name in ("images", "labels"))
+    if images.dtype != np.uint8 or images.shape[1:] != (32, 32, 3):
+        raise DataError(f"{folder / 'images.npy'} holds {images.dtype} of shape {images.shape}, not images")
+    if labels.dtype.kind not in "iu" or labels.shape != images.shape[:1]:
+        raise DataError(
+            f"{folder / 'labels.npy'} holds {labels.dtype} of shape {labels.shape}: "
+            f"{len(images)} labels are needed"
+        )
+    whole = torch.from_numpy(labels.astype(np.int64))
+    return Raw(torch.from_numpy(images.copy()).permute(0, 3, 1, 2), whole)
+
+
+def _array(path: Path) -> "np.ndarray[Any, np.dtype[Any]]":
+    """A NumPy file of plain numbers, mapped: sizes are compared with the file before memory is taken."""
+    if not path.is_file():
+        raise missing(path)
+    try:
+        array = np.load(path, mmap_mode="r")
+        if not isinstance(array, np.ndarray) or not array.ndim:
+            raise ValueError("it holds no array")
+    except Exception as error:  # a damaged file can raise nearly anything
+        raise DataError(f"{path} is not a whole NumPy file of plain numbers: {error!s:.200}") from None
+    return array
 
 
 _HOME = "https://www.cs.toronto.edu/~kriz/"
-_CITED = "torchvision, datasets/cifar.py"
 
 CIFAR10 = Source(
     "CIFAR-10",
     "60,000 colour photographs of 32 x 32 pixels in 10 classes (Krizhevsky, 2009)",
     "cifar-10-batches-*",
     _cifar10,
-    downloads=(Download(f"{_HOME}cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a", _CITED),),
+    downloads=(
+        Download(
+            f"{_HOME}cifar-10-python.tar.gz",
+            None,
+            "Keras, datasets/cifar10.py",
+            sha256="6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
+            size=170_498_071,
+        ),
+    ),
 )
 CIFAR100 = Source(
     "CIFAR-100",
     "60,000 colour photographs of 32 x 32 pixels in 100 classes (Krizhevsky, 2009); fine labels",
     "cifar-100-*",
     _cifar100,
-    downloads=(Download(f"{_HOME}cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85", _CITED),),
+    downloads=(
+        Download(
+            f"{_HOME}cifar-100-python.tar.gz",
+            None,
+            "Keras, datasets/cifar100.py",
+            sha256="85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7",
+            size=169_001_437,
+        ),
+    ),
 )
 CIFAR100_SUBSET = Source(
     "CIFAR-100 subset",

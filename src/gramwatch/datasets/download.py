@@ -10,13 +10,21 @@ import urllib.request
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+from gramwatch.datasets.folder import image_files
+from gramwatch.datasets.images import check_image
 from gramwatch.datasets.source import Download, Source
-from gramwatch.errors import DataError
+from gramwatch.errors import DataError, MissingExtraError, warn
 from gramwatch.version import __version__
 
 CHUNK = 1 << 20
 ARCHIVES = (".tar.gz", ".tgz", ".tar", ".zip")
+MOST_MEMBERS = 1_000_000
+MOST_UNPACKED = 32 * 2**30
+MOST_UNPACKED_OF_LITTLE = 100 * 2**20
+MOST_RATIO = 20
+"""What is unpacked is at most so many times as large as the archive, or 100 MiB; images hardly shrink."""
 
 
 def is_archive(download: Download) -> bool:
@@ -29,9 +37,9 @@ def found(source: Source, root: Path) -> bool:
     return bool(source.place) and any(root.glob(source.place))
 
 
-def md5_of(path: Path) -> str:
-    """The MD5 of a file: a check for damage, not against forgery."""
-    digest = hashlib.md5(usedforsecurity=False)
+def checksum_of(path: Path, kind: str) -> str:
+    """The MD5 or SHA-256 of a file. MD5 is a check for damage, not against forgery."""
+    digest = hashlib.new(kind, usedforsecurity=kind != "md5")
     with path.open("rb") as file:
         while chunk := file.read(CHUNK):
             digest.update(chunk)
@@ -39,12 +47,22 @@ def md5_of(path: Path) -> str:
 
 
 def check(path: Path, download: Download) -> None:
-    """Compare a file with its published checksum, where one is known."""
-    if download.md5 is not None and (actual := md5_of(path)) != download.md5:
+    """Compare a file with its published size and checksum, where they are known."""
+    size = path.stat().st_size
+    if download.size is not None and size != download.size:
         raise DataError(
-            f"{path} is damaged, packed anew or another file: its MD5 is {actual}, the published one is "
-            f"{download.md5} ({download.cited}). Remove it and get it again"
+            f"{path} is damaged, packed anew or another file: it has {size:,} bytes, the published one has "
+            f"{download.size:,} ({download.cited}). Remove it and get it again"
         )
+    for kind, name, published in (
+        ("sha256", "SHA-256", download.sha256),
+        ("md5", "MD5", None if download.sha256 else download.md5),
+    ):
+        if published is not None and (actual := checksum_of(path, kind)) != published:
+            raise DataError(
+                f"{path} is damaged, packed anew or another file: its {name} is {actual}, the published one "
+                f"is {published} ({download.cited}). Remove it and get it again"
+            )
 
 
 def get(source: Source, root: Path, say: Callable[[str], None] = print, again: bool = False) -> None:
@@ -61,9 +79,14 @@ def get(source: Source, root: Path, say: Callable[[str], None] = print, again: b
             say(f"{path} is there already")
         else:
             fetch(download, path)
-            say(f"{path}: {'checksum right' if download.md5 else 'no checksum is known'}")
+            say(f"{path}: {'checksum right' if download.has_checksum else 'no checksum is known'}")
+        if not download.has_checksum:
+            warn(
+                f"no checksum of {download.file} is known: it is used as {download.url} sent it, and only "
+                "its images are looked at"
+            )
         if is_archive(download):
-            unpack(path, path.parent)
+            unpack(path, path.parent, look=not download.has_checksum)
             say(f"unpacked into {path.parent}")
 
 
@@ -71,8 +94,10 @@ def fetch(download: Download, path: Path) -> None:
     """Download one file. What an earlier attempt got is kept beside it (`.part`) and continued."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + ".part")
+    if not download.has_checksum:
+        part.unlink(missing_ok=True)  # two halves of two files would look like one
     try:
-        _transfer(download.url, part)
+        _transfer(download, part)
     except (OSError, http.client.HTTPException) as error:
         raise DataError(
             f"{download.url} could not be downloaded ({error}). Run the command again to continue, or get "
@@ -86,15 +111,25 @@ def fetch(download: Download, path: Path) -> None:
     part.replace(path)
 
 
-def _transfer(url: str, part: Path) -> None:
+class _SameOrSafer(urllib.request.HTTPRedirectHandler):
+    """Follows redirects, but never from https to anything else."""
+
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
+        """The request to follow up with."""
+        if req.type == "https" and not newurl.lower().startswith("https:"):
+            raise OSError(f"it redirects to {newurl}, which is not encrypted")
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+def _transfer(download: Download, part: Path) -> None:
     from tqdm.auto import tqdm
 
     have = part.stat().st_size if part.exists() else 0
-    request = urllib.request.Request(url, headers={"User-Agent": f"gramwatch/{__version__}"})
+    request = urllib.request.Request(download.url, headers={"User-Agent": f"gramwatch/{__version__}"})
     if have:
         request.add_header("Range", f"bytes={have}-")
     try:
-        response = urllib.request.urlopen(request, timeout=60)
+        response = urllib.request.build_opener(_SameOrSafer).open(request, timeout=60)
     except urllib.error.HTTPError as error:
         if have and error.code == 416:  # nothing after what we have: it is whole, or the checksum will tell
             return
@@ -103,7 +138,11 @@ def _transfer(url: str, part: Path) -> None:
         if response.status != 206:  # the server starts from the beginning
             have = 0
         length = response.headers.get("Content-Length")
-        total = have + int(length) if length else None
+        total = have + int(length) if length else download.size
+        if total is None and not download.has_checksum:
+            raise OSError("the server does not say how long it is, and no checksum is known")
+        if download.size is not None and total != download.size:
+            raise OSError(f"the server sends {total:,} bytes, the published file has {download.size:,}")
         with (
             part.open("ab" if have else "wb") as file,
             tqdm(
@@ -119,14 +158,42 @@ def _transfer(url: str, part: Path) -> None:
             while chunk := response.read(CHUNK):
                 file.write(chunk)
                 bar.update(len(chunk))
+                if total is not None and file.tell() > total:
+                    break  # the size is compared below
     if total is not None and (size := part.stat().st_size) != total:
+        if size > total:
+            part.unlink()
         raise OSError(f"the connection ended after {size:,} of {total:,} bytes")
 
 
-def unpack(archive: Path, folder: Path) -> None:
+class _Counted:
+    """Counts what is unpacked, and refuses what no set of images needs."""
+
+    def __init__(self, archive: Path) -> None:
+        self._most = max(MOST_UNPACKED_OF_LITTLE, MOST_RATIO * archive.stat().st_size)
+        self._most = min(self._most, MOST_UNPACKED)
+        self._members = self._size = 0
+
+    def add(self, size: int) -> None:
+        """One more member, of so many bytes."""
+        self._members, self._size = self._members + 1, self._size + size
+        if self._members > MOST_MEMBERS:
+            raise ValueError(f"it has more than {MOST_MEMBERS:,} members")
+        if self._size > self._most:
+            raise ValueError(f"it unpacks to more than {self._most:,} bytes")
+
+
+def unpack(archive: Path, folder: Path, *, look: bool = False) -> None:
     """Unpack beside the place, then move everything there: an interruption leaves no half of a set.
 
-    Members that would land outside the folder, links out of it and devices are refused.
+    Members that would land outside the folder, links out of it and devices are refused. So is an archive
+    that unpacks to far more than images do.
+
+    Args:
+        archive: the file.
+        folder: where its contents go.
+        look: make sure that everything named as an image is one.
+
     """
     if not hasattr(tarfile, "data_filter"):
         raise DataError(
@@ -135,16 +202,48 @@ def unpack(archive: Path, folder: Path) -> None:
         )
     with tempfile.TemporaryDirectory(prefix=".unpacking-", dir=folder) as beside:
         try:
-            if archive.suffix == ".zip":
-                with zipfile.ZipFile(archive) as packed:
-                    packed.extractall(beside)
-            else:
-                with tarfile.open(archive) as tar:
-                    tar.extractall(beside, filter="data")
-        except (tarfile.TarError, zipfile.BadZipFile, EOFError, OSError) as error:
-            raise DataError(f"{archive} cannot be unpacked: {error}") from None
+            _extract(archive, beside, to_the_end=look)
+            if look:
+                for image in image_files(Path(beside)):
+                    check_image(image)
+        except MissingExtraError:
+            raise
+        except Exception as error:  # a damaged archive can raise nearly anything
+            raise DataError(f"{archive} cannot be unpacked: {error!s:.300}") from None
         for entry in Path(beside).iterdir():
             if entry.is_dir():
                 shutil.copytree(entry, folder / entry.name, dirs_exist_ok=True, copy_function=shutil.move)
             else:
                 entry.replace(folder / entry.name)
+
+
+def _extract(archive: Path, beside: str, to_the_end: bool) -> None:
+    counted = _Counted(archive)
+
+    def counting(member: tarfile.TarInfo, place: str) -> tarfile.TarInfo | None:
+        counted.add(member.size)
+        return tarfile.data_filter(member, place)
+
+    if archive.suffix == ".zip":
+        with zipfile.ZipFile(archive) as packed:
+            for member in packed.infolist():
+                counted.add(member.file_size)
+            packed.extractall(beside)
+    else:
+        with tarfile.open(archive) as tar:
+            tar.extractall(beside, filter=counting)
+            if to_the_end:
+                _check_end(tar)
+
+
+def _check_end(tar: tarfile.TarFile) -> None:
+    """Make sure that the last member is followed by zeros: where it is damaged, `tarfile` stops silently."""
+    assert tar.fileobj is not None
+    tar.fileobj.seek(tar.offset)
+    length = 0
+    while chunk := tar.fileobj.read(CHUNK):
+        length += len(chunk)
+        if any(chunk):
+            raise ValueError(f"it is damaged after {len(tar.getmembers()):,} members")
+    if length < tarfile.BLOCKSIZE:
+        raise ValueError(f"it ends after {len(tar.getmembers()):,} members without saying so")

@@ -5,6 +5,7 @@ Clanuwat et al., "Deep Learning for Classical Japanese Literature" (2018).
 """
 
 import gzip
+import math
 import zlib
 from functools import partial
 from pathlib import Path
@@ -16,27 +17,41 @@ from torch import Tensor
 from gramwatch.datasets.source import Download, Raw, Source, first_present
 from gramwatch.errors import DataError
 
+LARGEST = 2**28
+"""An IDX file whose header asks for more is refused; the largest here has 47 million bytes."""
+
 
 def read_idx(path: Path) -> Tensor:
     """The uint8 array of an IDX file: 0, 0, the type 8, the number of axes, their lengths, the data."""
     try:
-        content = path.read_bytes()
-        raw = gzip.decompress(content) if path.suffix == ".gz" else content
-        axes = raw[3]
-        shape = [int.from_bytes(raw[4 + 4 * i : 8 + 4 * i], "big") for i in range(axes)]
-        if raw[:3] != b"\0\0\x08" or len(raw) != 4 + 4 * axes + int(np.prod(shape)):
-            raise ValueError("its header does not match its length")
-    except (OSError, EOFError, zlib.error, IndexError, ValueError) as error:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            start = file.read(4)
+            if start[:3] != b"\0\0\x08" or len(start) < 4:
+                raise ValueError("it begins otherwise")
+            lengths = file.read(4 * start[3])
+            shape = [int.from_bytes(lengths[i : i + 4], "big") for i in range(0, 4 * start[3], 4)]
+            size = math.prod(shape)
+            if size > LARGEST:
+                raise ValueError(f"its header asks for {size:,} bytes")
+            content = file.read(size + 1)  # one more: there must be none
+            if len(lengths) != 4 * start[3] or len(content) != size:
+                raise ValueError("its header does not match its length")
+    except (OSError, EOFError, zlib.error, ValueError) as error:
         raise DataError(f"{path} is not a whole IDX file of bytes: {error}") from None
-    return torch.from_numpy(np.frombuffer(raw, np.uint8, offset=4 + 4 * axes).reshape(shape).copy())
+    return torch.from_numpy(np.frombuffer(content, np.uint8).reshape(shape).copy())
 
 
 def _read(folder: str, root: Path, split: str) -> Raw:
     stem = "train" if split == "train" else "t10k"
-    images, labels = (
-        read_idx(first_present([root / folder / "raw" / f"{stem}-{kind}{end}" for end in (".gz", "")]))
+    paths = [
+        first_present([root / folder / "raw" / f"{stem}-{kind}{end}" for end in (".gz", "")])
         for kind in ("images-idx3-ubyte", "labels-idx1-ubyte")
-    )
+    ]
+    images, labels = (read_idx(path) for path in paths)
+    if images.shape[1:] != (28, 28):
+        raise DataError(f"{paths[0]} holds bytes of shape {tuple(images.shape)}, not images of 28 x 28")
+    if labels.shape != images.shape[:1] or (labels >= 10).any():
+        raise DataError(f"{paths[1]} does not hold {len(images)} labels below 10")
     return Raw(images[:, None], labels.long())
 
 
@@ -48,10 +63,12 @@ FILES = (
 )
 
 
-def _source(title: str, about: str, folder: str, home: str, md5s: tuple[str, ...]) -> Source:
+def _source(title: str, about: str, folder: str, home: str, files: tuple[tuple[str, int], ...]) -> Source:
+    """From the SHA-256 and the size of each file."""
+    cited = "tensorflow/datasets, url_checksums"
     downloads = (
-        Download(home + file, md5, "torchvision, datasets/mnist.py", f"{folder}/raw")
-        for file, md5 in zip(FILES, md5s, strict=True)
+        Download(home + file, None, cited, f"{folder}/raw", sha256=sha256, size=size)
+        for file, (sha256, size) in zip(FILES, files, strict=True)
     )
     return Source(title, about, f"{folder}/raw", partial(_read, folder), downloads=tuple(downloads))
 
@@ -62,33 +79,33 @@ MNIST = _source(
     "MNIST",
     "https://ossci-datasets.s3.amazonaws.com/mnist/",
     (
-        "f68b3c2dcbeaaa9fbdd348bbdeb94873",
-        "d53e105ee54ea40749a09fcbcd1e9432",
-        "9fb629c4189551a2d022fa330f9573f3",
-        "ec29112dd5afa0611ce80d1b7f02629c",
+        ("440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609", 9_912_422),
+        ("3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c", 28_881),
+        ("8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6", 1_648_877),
+        ("f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6", 4_542),
     ),
 )
 FASHION_MNIST = _source(
     "Fashion-MNIST",
     "70,000 grey pictures of clothes of 28 x 28 pixels (Xiao et al., 2017)",
     "FashionMNIST",
-    "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+    "https://fashion-mnist.s3.eu-central-1.amazonaws.com/",
     (
-        "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
-        "25c81989df183df01b3e8a0aad5dffbe",
-        "bef4ecab320f06d8554ea6380940ec79",
-        "bb300cfdad3c16e7a12a480ee83cd310",
+        ("3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84", 26_421_880),
+        ("a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845", 29_515),
+        ("346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073", 4_422_102),
+        ("67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5", 5_148),
     ),
 )
 KMNIST = _source(
     "KMNIST",
     "70,000 grey cursive Japanese characters of 28 x 28 pixels (Clanuwat et al., 2018)",
     "KMNIST",
-    "http://codh.rois.ac.jp/kmnist/dataset/kmnist/",
+    "https://codh.rois.ac.jp/kmnist/dataset/kmnist/",
     (
-        "bdb82020997e1d708af4cf47b453dcf7",
-        "e144d726b3acfaa3e44228e80efcd344",
-        "5c965bf0a639b31b8f53240b1b52f4d7",
-        "7320c461ea6c1c855c0b718fb2a4b134",
+        ("51467d22d8cc72929e2a028a0428f2086b092bb31cfb79c69cc0a90ce135fde4", 18_165_135),
+        ("e38f9ebcd0f3ebcdec7fc8eabdcdaef93bb0df8ea12bee65224341c8183d8e17", 29_497),
+        ("edd7a857845ad6bb1d0ba43fe7e794d164fe2dce499a1694695a792adfac43c5", 3_041_136),
+        ("20bb9a0ef54c7db3efc55a92eef5582c109615df22683c380526788f98e42a1c", 5_120),
     ),
 )

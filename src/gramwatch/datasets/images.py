@@ -21,6 +21,21 @@ REDUCE = {"nearest": "nearest", "antialiased": "anti-aliased", "crop": "crops"}
 """The ways of reducing, and how the names of sets say them."""
 
 
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "PPM", "TIFF")
+"""What image files may be, whatever their names say; Pillow's readers of other formats are never run."""
+
+
+def check_image(path: Path) -> None:
+    """Make sure that a file begins as an image does."""
+    try:
+        with _pillow().open(path, formats=FORMATS) as image:
+            image.verify()
+    except MissingExtraError:
+        raise
+    except Exception as error:  # a damaged file can raise nearly anything
+        raise DataError(f"{path.name} is not a readable image: {error}") from None
+
+
 def pixels(
     images: Tensor | Sequence[Path], chosen: Sequence[int], size: int | None, reduce: str, seed: int
 ) -> tuple[Tensor, set[str]]:
@@ -43,9 +58,9 @@ def pixels(
 
         def read(index: int) -> Any:
             try:
-                with _pillow().open(files[index]) as image:
+                with _pillow().open(files[index], formats=FORMATS) as image:
                     return image.convert("RGB")
-            except OSError as error:
+            except Exception as error:  # a damaged file can raise nearly anything
                 raise DataError(f"{files[index]} is not a readable image: {error}") from None
 
     _pillow()

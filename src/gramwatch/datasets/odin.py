@@ -15,7 +15,16 @@ def _read(folder: str, root: Path, split: str) -> Raw:
     return Raw(image_files(root / folder))
 
 
-def _source(title: str, about: str, key: str, archive: str, md5: str, cited: str) -> Source:
+def _source(
+    title: str,
+    about: str,
+    key: str,
+    archive: str,
+    md5: str,
+    cited: str,
+    sha256: str | None = None,
+    size: int | None = None,
+) -> Source:
     url = f"https://www.dropbox.com/s/raw/{key}/{archive}.tar.gz"
     return Source(
         title,
@@ -23,7 +32,7 @@ def _source(title: str, about: str, key: str, archive: str, md5: str, cited: str
         archive,
         partial(_read, archive),
         ("test",),
-        (Download(url, md5, cited),),
+        (Download(url, md5, cited, sha256=sha256, size=size),),
         "crop" if "cropped" in about else "nearest",
     )
 
@@ -70,4 +79,7 @@ ISUN = _source(
     "iSUN",
     "be77b0f2c26fda898afac5f99645ee70",
     "edadaltocg/detectors, src/detectors/data/isun.py",
+    # Of a file with that MD5.
+    "74c2d220910a65b495611601170a46fc093c26c543d66f7b843ef72954636ecc",
+    4_085_055,
 )

@@ -15,11 +15,20 @@ class Download:
 
     url: str
     md5: str | None
-    """None: no checksum is known."""
+    """None: it is not known."""
     cited: str = ""
-    """Where the checksum was published."""
+    """Where the checksums were published."""
     folder: str = ""
     """Where the file goes, below the root; an archive is unpacked there."""
+    sha256: str | None = None
+    """Where it is known, it is what the file is compared with; the MD5 is not."""
+    size: int | None = None
+    """In bytes, where it is known."""
+
+    @property
+    def has_checksum(self) -> bool:
+        """Whether a file can be told from another."""
+        return self.md5 is not None or self.sha256 is not None
 
     @property
     def file(self) -> str:

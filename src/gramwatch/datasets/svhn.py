@@ -10,24 +10,35 @@ import torch
 from gramwatch.datasets.source import Download, Raw, Source, first_present
 from gramwatch.errors import DataError
 
+MOST_IMAGES = 1_000_000
+"""A file that says it has more is refused; the publisher's largest has 531,131."""
+
 
 def _read(root: Path, split: str) -> Raw:
-    from scipy.io import loadmat
+    from scipy.io import loadmat, whosmat
 
     name = f"{split}_32x32.mat"
     path = first_present([root / "svhn" / name, root / name])
     try:
-        content = loadmat(path)
-        # H x W x 3 x N, and the digit 0 is labelled 10.
+        # H x W x 3 x N, and the digit 0 is labelled 10. Sizes come first, before memory is taken.
+        sizes = {key: (shape, kind) for key, shape, kind in whosmat(path)}
+        (*size, count), kind = sizes["X"]
+        if size != [32, 32, 3] or kind != "uint8" or count > MOST_IMAGES:
+            raise ValueError(f"its images are {kind} of shape {sizes['X'][0]}")
+        if sizes["y"][0] != (count, 1):
+            raise ValueError(f"there are {count} images, and labels of shape {sizes['y'][0]}")
+        content = loadmat(path, variable_names=["X", "y"])
         images, labels = torch.from_numpy(content["X"]), torch.from_numpy(content["y"].astype("int64"))
+        if ((labels < 1) | (labels > 10)).any():
+            raise ValueError("a label is not from 1 to 10")
         return Raw(images.permute(3, 2, 0, 1).contiguous(), labels.flatten() % 10)
     except Exception as error:  # a damaged file can raise nearly anything
-        raise DataError(f"{path} is not SVHN's file of cropped digits: {error}") from None
+        raise DataError(f"{path} is not SVHN's file of cropped digits: {error!s:.200}") from None
 
 
-def _download(split: str, md5: str) -> Download:
-    url = f"http://ufldl.stanford.edu/housenumbers/{split}_32x32.mat"
-    return Download(url, md5, "torchvision, datasets/svhn.py", "svhn")
+def _download(split: str, sha256: str, size: int) -> Download:
+    url = f"https://ufldl.stanford.edu/housenumbers/{split}_32x32.mat"
+    return Download(url, None, "tensorflow/datasets, url_checksums", "svhn", sha256=sha256, size=size)
 
 
 SVHN = Source(
@@ -36,7 +47,15 @@ SVHN = Source(
     "svhn/*_32x32.mat",
     _read,
     downloads=(
-        _download("train", "e26dedcc434d2e4c54c9b2d4a06d8373"),
-        _download("test", "eb5a983be6a315427106f1b164d9cef3"),
+        _download(
+            "train",
+            "435e94d69a87fde4fd4d7f3dd208dfc32cb6ae8af2240d066de1df7508d083b8",
+            182_040_794,
+        ),
+        _download(
+            "test",
+            "cdce80dfb2a2c4c6160906d0bd7c68ec5a99d7ca4831afa54f09182025b6a75b",
+            64_275_384,
+        ),
     ),
 )

@@ -26,8 +26,10 @@ DTD = Source(
     (
         Download(
             "https://www.robots.ox.ac.uk/~vgg/data/dtd/download/dtd-r1.0.1.tar.gz",
-            "fff73e5086ae6bdbea199a49dfb8a4c1",
-            "torchvision, datasets/dtd.py",
+            None,
+            "tensorflow/datasets, url_checksums",
+            sha256="e42855a52a4950a3b59612834602aa253914755c95b0cff9ead6d07395f8e205",
+            size=625_239_812,
         ),
     ),
 )

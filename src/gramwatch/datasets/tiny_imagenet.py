@@ -6,6 +6,7 @@ import torch
 
 from gramwatch.datasets.folder import image_files, read_folder
 from gramwatch.datasets.source import Download, Raw, Source
+from gramwatch.errors import DataError
 
 
 def _read(root: Path, split: str) -> Raw:
@@ -21,12 +22,17 @@ def _labels(folder: Path, files: list[Path]) -> torch.Tensor | None:
     listed, classes = folder / "val" / "val_annotations.txt", folder / "wnids.txt"
     if not (listed.is_file() and classes.is_file()):
         return None
-    # In the order of the training folders' names, so that labels of both splits agree.
-    names = sorted(classes.read_text(encoding="utf-8").split())
-    of_file = dict(line.split("\t")[:2] for line in listed.read_text(encoding="utf-8").splitlines())
-    if any(path.name not in of_file for path in files):
-        return None
-    return torch.tensor([names.index(of_file[path.name]) for path in files])
+    try:
+        # In the order of the training folders' names, so that labels of both splits agree.
+        names = {name: i for i, name in enumerate(sorted(classes.read_text(encoding="utf-8").split()))}
+        of_file = dict(line.split("\t")[:2] for line in listed.read_text(encoding="utf-8").splitlines())
+        if any(path.name not in of_file for path in files):
+            return None
+        return torch.tensor([names[of_file[path.name]] for path in files])
+    except KeyError as error:
+        raise DataError(f"{listed} names a class {error} that {classes} does not") from None
+    except ValueError as error:
+        raise DataError(f"{listed} or {classes} is damaged: {error}") from None
 
 
 TINY_IMAGENET = Source(
@@ -37,9 +43,10 @@ TINY_IMAGENET = Source(
     ("train", "val", "test"),
     (
         Download(
-            "http://cs231n.stanford.edu/tiny-imagenet-200.zip",
+            "https://cs231n.stanford.edu/tiny-imagenet-200.zip",
             "90528d7ca1a48142e341f4ef8d21d0de",
             "pytorch-ood 0.4.0, dataset/img/tinyimagenet.py",
+            size=248_100_043,
         ),
     ),
 )

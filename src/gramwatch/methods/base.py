@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from gramwatch import artifact
+from gramwatch.artifact import Field
 from gramwatch.batches import Inputs
 from gramwatch.detector import Detection, check_level, check_not_itself, check_same_weights
 from gramwatch.errors import CalibrationError, InputError, NotFittedError, warn
@@ -68,6 +69,8 @@ class Method(ABC):
     """What it looks at beside the logits: see `gramwatch.observation.NEEDS`."""
     settings: ClassVar[tuple[str, ...]] = ()
     """The method's own settings: attributes, and arguments of the same name."""
+    kept: ClassVar[artifact.Shapes] = {}
+    """What it learns, as it is saved. A size called "width" is the number of features."""
     running: ClassVar[bool] = False
     """Whether what it learns is a running state: fitting again adds to it, and two can be merged exactly."""
 
@@ -341,6 +344,7 @@ class Method(ABC):
     def save(self, path: str | PathLike[str]) -> None:
         """Write the detector to one safetensors file. The network itself is not saved."""
         self.check_fitted()
+        artifact.check_writable(path)
         header, tensors = self.contents()
         more = {"network": artifact.fingerprint(self.model), "metadata": self.metadata}
         if self.network.adapters:
@@ -364,26 +368,45 @@ class Method(ABC):
         cls, saved: artifact.Saved, model: nn.Module | Network, accept_other_weights: bool = False
     ) -> "Method":
         """The detector in an opened file."""
-        return saved.restored(cls, model, accept_other_weights)
+        detector = saved.restored(cls, model, accept_other_weights)
+        with artifact.reading(saved.path):
+            detector.check_fitted()
+        return detector
 
     @classmethod
     def described(
         cls, header: Mapping[str, Any], model: nn.Module | Network
-    ) -> "tuple[Method, dict[str, tuple[int, ...]]]":
-        """The detector without its tensors, and the names and shapes that these must have."""
-        for name in header["shapes"]:
-            if name != "calibration.scores" and not (name.startswith("state.") and name.endswith("_")):
-                raise ValueError(f"the tensor '{name}' does not belong there")
-        shapes = {name: tuple(shape) for name, shape in header["shapes"].items()}
-        return cls(model, **header["settings"]), shapes
+    ) -> "tuple[Method, artifact.Shapes]":
+        """The detector without its tensors, and what these must be."""
+        fields = {f"state.{name}": field for name, field in cls.fields().items()}
+        fields["calibration.scores"] = Field(("ranking",), torch.float64, artifact.ASCENDING)
+        artifact.check_settings(cls, header["settings"])
+        return cls(model, **header["settings"]), artifact.resolved(fields, artifact.shapes_of(header))
 
     def restore(self, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         """Take over the tensors of a file."""
         self._scores = tensors.get("calibration.scores")
-        self._set(
-            {name.removeprefix("state."): t for name, t in tensors.items() if name.startswith("state.")}
-        )
-        self._fitted = True
+        state = {name.removeprefix("state."): t for name, t in tensors.items() if name.startswith("state.")}
+        fields = self.fields()
+        for name, tensor in state.items():
+            for size, field in zip(tensor.shape, fields[name].shape, strict=True):
+                if field == "width" and size != int(state["width_"]):
+                    raise ValueError(f"{name} is of {size} features, not of {int(state['width_'])}")
+        self._set(state)
+        self._check_state()
+        self._fitted = all(name in state or field.optional for name, field in fields.items())
+
+    @classmethod
+    def fields(cls) -> artifact.Shapes:
+        """The tensors that `state` has after `fit`: `kept`, and those that many methods have."""
+        shared = {"tuned_": Field((), torch.bool, optional=True)}
+        if cls.record.fitted and "features" in cls.needs:
+            shared["width_"] = Field((), torch.int64, artifact.POSITIVE)
+        return {**shared, **cls.kept}
+
+    def _check_state(self) -> None:
+        """Compare the tensors of a file with each other and with the settings, or raise a plain error."""
+        return  # for most methods their shapes say it all
 
     def take_over(self, before: "Method") -> None:
         """Go on from what another detector has seen."""

@@ -1,11 +1,13 @@
 """DICE: read the features with the weights that matter on training data, and no others."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from gramwatch.artifact import Field
+from gramwatch.errors import InputError
 from gramwatch.methods.base import Record
 from gramwatch.methods.shaping import Shaping
 from gramwatch.observation import Head, Observation
@@ -32,6 +34,7 @@ class DICE(Shaping):
         limits="The one threshold for all classes may leave a class with few weights or none.",
     )
     settings = ("sparsity",)
+    kept: ClassVar = {"mask_": Field(("classes", "width"), torch.bool)}
 
     def __init__(self, model: nn.Module, *, sparsity: float = 0.9, **options: Any) -> None:
         super().__init__(model, **options)
@@ -49,5 +52,8 @@ class DICE(Shaping):
     def logits(self, features: Tensor, head: Head) -> Tensor:
         """Those of the weights that are kept; the bias stays."""
         assert self.mask_ is not None
+        if self.mask_.shape != head.weight.shape:
+            then, now = tuple(self.mask_.shape), tuple(head.weight.shape)
+            raise InputError(f"{self.name} was fitted on a last layer of {then} weights, not {now}")
         weight = torch.where(self.mask_.to(features.device), head.weight.to(features), 0)
         return Head(weight, head.bias)(features)

@@ -5,12 +5,13 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.amp.autocast_mode import is_autocast_available
 
+from gramwatch.artifact import FINITE, NOT_NEGATIVE, Field
 from gramwatch.errors import InputError, TapError
 from gramwatch.methods.base import Method
 from gramwatch.observation import Head, Observation
@@ -91,6 +92,10 @@ class MeanMethod(HeadMethod):
     """
 
     running = True
+    kept: ClassVar = {
+        "mean_": Field(("width",), torch.float64, FINITE),
+        "count_": Field((), torch.int64, NOT_NEGATIVE, optional=True),
+    }
 
     def __init__(self, model: nn.Module, **options: Any) -> None:
         super().__init__(model, **options)
@@ -265,6 +270,7 @@ class BankMethod(Method):
 
     needs = frozenset({"features"})
     settings = ("k",)
+    kept: ClassVar = {"bank_": Field(("examples", "width"), torch.float32, FINITE)}
 
     def __init__(self, model: nn.Module, *, k: int, **options: Any) -> None:
         super().__init__(model, **options)
@@ -280,6 +286,10 @@ class BankMethod(Method):
     def _fit(self, training: Observation) -> None:
         check_neighbours(self.name, len(training), self.k)
         self.bank_, self._neighbours = self._bank(training), None
+
+    def _check_state(self) -> None:
+        if self.bank_ is not None:
+            check_neighbours(self.name, len(self.bank_), self.k)
 
     def _nearest(self, queries: Tensor, measure: Callable[[Tensor, Tensor], Tensor], piece: int) -> Tensor:
         """`measure(candidates, queries)`, some at a time, in float64: `(n, near, D)` and `(n, D)`."""

@@ -2,11 +2,12 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from gramwatch.artifact import FINITE, NOT_NEGATIVE, POSITIVE, Field
 from gramwatch.batches import Inputs
 from gramwatch.errors import InputError, NotFittedError, warn
 from gramwatch.methods.base import Method, Record
@@ -38,6 +39,17 @@ class ClassDistances(Method):
 
     needs = frozenset({"channel_means"})
     running = True
+    kept: ClassVar = {
+        "widths_": Field(("taps",), torch.int64, POSITIVE),
+        "counts_": Field(("all classes",), torch.float64, NOT_NEGATIVE, optional=True),
+        "sums_": Field(("sums",), torch.float64, FINITE, optional=True),
+        "products_": Field(("products",), torch.float64, FINITE, optional=True),
+        "ranks_": Field(("taps",), torch.int64, NOT_NEGATIVE),
+        "classes_": Field(("classes",), torch.int64, NOT_NEGATIVE),
+        "origins_": Field(("channels",), torch.float64, FINITE),
+        "whitening_": Field(("whitening",), torch.float64, FINITE),
+        "centres_": Field(("centres",), torch.float64, FINITE),
+    }
 
     def __init__(self, model: nn.Module, **options: Any) -> None:
         super().__init__(model, **options)
@@ -139,6 +151,28 @@ class ClassDistances(Method):
         super().reset()
         self._sums = self._cached = None
         return self
+
+    def _check_state(self) -> None:
+        if self.widths_ is None:
+            return
+        widths: list[int] = self.widths_.tolist()
+        ranks: list[int] = widths if self.ranks_ is None else self.ranks_.tolist()
+        classes = 0 if self.classes_ is None else len(self.classes_)
+        every = 0 if self.counts_ is None else len(self.counts_)
+        pairs = list(zip(widths, ranks, strict=True))
+        wanted = {
+            "origins_": sum(widths),
+            "sums_": every * sum(widths),
+            "products_": sum(width * width for width in widths),
+            "whitening_": sum(width * rank for width, rank in pairs),
+            "centres_": classes * sum(ranks),
+        }
+        for name, size in wanted.items():
+            tensor = getattr(self, name)
+            if tensor is not None and len(tensor) != size:
+                raise ValueError(f"{name} has {len(tensor):,} numbers, not {size:,}")
+        if any(rank > width for width, rank in pairs) or (self.ranks_ is not None and not classes):
+            raise ValueError("its covariance has more directions than channels, or there is no class")
 
     @torch.inference_mode(False)
     @torch.no_grad()
@@ -251,6 +285,11 @@ class Mahalanobis(ClassDistances):
         "class to be one normal distribution, all of one covariance.",
     )
     settings = ("join", "eps", "scale")
+    kept: ClassVar = {
+        **ClassDistances.kept,
+        "weights_": Field(("taps",), torch.float64, FINITE, optional=True),
+        "bias_": Field((), torch.float64, FINITE, optional=True),
+    }
 
     def __init__(
         self, model: nn.Module, *, join: str = "equal", eps: float = 0.0, scale: Scale = None, **options: Any

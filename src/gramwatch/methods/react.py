@@ -1,11 +1,12 @@
 """ReAct: clip the features where training activations seldom reach."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from gramwatch.artifact import FINITE, Field
 from gramwatch.methods.base import Record
 from gramwatch.methods.shaping import Shaping, checked_percentile
 from gramwatch.observation import Head, Observation
@@ -33,6 +34,7 @@ class ReAct(Shaping):
         "strange; of little use where they are small instead.",
     )
     settings = ("percentile",)
+    kept: ClassVar = {"clip_": Field((), torch.float64, FINITE)}
 
     def __init__(self, model: nn.Module, *, percentile: float = 90.0, **options: Any) -> None:
         super().__init__(model, **options)

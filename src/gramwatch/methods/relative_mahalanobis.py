@@ -1,10 +1,11 @@
 """Relative Mahalanobis: nearer to a class than to training data at large."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from gramwatch.artifact import FINITE, Field
 from gramwatch.errors import InputError, warn
 from gramwatch.methods.base import Method, Record
 from gramwatch.methods.features import ROWS, features_of, mean_of, second_moment
@@ -41,6 +42,12 @@ class RelativeMahalanobis(Method):
     )
     needs = frozenset({"features"})
     settings = ("shrinkage",)
+    kept: ClassVar = {
+        "mean_": Field(("width",), torch.float64, FINITE),
+        "centres_": Field(("classes", "width"), torch.float64, FINITE),
+        "whitening_": Field(("width", "width"), torch.float64, FINITE),
+        "background_whitening_": Field(("width", "width"), torch.float64, FINITE),
+    }
 
     def __init__(self, model: nn.Module, *, shrinkage: float = 1e-3, **options: Any) -> None:
         super().__init__(model, **options)

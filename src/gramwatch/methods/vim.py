@@ -1,10 +1,11 @@
 """ViM: a virtual logit for what lies outside the space that training features span."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from gramwatch.artifact import FINITE, Field
 from gramwatch.errors import InputError
 from gramwatch.methods.base import Record
 from gramwatch.methods.energy import energy
@@ -35,6 +36,11 @@ class ViM(HeadMethod):
         limits="Sees little where the features fill their space, as narrow ones do.",
     )
     settings = ("dimensions",)
+    kept: ClassVar = {
+        "origin_": Field(("width",), torch.float64, FINITE),
+        "residual_": Field(("width", "outside"), torch.float64, FINITE),
+        "alpha_": Field((), torch.float64, FINITE),
+    }
 
     def __init__(self, model: nn.Module, *, dimensions: int | None = None, **options: Any) -> None:
         super().__init__(model, **options)

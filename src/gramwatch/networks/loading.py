@@ -1,6 +1,5 @@
 """The networks by name, and reading their checkpoints: PyTorch's (weights only) and safetensors."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -9,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from gramwatch import artifact
 from gramwatch.errors import ArtifactError, InputError
 from gramwatch.networks.cifar_resnet import CifarResNet
 from gramwatch.networks.convnet import MnistConvNet
@@ -120,20 +119,12 @@ def load(
 
     """
     record = _record(name)
-    state, said = (None, {}) if weights is None else _read(Path(weights))
-    if said.get("network", name) != name:
-        raise ArtifactError(f"{weights} holds a '{said['network']}', not a '{name}'")
-    network = record.build(10)
-    if state is not None:
-        # The last linear layer tells the number of classes, unless the file says it itself.
-        head = [key for key, module in network.named_modules() if isinstance(module, nn.Linear)][-1]
-        if "classes" in said or f"{head}.weight" in state:
-            network = record.build(said.get("classes") or len(state[f"{head}.weight"]))
-        if "objective" in said:
-            state = weights_of(state)
-            objective_of(said["objective"], said.get("settings")).prepare(network, state)
-        _check(network.state_dict(), state, name, weights)
-        network.load_state_dict(state, strict=False)
+    checkpoint = None if weights is None else _opened(Path(weights))
+    if checkpoint is None:
+        network, said = record.build(10), {}
+    else:
+        said = _checked_header(checkpoint, name, record)
+        network = _restored(checkpoint, name, record)
 
     def channels(given: Sequence[float] | None, key: str, usual: Channels) -> Channels:
         return tuple(float(value) for value in (given or said.get(key) or usual))
@@ -146,32 +137,121 @@ def load(
     )
 
 
-def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The parameters of a checkpoint and what its header says."""
+@dataclass(frozen=True)
+class _Checkpoint:
+    """An opened file of parameters."""
+
+    path: Path
+    said: dict[str, Any]
+    """Its header, where it is a file of this library."""
+    shapes: dict[str, tuple[torch.dtype, tuple[int, ...]]]
+    read: Callable[[], dict[str, Tensor]]
+    """Reads the parameters."""
+
+
+def _opened(path: Path) -> _Checkpoint:
     if not path.is_file():
         raise ArtifactError(f"there is no checkpoint {path}")
-    said: dict[str, Any] = {}
     if path.suffix == ".safetensors":
-        try:
-            with safe_open(path, framework="pt") as file:
-                state = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118
-                said = json.loads((file.metadata() or {}).get("gramwatch", "{}"))
-        except (SafetensorError, OSError, ValueError) as error:
-            raise ArtifactError(f"{path} is not a readable safetensors file: {error}") from None
-    else:
-        try:
-            state = torch.load(path, weights_only=True, map_location="cpu")
-        except Exception as error:  # a damaged file can raise nearly anything
-            raise ArtifactError(
-                f"{path} cannot be read as parameters alone: it is damaged, or holds a whole pickled module, "
-                "which would run code. docs/checkpoints.md shows how to convert such a file once. "
-                f"({str(error).splitlines()[0] if str(error) else type(error).__name__})"
-            ) from None
-        if isinstance(state, Mapping):
-            state = state.get("state_dict", state)
-    if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
+        return _opened_safetensors(path)
+    state = _loaded(path)
+    shapes = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in state.items()}
+    return _Checkpoint(path, {}, shapes, lambda: state)
+
+
+def _opened_safetensors(path: Path) -> _Checkpoint:
+    """Our own files are compared with their checksums, those of others have none."""
+    try:
+        file = artifact.File(path)
+    except ArtifactError as error:
+        raise ArtifactError(f"not a readable safetensors file: {error}") from None
+    said = file.header()
+    names = {name: name.removeprefix("module.") for name in file.layout}
+    shapes = {names[name]: (stored.dtype, stored.shape) for name, stored in file.layout.items()}
+    if said is None:
+        return _Checkpoint(
+            path, {}, shapes, lambda: {short: file.tensor(name) for name, short in names.items()}
+        )
+    if "objective" not in said:
+        kind = "guard" if said.get("detector") == "Guard" else "detector"
+        raise ArtifactError(f"{path} is a {kind}, not a checkpoint of a network")
+    everything = {name: artifact.Field(stored.shape) for name, stored in file.layout.items()}
+    shapes = weights_of(shapes)
+    return _Checkpoint(path, said, shapes, lambda: weights_of(artifact.Saved(file, said).tensors(everything)))
+
+
+def _loaded(path: Path) -> dict[str, Tensor]:
+    """The parameters of a file that PyTorch wrote."""
+    try:
+        state = torch.load(path, weights_only=True, map_location="cpu")
+    except Exception as error:  # a damaged file can raise nearly anything
+        raise ArtifactError(
+            f"{path} cannot be read as parameters alone: it is damaged, or holds a whole pickled module, "
+            "which would run code. docs/checkpoints.md shows how to convert such a file once. "
+            f"({str(error).splitlines()[0] if str(error) else type(error).__name__})"
+        ) from None
+    if isinstance(state, Mapping):
+        state = state.get("state_dict", state)
+    if not isinstance(state, Mapping) or not all(
+        isinstance(name, str) and isinstance(value, Tensor) for name, value in state.items()
+    ):
         raise ArtifactError(f"{path} does not hold parameters by name, at its top or under 'state_dict'")
-    return {key.removeprefix("module."): value for key, value in state.items()}, said
+    return {name.removeprefix("module."): value for name, value in state.items()}
+
+
+def _checked_header(checkpoint: _Checkpoint, name: str, record: NetworkRecord) -> dict[str, Any]:
+    """What the file says of itself, of the right types."""
+    said, channels = checkpoint.said, len(record.mean)
+    with artifact.reading(checkpoint.path):
+        for key, hint in _SAID.items():
+            if key in said:
+                artifact.check_types(said, **{key: hint})
+        if said.get("network", name) != name:
+            raise ArtifactError(f"{checkpoint.path} holds a '{said['network']:.60}', not a '{name}'")
+        if any(len(said.get(key) or record.mean) != channels for key in ("mean", "std")):
+            raise ValueError(f"its mean or std is not of {channels} channel(s)")
+        if min(said.get("std") or record.std) <= 0:
+            raise ValueError("its std must be positive")
+    return said
+
+
+_SAID: dict[str, Any] = {
+    "network": str,
+    "classes": int,
+    "objective": str,
+    "settings": dict[str, Any],
+    "mean": list[float] | None,
+    "std": list[float] | None,
+}
+"""What a file of this library says of its network."""
+
+
+def _restored(checkpoint: _Checkpoint, name: str, record: NetworkRecord) -> nn.Module:
+    """The network with the weights of a file, which are compared with it before memory is taken."""
+    with torch.device("meta"):
+        state = {key: torch.empty(shape, dtype=kind) for key, (kind, shape) in checkpoint.shapes.items()}
+        network = _built(checkpoint, record, state)
+    _check(network.state_dict(), state, name, checkpoint.path)
+    with artifact.reading(checkpoint.path):
+        state = checkpoint.read()
+    network = _built(checkpoint, record, state)
+    network.load_state_dict(state, strict=False)
+    return network
+
+
+def _built(checkpoint: _Checkpoint, record: NetworkRecord, state: Mapping[str, Tensor]) -> nn.Module:
+    """The network, not yet with its weights, for as many classes as the last linear layer of the file."""
+    with artifact.reading(checkpoint.path):
+        network, said = record.build(10), checkpoint.said
+        head = [key for key, module in network.named_modules() if isinstance(module, nn.Linear)][-1]
+        rows = state.get(f"{head}.weight", state.get(f"{head}.labels_0"))
+        if rows is not None and rows.ndim:
+            if said.get("classes", len(rows)) != len(rows):
+                raise ValueError(f"it is of {said['classes']:,} classes, its weights are of {len(rows):,}")
+            network = record.build(len(rows))
+        if "objective" in said:
+            objective_of(said["objective"], said.get("settings")).prepare(network, state)
+    return network
 
 
 def _check(
@@ -186,7 +266,12 @@ def _check(
         for key in expected
         if key in state and state[key].shape != expected[key].shape
     ]
-    wrong = {"missing": missing, "unknown": unknown, "of another shape": shapes}
+    kinds = [
+        f"{key} {state[key].dtype} instead of {expected[key].dtype}"
+        for key in expected
+        if key in state and _kind(state[key]) != _kind(expected[key])
+    ]
+    wrong = {"missing": missing, "unknown": unknown, "of another shape": shapes, "of another type": kinds}
     told = [
         f"{what}: {', '.join(keys[:3])}{f' and {len(keys) - 3} more' if len(keys) > 3 else ''}"
         for what, keys in wrong.items()
@@ -194,3 +279,8 @@ def _check(
     ]
     if told:
         raise ArtifactError(f"{path} does not fit the network '{name}'. {'; '.join(told)}")
+
+
+def _kind(tensor: Tensor) -> tuple[bool, bool]:
+    """Real, complex or whole numbers; their precision may differ."""
+    return tensor.is_floating_point(), tensor.is_complex()

@@ -42,7 +42,8 @@ class Cells:
             return None
         try:
             saved = artifact.read(path)
-            shapes = {key: tuple(shape) for key, shape in saved.header["shapes"].items()}
+            with artifact.reading(path):
+                shapes = artifact.shapes_of(saved.header)
             return saved.tensors(shapes)
         except ArtifactError as error:
             warn(f"a finished cell is computed anew: {error}")

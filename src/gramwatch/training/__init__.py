@@ -1,6 +1,6 @@
 """Training: one short loop, and one objective per file, each with its own score as a detector.
 
-`OBJECTIVES` are what a network can be trained for; `rivals.TRAINED` holds the scores that go with them.
+`OBJECTIVES` are what a network can be trained for; `methods.TRAINED` holds the scores that go with them.
 """
 
 import math

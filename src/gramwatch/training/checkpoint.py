@@ -7,7 +7,7 @@ training is finished the optimiser's momentum under `MOMENTUM` and the parameter
 
 from collections.abc import Mapping
 from os import PathLike
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from gramwatch import artifact
 from gramwatch.errors import TrainingError
 
 MOMENTUM = "momentum/"
+_T = TypeVar("_T")
 
 
 def write(
@@ -40,12 +41,13 @@ def read(path: str | PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
     saved = artifact.opened(path)
     if "objective" not in saved.header:
         raise TrainingError(f"{path} holds a detector or something else, not a network")
-    shapes = {name: tuple(shape) for name, shape in saved.header["shapes"].items()}
+    with artifact.reading(saved.path):
+        shapes = artifact.shapes_of(saved.header)
     return saved.header, saved.tensors(shapes)
 
 
-def weights_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The network's own tensors."""
+def weights_of(tensors: Mapping[str, _T]) -> dict[str, _T]:
+    """The network's own tensors, or what is known of them."""
     return {name: tensor for name, tensor in tensors.items() if not name.startswith(MOMENTUM)}
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gramwatch import artifact
 from gramwatch.errors import TrainingError
 from gramwatch.training import checkpoint as files
 from gramwatch.training.base import Network, Objective
@@ -343,6 +344,9 @@ class _Run:
     def resumed(self, path: Path) -> list[Epoch]:
         """Put network and optimiser where the file left them; the epochs that were done."""
         header, tensors = files.read(path)
+        with artifact.reading(path):
+            artifact.check_types(header, plan=dict[str, Any], history=list[dict[str, Any]])
+            done = [Epoch(**epoch) for epoch in header["history"]]
         now = json.loads(json.dumps(self._plan))  # as it is read
         other = [
             f"{key} was {header['plan'].get(key)}, is {now[key]}"
@@ -354,9 +358,10 @@ class _Run:
                 f"{path} is of another training: {'; '.join(other)}. Remove it, name another file, or train "
                 "with the settings it was begun with"
             )
-        self._network.load_state_dict(files.weights_of(tensors))
-        files.set_momentum(self._network, self._optimiser, tensors)
-        return [Epoch(**epoch) for epoch in header["history"]]
+        with artifact.reading(path):
+            self._network.load_state_dict(files.weights_of(tensors))
+            files.set_momentum(self._network, self._optimiser, tensors)
+        return done
 
 
 def _resumes(path: Path, wanted: bool) -> bool:

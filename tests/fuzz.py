@@ -1,0 +1,443 @@
+"""Damaged and forged files of every kind, by the thousand: `make fuzz`, or `python tests/fuzz.py --help`.
+
+A failure is an exception other than those that are promised, a crash, a load that takes more than 20 seconds
+or 2 GiB, and a damaged file that loads as something else. Forged files have checksums that fit; where one
+loads, it must also judge a batch, or say in words why not.
+"""
+
+import argparse
+import copy
+import faulthandler
+import gzip
+import json
+import os
+import pickle
+import random
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load, save, save_file
+from torch import Tensor, nn
+
+import gramwatch
+from gramwatch import DataError, GramDetector, Guard, artifact, datasets, networks, training
+from gramwatch.errors import ArtifactError, GramwatchError
+from gramwatch.methods import METHODS, TRAINED
+from gramwatch.training import checkpoint
+from test_artifact import CALIBRATION, FRESH, TRAIN, TinyNet, joined, parts
+
+SECONDS_PER_LOAD = 20
+MEMORY = 2 * 2**30
+ALLOWED = (ArtifactError, DataError, FileNotFoundError)
+SMALL: dict[str, dict[str, Any]] = {"knn": {"k": 5}, "nnguide": {"k": 5}, "vim": {"dimensions": 2}}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of file: how it is written, and read back as tensors that can be compared."""
+
+    write: Callable[[Path], None]
+    read: Callable[[Path], list[Tensor]]
+    file: str = "file.safetensors"
+    forged: bool = False
+    """Whether it has a header that can be forged."""
+    checked: bool = True
+    """Whether damage must be noticed: whether there is a checksum."""
+
+
+def _network(semantic: bool = False) -> nn.Module:
+    network = TinyNet()
+    if semantic:
+        torch.manual_seed(0)
+        training.Semantic(count=2, size=3).prepare(network)
+    return network
+
+
+def _judged(detector: Any) -> list[Tensor]:
+    """Everything that a detector says of a batch."""
+    found = detector(FRESH)
+    return [found.score, found.p_value, found.is_ood, found.logits]
+
+
+def _detector(make: Callable[[nn.Module], Any], semantic: bool = False, calibrate: bool = True) -> Kind:
+    def write(path: Path) -> None:
+        detector = make(_network(semantic)).fit(TRAIN.split(80), progress=False)
+        if calibrate:
+            detector.calibrate([CALIBRATION], progress=False)
+        detector.save(path)
+
+    def read(path: Path) -> list[Tensor]:
+        detector = gramwatch.load(path, _network(semantic))
+        return _judged(detector if calibrate else detector.calibrate([CALIBRATION], progress=False))
+
+    return Kind(write, read, forged=True)
+
+
+def _interrupted(make: Callable[[nn.Module], Any]) -> Kind:
+    """The checkpoint of a fit."""
+
+    def write(path: Path) -> None:
+        def batches() -> Iterator[Tensor]:
+            yield TRAIN
+            raise KeyboardInterrupt
+
+        try:
+            make(_network()).fit(batches(), checkpoint=path, progress=False)
+        except KeyboardInterrupt:
+            return
+
+    def read(path: Path) -> list[Tensor]:
+        kept = path.with_name("kept")
+        kept.write_bytes(path.read_bytes())  # a fit that is complete removes its checkpoint
+        detector = make(_network()).fit([TRAIN], checkpoint=kept, progress=False)
+        detector.calibrate([CALIBRATION], progress=False)
+        return _judged(detector)
+
+    return Kind(write, read, forged=True)
+
+
+def _weights(objective: str) -> Kind:
+    header = {
+        "network": "mlp_300",
+        "classes": 10,
+        "mean": [0.5],
+        "std": [0.25],
+        "objective": objective,
+        "settings": training.objective_of(objective).settings(),
+    }
+
+    def write(path: Path) -> None:
+        torch.manual_seed(1)
+        network = networks.build("mlp_300")
+        training.objective_of(objective).prepare(network)
+        checkpoint.write(path, header, network)
+
+    return Kind(write, _read_weights, forged=True)
+
+
+def _read_weights(path: Path) -> list[Tensor]:
+    loaded = networks.load("mlp_300", path)
+    return [torch.tensor([loaded.mean, loaded.std]), *loaded.network.state_dict().values()]
+
+
+def _others_weights(path: Path) -> None:
+    state = networks.build("mlp_300").state_dict()
+    save_file(state, path) if path.suffix == ".safetensors" else torch.save(state, path)
+
+
+def _set(name: str, split: str = "test") -> Callable[[Path], list[Tensor]]:
+    def read(path: Path) -> list[Tensor]:
+        root = next(parent for parent in path.parents if parent.name == "root")
+        datasets._load.cache_clear()
+        found = datasets.load(name, root, split=split)
+        return [found.images, torch.empty(0) if found.labels is None else found.labels]
+
+    return read
+
+
+def _cifar(path: Path) -> None:
+    rng = np.random.default_rng(0)
+    batch = {
+        b"data": rng.integers(0, 256, (3, 3072), np.uint8),
+        b"labels": [1, 2, 3],
+        b"filenames": [b"a.png", b"b.png", b"c.png"],
+    }
+    path.write_bytes(pickle.dumps(batch, protocol=2))
+
+
+def _idx(path: Path) -> None:
+    def packed(array: np.ndarray) -> bytes:
+        head = bytes([0, 0, 8, array.ndim]) + b"".join(n.to_bytes(4, "big") for n in array.shape)
+        return gzip.compress(head + array.tobytes(), mtime=0)
+
+    rng = np.random.default_rng(0)
+    path.write_bytes(packed(rng.integers(0, 256, (3, 28, 28), np.uint8)))
+    path.with_name("t10k-labels-idx1-ubyte.gz").write_bytes(packed(np.arange(3, dtype=np.uint8)))
+
+
+def _npy(path: Path) -> None:
+    np.save(path, np.random.default_rng(0).integers(0, 256, (3, 32, 32, 3), np.uint8))
+    np.save(path.with_name("labels.npy"), np.arange(3))
+
+
+def _svhn(path: Path) -> None:
+    from scipy.io import savemat
+
+    images = np.random.default_rng(0).integers(0, 256, (32, 32, 3, 4), np.uint8)
+    savemat(path, {"X": images, "y": np.uint8([[10], [1], [9], [2]])}, do_compression=True)
+
+
+def kinds() -> dict[str, Kind]:
+    """Every kind of file that is read."""
+    found = {
+        "gram": _detector(lambda net: GramDetector(net, orders=[1, 2, 3])),
+        "gram float16": _detector(lambda net: GramDetector(net, orders=[1, 2], storage="float16")),
+        "gram mean_variance": _detector(lambda net: GramDetector(net, bounds="mean_variance")),
+        "gram subtract": _detector(lambda net: GramDetector(net, orders=[1], confidence="subtract")),
+        "gram not calibrated": _detector(lambda net: GramDetector(net, orders=[1]), calibrate=False),
+        "gram checkpoint": _interrupted(lambda net: GramDetector(net, orders=[1, 2])),
+        "guard": _detector(lambda net: Guard(net, orders=[1, 2])),
+        "guard per class": _detector(lambda net: Guard(net, orders=[1], per_class=True, level=0.9)),
+        "guard not calibrated": _detector(lambda net: Guard(net, orders=[1]), calibrate=False),
+        "guard checkpoint": _interrupted(lambda net: Guard(net, orders=[1])),
+    }
+    for name, method in (METHODS | TRAINED).items():
+        options = SMALL.get(name, {})
+        found[name] = _detector(
+            lambda net, method=method, options=options: method(net, **options), name == "semantic"
+        )
+    found |= {f"weights {name}": _weights(name) for name in ("cross_entropy", "semantic")}
+    batch = "root/cifar-10-batches-py/test_batch"
+    found |= {
+        "weights of others": Kind(_others_weights, _read_weights, "w.safetensors", checked=False),
+        "weights by PyTorch": Kind(_others_weights, _read_weights, "w.pth", checked=False),
+        "CIFAR": Kind(_cifar, _set("cifar10"), batch, checked=False),
+        "IDX": Kind(_idx, _set("mnist"), "root/MNIST/raw/t10k-images-idx3-ubyte.gz", checked=False),
+        "npy": Kind(_npy, _set("cifar100_subset"), "root/cifar100-subset/images.npy", checked=False),
+        "SVHN": Kind(_svhn, _set("svhn"), "root/svhn/test_32x32.mat", checked=False),
+    }
+    return found
+
+
+# --- mutations ---------------------------------------------------------------------------------------
+
+
+def damaged(content: bytes, rng: random.Random) -> bytes:
+    """One to three pieces of damage, as disks and networks do it."""
+    for _ in range(rng.choice([1, 1, 1, 2, 3])):
+        size = max(1, len(content))
+        # As often near the beginning, where headers are, as anywhere.
+        place = rng.randrange(size if rng.random() < 0.5 else min(size, 3000))
+        length = rng.choice([1, 2, 8, 100, size // 3 + 1])
+        other = rng.randrange(size)
+        how = rng.randrange(6)
+        if how <= 1:
+            changed = bytearray(content)
+            if changed:
+                changed[place] ^= 1 << rng.randrange(8)
+            content = bytes(changed)
+        elif how == 2:
+            content = content[:place]
+        elif how == 3:
+            content = content[:place] + rng.randbytes(rng.choice([1, 4, 50])) + content[place:]
+        elif how == 4:
+            content = content[:place] + content[place + length :]
+        else:
+            a, b = sorted((place, other))
+            one, two = content[a : a + 40], content[b : b + 40]
+            content = content[:a] + two + content[a + 40 : b] + one + content[b + 40 :]
+    return content
+
+
+STRANGE: list[Any] = [
+    None, True, False, 0, 1, -1, 2, 3, 10**6, 2**31, 2**63, -(2**63), 10**30, 0.5, -0.5, 1e308, 1e-308,
+    "", "x", "gram", "float16", "mean_variance", "triangle", "\0" * 50,
+    [], [[]], {}, [1], ["a"], [None], [0, 0], {"a": 1},
+]  # fmt: skip
+
+
+def _places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    if path:
+        yield path
+    for key in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
+        yield from _places(value[key], (*path, key))
+
+
+def _strange_header(header: dict[str, Any], rng: random.Random) -> None:
+    places = list(_places(header))
+    if rng.random() < 0.95:
+        seldom = ("checksum", "tensors", "format", "network")
+        places = [place for place in places if place[0] not in seldom]
+    if not places:
+        return
+    *above, last = rng.choice(places)
+    holder: Any = header
+    for key in above:
+        holder = holder[key]
+    how, old = rng.randrange(7), holder[last]
+    if how == 0:
+        del holder[last]
+    elif how == 1 and isinstance(holder, list):
+        holder.append(copy.deepcopy(rng.choice(holder)))
+    elif how == 2 and isinstance(holder, dict):
+        holder[rng.choice(["", "extra", "state.x_", "model", "options"])] = holder.pop(last)
+    elif how == 3 and type(old) in (int, float):
+        holder[last] = rng.choice([old + 1, old - 1, -old, old * 1000, float(old), old / 3])
+    else:
+        holder[last] = copy.deepcopy(rng.choice(STRANGE))
+
+
+def _strange_tensor(tensors: dict[str, Tensor], header: dict[str, Any], rng: random.Random) -> None:
+    name = rng.choice(list(tensors))
+    tensor, how = tensors[name].clone(), rng.randrange(6)
+    if how == 0:
+        tensor = tensor.to(
+            rng.choice([torch.float16, torch.float32, torch.float64, torch.int64, torch.uint8])
+        )
+    elif how == 1 and tensor.numel():
+        tensor.view(-1)[rng.randrange(tensor.numel())] = rng.choice([0, -1, 1, 3, 100])
+    elif how == 2 and tensor.is_floating_point() and tensor.numel():
+        strange = rng.choice([torch.nan, torch.inf, -torch.inf, 1e30, -1e30])
+        tensor.view(-1)[rng.randrange(tensor.numel())] = strange
+    elif how == 3:
+        tensor = tensor.flip(0) if tensor.ndim else tensor.unsqueeze(0)
+    elif how == 4 and tensor.ndim:
+        tensor = rng.choice([tensor[:-1], torch.cat([tensor, tensor[:1]]), tensor[:0], tensor.unsqueeze(0)])
+    else:
+        tensors[rng.choice(["stowaway", "state.x_", f"{name}_"])] = tensors.pop(name)
+        return
+    tensors[name] = tensor.contiguous()
+    if rng.random() < 0.8:
+        _tell_shape(header, name, list(tensor.shape))
+
+
+def _tell_shape(header: dict[str, Any], name: str, shape: list[int]) -> None:
+    """Let the header say what shape the tensor has now, wherever it says so."""
+    members = header.get("members")
+    nested = members.items() if isinstance(members, dict) else ()
+    for start, holder in [("", header), *((f"members.{member}.", own) for member, own in nested)]:
+        shapes = holder.get("shapes") if isinstance(holder, dict) else None
+        if isinstance(shapes, dict) and name.removeprefix(start) in shapes:
+            shapes[name.removeprefix(start)] = shape
+
+
+def forged(content: bytes, rng: random.Random) -> bytes:
+    """Other values in the header or the tensors, with checksums that fit."""
+    layout, _ = parts(content)
+    header, tensors = json.loads(layout["__metadata__"]["gramwatch"]), dict(load(content))
+    for _ in range(rng.choice([1, 1, 2])):
+        if rng.random() < 0.6:
+            _strange_header(header, rng)
+        else:
+            _strange_tensor(tensors, header, rng)
+    header.pop("checksum", None)
+    if rng.random() < 0.98:
+        header["tensors"] = artifact._checksum(tensors.items())
+    header["checksum"] = artifact._header_checksum(header)
+    made = save(tensors, metadata={"gramwatch": json.dumps(header)})
+    if rng.random() < 0.1:  # the layout itself, too
+        layout, data = parts(made)
+        _strange_header(layout, rng)
+        made = joined(layout, data)
+    return made
+
+
+# --- trying ------------------------------------------------------------------------------------------
+
+
+def _too_long(*_: Any) -> None:
+    raise RuntimeError(f"it takes more than {SECONDS_PER_LOAD} seconds")
+
+
+def problem(kind: Kind, path: Path, original: list[Tensor], by_forger: bool) -> str | None:
+    """What is wrong with how the file at `path` is read; None if nothing is."""
+    signal.alarm(SECONDS_PER_LOAD)
+    try:
+        found = kind.read(path)
+    except ALLOWED:
+        return None
+    except GramwatchError as error:
+        return None if by_forger else f"{type(error).__name__}: {error}"
+    except BaseException:  # it is what is looked for
+        return traceback.format_exc()
+    finally:
+        signal.alarm(0)
+    if by_forger or not kind.checked:
+        return None
+    same = len(found) == len(original) and all(
+        a.shape == b.shape and torch.equal(a, b) for a, b in zip(found, original, strict=True)
+    )
+    return None if same else "it loads as something else"
+
+
+def try_one_kind(
+    name: str, seconds: float, seed: int, folder: Path, count: int | None = None
+) -> dict[str, Any]:
+    """Read mutations of one kind of file for so long, or so many of them; how many, and what went wrong."""
+    warnings.simplefilter("ignore")
+    kind, rng = kinds()[name], random.Random(f"{seed} {name}")
+    path = folder / kind.file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    kind.write(path)
+    content = path.read_bytes()
+    original = kind.read(path)
+    signal.signal(signal.SIGALRM, _too_long)
+    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    tried, failures, end = 0, [], time.monotonic() + seconds
+    while time.monotonic() < end if count is None else tried < count:
+        by_forger = kind.forged and rng.random() < 0.6
+        changed = (forged if by_forger else damaged)(content, rng)
+        path.write_bytes(changed)
+        wrong = problem(kind, path, original, by_forger)
+        grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - used
+        if wrong is None and grown > MEMORY:
+            wrong, used = f"it takes {grown / 2**30:.1f} GiB", used + grown
+        if wrong is not None:
+            failures.append(wrong)
+            kept = folder / f"failure-{len(failures)}"
+            kept.write_bytes(changed)
+        tried += 1
+    return {"tried": tried, "failures": failures}
+
+
+def _worker(name: str, seconds: float, seed: int, folder: Path) -> None:
+    faulthandler.enable()
+    torch.set_num_threads(1)
+    print(json.dumps(try_one_kind(name, seconds, seed, folder)))
+
+
+def main() -> None:
+    """Each kind in a process of its own, so that a crash is one failure of that kind."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=240, help="in all")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--kind", action="append", choices=list(kinds()), help="only these")
+    parser.add_argument("--keep", type=Path, help="a folder for the files that failed")
+    parser.add_argument("--worker", nargs=4, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.worker:
+        name, seconds, seed, folder = arguments.worker
+        return _worker(name, float(seconds), int(seed), Path(folder))
+    chosen = arguments.kind or list(kinds())
+    tried = failed = 0
+    with tempfile.TemporaryDirectory() as temporary:
+        for number, name in enumerate(chosen):
+            folder = (arguments.keep or Path(temporary)) / str(number)
+            folder.mkdir(parents=True, exist_ok=True)
+            each = arguments.seconds / len(chosen)
+            command = [
+                sys.executable,
+                __file__,
+                "--worker",
+                name,
+                str(each),
+                str(arguments.seed),
+                str(folder),
+            ]
+            done = subprocess.run(command, capture_output=True, text=True, env=os.environ)
+            if done.returncode:
+                found = {"tried": 1, "failures": [f"crash, {done.returncode}: {done.stderr[-3000:]}"]}
+            else:
+                found = json.loads(done.stdout.splitlines()[-1])
+            tried, failed = tried + found["tried"], failed + len(found["failures"])
+            print(f"{name:24} tried {found['tried']:6,}  failed {len(found['failures'])}", flush=True)
+            for failure in found["failures"][:3]:
+                print(f"    {failure}", flush=True)
+    print(f"{'all':24} tried {tried:6,}  failed {failed}")
+    return sys.exit(failed > 0)
+
+
+if __name__ == "__main__":
+    main()
