@@ -53,7 +53,7 @@ WIDEST_TRIANGLE = 1024
 MOST_STATISTICS = 2**30
 """Statistics of a batch that would take more bytes are never held together: the batch is run twice."""
 NO_WIDTH = 2**-8
-"""Bounds that are narrower than this share of their value hold one value: float16 rounds by a quarter of it."""
+"""Bounds narrower than this share of their value hold one value: float16 rounds by a quarter of it."""
 CHECKPOINT_SECONDS = 60.0
 """How often a fit with a checkpoint writes it."""
 _B = TypeVar("_B")
@@ -477,6 +477,8 @@ class GramDetector:
         """Where the network fails on inputs of another size than it was fitted on, name both."""
         try:
             yield
+        except torch.cuda.OutOfMemoryError:
+            raise
         except RuntimeError as error:
             if same_size(signature(inputs), self._signature):
                 raise

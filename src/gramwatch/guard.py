@@ -267,7 +267,8 @@ class Guard:
             return
         unusable = _unusable(self.members, on_device(inputs, self.model))
         if len(unusable) == len(self.members):
-            raise TapError(f"no member can be used, {', '.join(unusable)}: {'; '.join({*unusable.values()})}")
+            reasons = "; ".join(dict.fromkeys(unusable.values()))
+            raise TapError(f"no member can be used, {', '.join(unusable)}: {reasons}")
         for why in dict.fromkeys(unusable.values()):
             names = [name for name, reason in unusable.items() if reason == why]
             warn(f"{', '.join(names)} is left out of the guard: {why}")

@@ -135,6 +135,7 @@ class Rival(ABC):
                 self.take(self._observer(inputs, labels))
         self.finish()
         if self.says_nothing:
+            self._fitted = False
             raise InputError(self.says_nothing)
         return self
 

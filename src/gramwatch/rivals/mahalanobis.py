@@ -205,7 +205,8 @@ class ClassDistances(Rival):
         if now != then:
             raise InputError(
                 f"{self.name} was fitted on {len(then)} tap(s) with {sum(then)} channels in all, {len(now)} "
-                f"tap(s) with {sum(now)} channels were given"
+                f"tap(s) with {sum(now)} channels were given. They are found at the first batch: give "
+                "one of a size that the fit saw"
             )
         return gaussians
 

@@ -54,7 +54,8 @@ def is_watched(operation: str, args: tuple[Any, ...]) -> bool:
     """
     if operation not in RECURRENT:
         return operation in KINDS
-    return not (isinstance(args[1], Tensor) and not args[1].is_floating_point())
+    second = args[1] if len(args) > 1 else None
+    return not (isinstance(second, Tensor) and not second.is_floating_point())
 
 
 def layer_arguments(

@@ -31,7 +31,7 @@ class Tap:
     Attributes:
         name: the module it is made in, e.g. `layer1.0.conv1`; for a function called by a module that does
             more, the function's name follows (`layer1.0.relu`), and from the second time on, `#2`.
-        kind: `convolution`, `linear`, `activation`, `attention` or `mark`.
+        kind: `convolution`, `linear`, `recurrent`, `activation`, `attention` or `mark`.
         operation: the PyTorch function that makes it.
         shape: its shape for a batch of one. The size along `batch_axis` is 1, or larger where a network
             folds something else (windows, frames) into the batch.
