@@ -337,7 +337,8 @@ def liven(model: nn.Module, inputs: Any) -> None:
     for handle in handles:
         handle.remove()
     head = heads[-1]
-    nn.init.normal_(head.weight)
+    if not head.weight.any():  # as timm begins some heads
+        nn.init.normal_(head.weight)
     logits = gramwatch.taps.logits_of(gramwatch.taps.call(model.eval(), inputs))
     head.weight /= logits.std()
     if head.bias is not None:
