@@ -130,6 +130,8 @@ def test_other_channels_are_an_error_and_other_sizes_that_the_network_refuses():
         ([[32, 32, 3], "float32"], [[32, 32, 1], "float32"], False, None),
         ([[32, 32, 3], "uint8"], [[32, 32, 1], "uint8"], False, None),
         ([[3, 32, 32], "uint8"], [[3, 32, 32], "float32"], False, None),
+        ([[], "float32"], [[], "float32"], True, True),
+        ([[9], "float32"], [[9], "float32"], True, True),
         ([[9], "float32"], [[8], "float32"], False, None),
         ([[9], "int64"], [[8], "int64"], True, False),
         ([[9], "int64"], [[9], "float32"], False, None),

@@ -264,7 +264,7 @@ def _same_channels(shape: list[int], fitted: list[int | None]) -> bool:
         channels = min(ends, key=lambda axis: fitted[axis] or 0)
         return shape[channels] == fitted[channels]
     differing = sum(size != then for size, then in zip(shape, fitted, strict=True))
-    return differing <= len(shape) - 1
+    return differing == 0 or differing < len(shape)
 
 
 def same_size(given: list[list[Any]], fitted: list[list[Any]]) -> bool:
