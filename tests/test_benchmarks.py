@@ -6,11 +6,12 @@ import pytest
 import torch
 
 import oracle
-from benchmarks import document, measure, others, overhead, released, tables
+from benchmarks import cancellation, document, measure, others, overhead, released, tables
 from benchmarks.networks import settle
 from gramwatch import find_taps
 from gramwatch.deviation import outside_range
 from gramwatch.networks import wide_resnet_40_2
+from test_statistics import assert_as_exact_as_promised, mixed_map
 
 
 def test_the_released_statistics_are_the_papers():
@@ -252,3 +253,35 @@ def test_quick_options_and_names_of_files():
     args = overhead.arguments(["--device", "cuda", "--strict", "--rounds", "2"])
     assert (args.rounds, args.passes, args.output.name) == (2, 3, "overhead-cuda-strict.json")
     assert overhead.arguments([]).output.name == "overhead-cpu.json"
+
+
+def test_the_page_on_bounds_that_cancel_holds_what_its_result_says():
+    result = json.loads((document.DOCS / "data" / "cancellation.json").read_text(encoding="utf-8"))
+    page = (document.DOCS / "method.md").read_text(encoding="utf-8")
+    assert document.filled(page, {"cancellation": cancellation.page(result)}) == page
+    result["scores"]["largest_share"] += 0.1
+    assert document.filled(page, {"cancellation": cancellation.page(result)}) != page
+
+
+def test_cancellation_is_found_and_one_statistic_that_decides_too():
+    order, classes = torch.tensor([1, 1, 2]), torch.zeros(3, dtype=torch.long)
+    found = {
+        "float64": torch.tensor([[1e-5, 1.0, 1.0], [0.5, 1.1, 1.0], [1.0, 1.2, 1.0]]),
+        "magnitude": torch.tensor([[1.0, 1.0, 1.0], [1.0, 1.1, 1.0], [1.0, 1.2, 1.0]]),
+    }
+    first = cancellation.cancelled(found, classes, order)[0]
+    assert first["bounds"] == 4  # of two statistics the smallest and the largest
+    assert first["0.0001"] == first["0.01"] == 0.25
+    test = {name: torch.tensor([[0.0, 1.3, 1.1]]) for name in ("float64", "kernel")}
+    train = dict.fromkeys(test, found["float64"])
+    judged = cancellation.judged(train, classes, test, classes[:1], classes, order)
+    each = [1e-5 / 1.1e-5, 0.1 / 1.2, 0.1 / 1.0]  # Eq. 3, all in one tap
+    assert judged["largest_share"] == pytest.approx(each[0] / sum(each), rel=1e-4)
+    assert judged["one_statistic_is_over_half"] == judged["of_these_order_1"] == 1
+    assert judged["kernel"] == {"median": 0, "largest": 0}
+
+
+def test_the_exact_row_sums_are_the_papers():
+    maps = mixed_map(2, 5, 4, 3, 0.3, seed=0)
+    got = cancellation.exact(maps.flatten(2)).unflatten(1, (10, 5))
+    assert_as_exact_as_promised(got, maps, cancellation.ORDERS, "row_sums")
