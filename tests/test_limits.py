@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import gramwatch
-from gramwatch import GramDetector, GramwatchWarning, Guard, InputError, TapError
+from gramwatch import GramDetector, GramwatchWarning, Guard, TapError
 
 PAGE = (Path(__file__).parents[1] / "docs" / "limits.md").read_text(encoding="utf-8")
 pytestmark = pytest.mark.filterwarnings("ignore:.*fewer than 20 training:gramwatch.GramwatchWarning")
@@ -111,7 +111,6 @@ def test_weights_that_change_are_noticed_when_loading_only(tmp_path: Path) -> No
 
 def test_inputs_of_another_size_give_one_warning() -> None:
     guard = Guard(small()).fit([torch.rand(64, 3, 8, 8)], progress=False)
-    with pytest.warns(GramwatchWarning, match="another size") as said:
+    with pytest.warns(GramwatchWarning, match="another size"):
         guard.measure(torch.rand(4, 3, 9, 9))
-        guard.measure(torch.rand(4, 3, 9, 9))
-    assert sum("another size" in str(each.message) for each in said) == 1
+    guard.measure(torch.rand(4, 3, 9, 9))  # no other: it would be an error here
