@@ -339,7 +339,7 @@ def liven(model: nn.Module, inputs: Any) -> None:
     head = heads[-1]
     if not head.weight.any():  # as timm begins some heads
         nn.init.normal_(head.weight)
-    logits = gramwatch.taps.logits_of(gramwatch.taps.call(model.eval(), inputs))
+    logits = gramwatch.taps.Network(model).logits_of(gramwatch.taps.call(model.eval(), inputs))
     head.weight /= logits.std()
     if head.bias is not None:
         head.bias.copy_((head.bias - logits.mean(0)) / logits.std())

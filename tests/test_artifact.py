@@ -876,6 +876,20 @@ def test_a_header_of_gigabytes_is_not_read(tmp_path: Path) -> None:
         gramwatch.load(path, TinyNet())
 
 
+def test_lists_that_would_take_hours_or_gigabytes_are_refused(good: bytes, folder: Path) -> None:
+    layout, data = parts(good)
+    layout["bounds.minimum"]["shape"] = [2**62] * 300_000
+    with pytest.raises(ArtifactError, match="300,000 axes"):
+        gramwatch.load(damaged(folder, joined(layout, data)), TinyNet())
+
+    def many(header: dict[str, Any]) -> None:
+        header["settings"]["orders"] = list(range(1, 1001))
+        header["taps"]["watched"] = header["taps"]["watched"] * 1000
+
+    with pytest.raises(ArtifactError, match="6,000 taps are too many"):
+        gramwatch.load(damaged(folder, rewritten(good, many)), TinyNet())
+
+
 def test_tensors_that_overlap_or_leave_gaps_are_refused(good: bytes, folder: Path) -> None:
     layout, data = parts(good)
     layout["bounds.minimum"]["data_offsets"] = layout["bounds.maximum"]["data_offsets"]

@@ -139,6 +139,10 @@ def nested(depth, kind=b"\x85"):
         b"\x80\x02c_codecs\nencode\n.",
         b"\x80\x02}U\x04datac_codecs\nencode\n)Rs.",
         b"\x80\x02}U\x04dataK\x07s.",
+        # An array of a million axes, whose lengths would have to be multiplied.
+        b"\x80\x02}U\x04datacnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\n\x85R(K\x01("
+        + (b"\x8a\xc8" + b"\x7f" * 200) * 100_000
+        + b"tNK\x00U\x01xtbs.",
         b"\x80\x02Q.",
         b"R.",
         b"b.",
@@ -581,9 +585,10 @@ def test_lists_of_tiny_imagenet_that_are_damaged_are_named(tmp_path):
 
 def test_what_is_no_image_of_the_formats_we_read_is_named(tmp_path):
     tmp_path = tmp_path / "pictures"
-    for number, content in enumerate(
-        (b"8BPS\0\1" + bytes(40), b"%!PS-Adobe-3.0 EPSF-3.0\n", b"\x89PNG\r\n\x1a\n" + bytes(60))
-    ):
+    pcx = io.BytesIO()
+    Image.fromarray(photographs(1, 32)[0]).save(pcx, "PCX")
+    contents = pcx.getvalue(), b"%!PS-Adobe-3.0 EPSF-3.0\n", b"\x89PNG\r\n\x1a\n" + bytes(60)
+    for number, content in enumerate(contents):
         (tmp_path / str(number)).mkdir(parents=True)
         (tmp_path / str(number) / "picture.png").write_bytes(content)
         with pytest.raises(DataError, match=r"picture\.png is not a readable image"):

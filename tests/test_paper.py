@@ -13,23 +13,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from typer.testing import CliRunner
 
-from gramwatch import (
-    GramDetector,
-    datasets,
-    demo,
-    guard_study,
-    mlp,
-    mlp_study,
-    networks,
-    paper,
-    subject,
-    training,
-)
+from gramwatch import GramDetector, datasets, demo, networks, training
 from gramwatch.cli.app import app
 from gramwatch.datasets.digits import digits
 from gramwatch.errors import GramwatchWarning, InputError
 from gramwatch.evaluate import Row
 from gramwatch.metrics import METRICS
+from gramwatch.paper import experiment, guard_study, mlp, mlp_study, subject
 from gramwatch.paper.beside import SEEN, Line, draw_beside, markdown_tables, mean_line, tally
 from gramwatch.paper.cells import Cells
 from gramwatch.paper.depth import stage_of
@@ -85,8 +75,8 @@ def weights(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def options(data: Path, weights: Path, tmp_path: Path) -> paper.Options:
-    return paper.Options(
+def options(data: Path, weights: Path, tmp_path: Path) -> experiment.Options:
+    return experiment.Options(
         tmp_path / "out",
         network="mnist_convnet",
         weights={"convnet": weights},
@@ -128,7 +118,7 @@ def test_a_damaged_cell_is_said_and_forgotten(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_experiment_loses_no_finished_cell(
-    options: paper.Options, monkeypatch: pytest.MonkeyPatch
+    options: experiment.Options, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Interrupted at the third set of four; started again, only that and the last are measured."""
     plain, fit = subject.Together.measure, subject.fit_together
@@ -148,7 +138,7 @@ def test_an_interrupted_experiment_loses_no_finished_cell(
     monkeypatch.setattr(subject.Together, "measure", measuring)
     monkeypatch.setattr(subject, "fit_together", fitting)
     study = options.subject()
-    methods = paper.methods_of(study, "msp,gram")
+    methods = experiment.methods_of(study, "msp,gram")
     sets = [each for each in ood_sets("mnist") if each.name in ("kmnist", "gaussian", "bernoulli")]
     interrupted = False
     with pytest.raises(KeyboardInterrupt):
@@ -170,9 +160,9 @@ def test_an_interrupted_experiment_loses_no_finished_cell(
     assert len(done) == 10
 
 
-def test_a_damaged_cell_is_measured_again(options: paper.Options) -> None:
+def test_a_damaged_cell_is_measured_again(options: experiment.Options) -> None:
     study = options.subject()
-    methods = paper.methods_of(study, "msp")
+    methods = experiment.methods_of(study, "msp")
     before = study.measure(methods, NOISE[:1])
     path = study.cells.path(*study._cell(methods[0], NOISE[0]))
     path.write_bytes(b"nothing")
@@ -183,7 +173,7 @@ def test_a_damaged_cell_is_measured_again(options: paper.Options) -> None:
 # --- subjects ----------------------------------------------------------------------------------------
 
 
-def test_images_to_tune_on_are_not_judged(options: paper.Options) -> None:
+def test_images_to_tune_on_are_not_judged(options: experiment.Options) -> None:
     study = replace(options, tune="fgsm").subject()
     which = next(each for each in ood_sets("mnist") if each.name == "kmnist")
     tuning, test = study.tuning_batches(which).images, study.test_batches(which).images
@@ -193,7 +183,7 @@ def test_images_to_tune_on_are_not_judged(options: paper.Options) -> None:
     assert torch.equal(together, options.subject().test_batches(which).images.flatten(1).sort(0).values)
 
 
-def test_gram_by_order_is_gram_taken_apart(options: paper.Options) -> None:
+def test_gram_by_order_is_gram_taken_apart(options: experiment.Options) -> None:
     study = options.subject()
     batches = [batch[0] for batch in study.training_batches()]
     settings: dict[str, Any] = {"taps": ["conv?"], "statistic": "row_sums"}
@@ -313,8 +303,8 @@ def test_schematic(tmp_path: Path) -> None:
 # --- the experiments ---------------------------------------------------------------------------------
 
 
-def test_table2(options: paper.Options) -> None:
-    lines = paper.run("table2", replace(options, methods="msp,gram"))
+def test_table2(options: experiment.Options) -> None:
+    lines = experiment.run("table2", replace(options, methods="msp,gram"))
     found = {(each.ood, each.method): each for each in lines}
     assert found["SVHN", "Gram"].ours is None
     assert found["Bernoulli noise", "Gram"].our("auroc") > 90
@@ -330,10 +320,10 @@ def test_table2(options: paper.Options) -> None:
 
 
 @pytest.mark.parametrize("tune", ["fgsm", "outliers"])
-def test_table2_tuned(options: paper.Options, tune: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_table2_tuned(options: experiment.Options, tune: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gramwatch.paper.table2.ood_sets", lambda name: NOISE[:1])
     options = replace(options, methods="odin,mahalanobis,gram", tune=tune, subset=100)
-    lines = paper.run("table2", options)
+    lines = experiment.run("table2", options)
     assert {each.ours.examples for each in lines} == {80}
     page = (options.output / f"table2-mnist_convnet-{tune}.md").read_text(encoding="utf-8")
     words = {"fgsm": "FGSM examples", "outliers": "images of each out-of-distribution set"}
@@ -343,11 +333,11 @@ def test_table2_tuned(options: paper.Options, tune: str, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("name", ["ablation", "depth", "order", "triangle"])
-def test_variants_of_gram(options: paper.Options, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variants_of_gram(options: experiment.Options, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module = {"depth": "curves", "order": "curves"}.get(name, name)
     monkeypatch.setattr(f"gramwatch.paper.{module}.ood_sets", lambda name: NOISE[1:])
     monkeypatch.setattr(networks.MnistConvNet, "paper_taps", ("conv?",))  # orders are apart in maps only
-    lines = paper.run(name, replace(options, methods="msp,gram"))
+    lines = experiment.run(name, replace(options, methods="msp,gram"))
     methods = {each.method for each in lines}
     assert len(methods) == {"ablation": 12, "depth": 4, "order": 22, "triangle": 3}[name]
     # Six validation images: a tap on which none of them deviates is left out.
@@ -357,11 +347,11 @@ def test_variants_of_gram(options: paper.Options, name: str, monkeypatch: pytest
     assert {"ablation": "MEAN, published", "triangle": "largest, either way"}.get(name, "AUROC") in page
 
 
-def test_ways_to_join(options: paper.Options, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ways_to_join(options: experiment.Options, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gramwatch.paper.guard_study.ood_sets", lambda name: NOISE[1:])
     chosen = replace(options, methods="gram,early_mahalanobis,class_ratio,energy")
-    plain = {each.method for each in paper.computed("guard_study", chosen)}
-    lines = paper.computed("guard_study", replace(chosen, forms=True))
+    plain = {each.method for each in experiment.computed("guard_study", chosen)}
+    lines = experiment.computed("guard_study", replace(chosen, forms=True))
     methods = {each.method for each in lines}
     assert {"Guard", "Gram", "class ratio", "energy", "Gram over the last half of taps"} <= plain
     forms = {each.title for each in guard_study.FORMS}
@@ -371,7 +361,7 @@ def test_ways_to_join(options: paper.Options, monkeypatch: pytest.MonkeyPatch) -
     assert "| Gram of order 1 |" in page
 
 
-def test_what_is_missing_for_absent_sets_only_is_not_fitted(options: paper.Options) -> None:
+def test_what_is_missing_for_absent_sets_only_is_not_fitted(options: experiment.Options) -> None:
     absent = next(each for each in ood_sets("mnist") if each.name == "svhn")
     told: list[str] = []
     study = replace(options, say=told.append).subject()
@@ -385,7 +375,7 @@ def test_what_is_missing_for_absent_sets_only_is_not_fitted(options: paper.Optio
     assert any("SVHN: data not present" in text for text in told)
 
 
-def test_gram_is_fitted_on_moved_images_too(options: paper.Options) -> None:
+def test_gram_is_fitted_on_moved_images_too(options: experiment.Options) -> None:
     study = options.subject()
     settings = {"taps": ["conv?"], "statistic": "row_sums"}
     methods = [MethodSpec("still", "gram", settings), MethodSpec("moved", "gram", settings, moved=True)]
@@ -398,12 +388,12 @@ def test_gram_is_fitted_on_moved_images_too(options: paper.Options) -> None:
     assert methods[0].as_json().keys() < methods[1].as_json().keys()
 
 
-def test_outlier_exposure(options: paper.Options, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outlier_exposure(options: experiment.Options, monkeypatch: pytest.MonkeyPatch) -> None:
     kmnist = OodSet("KMNIST", "kmnist", source="somewhere")
     monkeypatch.setattr("gramwatch.paper.outlier_exposure.ood_sets", lambda name: [kmnist, *NOISE])
     (file,) = options.weights.values()
     both = {"cross_entropy": file, "outlier_exposure": file}
-    lines = paper.run("outlier_exposure", replace(options, weights=both, auxiliary="somewhere"))
+    lines = experiment.run("outlier_exposure", replace(options, weights=both, auxiliary="somewhere"))
     marked = {(each.network, each.method, each.ood) for each in lines if each.note == SEEN}
     assert marked == {
         *(("MNIST ConvNet, outlier_exposure", m, "KMNIST") for m in ("MSP", "Gram")),
@@ -414,10 +404,10 @@ def test_outlier_exposure(options: paper.Options, monkeypatch: pytest.MonkeyPatc
     assert {method: mean.examples for method, mean in means.items()} == {"MSP": 2, "OE": 2, "Gram": 2}
     assert means["MSP"].mean == means["OE"].mean  # the same file
     with pytest.raises(InputError, match="two networks"):
-        paper.run("outlier_exposure", options)
+        experiment.run("outlier_exposure", options)
 
 
-def test_trained(options: paper.Options, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_trained(options: experiment.Options, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("gramwatch.paper.trained.ood_sets", lambda name: NOISE)
     (file,) = options.weights.values()
     semantic = tmp_path / "semantic.safetensors"
@@ -436,30 +426,30 @@ def test_trained(options: paper.Options, monkeypatch: pytest.MonkeyPatch, tmp_pa
         progress=False,
     )
     each = {"cross_entropy": file, "prior_network": file, "variational_dirichlet": file, "semantic": semantic}
-    lines = paper.run("trained", replace(options, weights=each))
+    lines = experiment.run("trained", replace(options, weights=each))
     assert {line.method for line in lines} == {"MSP", "Gram", "DPN", "VD", "Semantic"}
     assert sum(line.summary for line in lines) == 5
     assert all(line.ours is not None for line in lines)
     page = (options.output / "trained-mnist_convnet.md").read_text(encoding="utf-8")
     assert "Trained with outliers: DPN." in page
     with pytest.raises(InputError, match="no objective 'nonsense'"):
-        paper.run("trained", replace(options, weights={"nonsense": file}))
+        experiment.run("trained", replace(options, weights={"nonsense": file}))
 
 
-def test_mlp(options: paper.Options, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mlp(options: experiment.Options, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mlp, "RECIPE", {**mlp.RECIPE, "epochs": 4})
     options = replace(options, network="mlp_300_150_50", weights={})
-    lines = paper.run("mlp", options)
+    lines = experiment.run("mlp", options)
     found = {(each.ood, each.method): each for each in lines}
     assert found["KMNIST", "Gram"].their("auroc") == 99.11
     assert found["KMNIST", "Gram"].our("auroc") > 50
     assert found["Fashion-MNIST", "Gram"].ours is None
     told: list[str] = []
-    paper.run("mlp", replace(options, say=told.append))
+    experiment.run("mlp", replace(options, say=told.append))
     assert not any("trained on" in text or "fitted" in text or "judged" in text for text in told)
 
 
-def test_one_order_stands_for_all_where_nothing_is_negative(options: paper.Options) -> None:
+def test_one_order_stands_for_all_where_nothing_is_negative(options: experiment.Options) -> None:
     loaded = mlp.trained(replace(options, network="mlp_300"), "mlp_300", epochs=1)
     study = options.study(loaded, "mnist")
     batches = [batch[0] for batch in study.training_batches()]
@@ -483,12 +473,12 @@ def test_study_puts_layers_between(kind: str) -> None:
     assert taps == ["layers.relu1", "layers.relu2", "layers.relu3"]
 
 
-def test_study(options: paper.Options, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_study(options: experiment.Options, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = ("the recipe", "SGD, learning rate 0.1", "row sums")
     monkeypatch.setattr(mlp_study, "VARIANTS", {name: mlp_study.VARIANTS[name] for name in chosen})
     monkeypatch.setattr(mlp_study, "DIGITS", [each for each in subject.DIGITS if each.name == "kmnist"])
     monkeypatch.setattr(mlp, "RECIPE", {**mlp.RECIPE, "epochs": 2})
-    lines = paper.run("mlp_study", replace(options, network=None, weights={}))
+    lines = experiment.run("mlp_study", replace(options, network=None, weights={}))
     assert len(lines) == 3 * 2
     trained = list((options.output / "cells").glob("*-trained-*"))
     assert len(trained) == 2  # row sums judge the first network
@@ -505,7 +495,7 @@ def test_command_runs_and_lists(data: Path, weights: Path, tmp_path: Path) -> No
     assert "KMNIST (40)" in result.output
     assert "in all" in result.output
     shown = CliRunner().invoke(app, ["paper", "list", "--data", str(data)]).output
-    assert all(name in shown for name in paper.EXPERIMENTS)
+    assert all(name in shown for name in experiment.EXPERIMENTS)
     present = {words[0]: " ".join(words[1:]) for words in map(str.split, shown.splitlines()) if words}
     assert (present["kmnist"], present["svhn"]) == ("present", "not present")
 
@@ -559,9 +549,9 @@ def test_the_study_of_false_alarms_counts_them(data: Path, weights: Path, tmp_pa
     assert f"| together | 180 | 5 % | {float(rows[1]['mean']):.2f} % |" in page
 
 
-def test_a_study_without_sets_says_so(options: paper.Options) -> None:
+def test_a_study_without_sets_says_so(options: experiment.Options) -> None:
     with pytest.raises(InputError, match="none of the sets is there: svhn"):
-        paper.computed(
+        experiment.computed(
             "guard_study", replace(options, methods="gram,early_mahalanobis,class_ratio,energy", sets="svhn")
         )
 
@@ -575,7 +565,7 @@ def test_there_are_no_other_studies(weights: Path) -> None:
 
 def test_on_real_digits(shared_data: Path, shared_weights: Path, tmp_path: Path) -> None:
     """The authors' MNIST ConvNet with Outlier Exposure tells KMNIST from MNIST; Gram has no such help."""
-    given = paper.Options(
+    given = experiment.Options(
         tmp_path,
         network="mnist_convnet",
         weights={"oe": shared_weights / "mnist_convnet_outlier_exposure_tuned.pth"},
@@ -584,7 +574,7 @@ def test_on_real_digits(shared_data: Path, shared_weights: Path, tmp_path: Path)
         methods="msp,gram",
         say=lambda text: None,
     )
-    found = {(each.ood, each.method): each.our("auroc") for each in paper.run("table2", given)}
+    found = {(each.ood, each.method): each.our("auroc") for each in experiment.run("table2", given)}
     assert found["KMNIST", "MSP"] > 95
     assert found["Fashion-MNIST", "Gram"] > 99
     assert found["KMNIST", "Gram"] > 88

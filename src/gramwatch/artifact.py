@@ -38,6 +38,8 @@ FORMAT = 1
 """The version of the file's layout. Files of every version up to this one can be read."""
 MOST_HEADER = 100_000_000
 """A longer header is refused, as the safetensors library does."""
+MOST_AXES = 64
+"""A tensor with more axes is refused, as PyTorch does."""
 _PIECE = 2**22
 """So many numbers are checked at once."""
 _DAY = 86_400.0
@@ -276,6 +278,8 @@ def _json(text: str | bytes) -> dict[str, Any]:
 def _stored(entry: Any, data: int) -> Stored:
     """One entry of the layout, whose offsets count from where the data begin."""
     shape, (start, stop) = entry["shape"], entry["data_offsets"]
+    if len(shape) > MOST_AXES:
+        raise ValueError(f"a tensor has {len(shape):,} axes")
     if not fits([*shape, start, stop], list[int]) or min([*shape, start], default=0) < 0:
         raise ValueError(f"a tensor has shape {shape!r:.60} and lies from {start!r:.30} to {stop!r:.30}")
     dtype = _DTYPES[entry["dtype"]]

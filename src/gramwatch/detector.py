@@ -57,6 +57,8 @@ NO_WIDTH = 2**-8
 """Bounds narrower than this share of their value hold one value: float16 rounds by a quarter of it."""
 CHECKPOINT_SECONDS = 60.0
 """How often a fit with a checkpoint writes it."""
+MOST_GROUPS = 10**6
+"""A file with more taps times orders is refused; large networks have ten thousand."""
 BOUNDS_RULES: dict[str, dict[str, Rule]] = {
     "min_max": {
         "minimum": artifact.NO_NAN,
@@ -927,6 +929,8 @@ class GramDetector:
                 raise ValueError(f"its inputs are {header['inputs']!r:.60}")
         detector._signature = header["inputs"]
         detector._taps = artifact.taps_from_json(header["taps"])
+        if len(detector._taps) * len(detector.orders) > MOST_GROUPS:
+            raise ValueError(f"{len(detector._taps):,} taps are too many")
         detector._measures = [detector._measure(tap) for tap in detector._taps]
         shapes = {"class_counts": Field((classes,), torch.int64, artifact.within(0, 2**53))}
         rules = BOUNDS_RULES[detector.bounds]

@@ -178,7 +178,9 @@ def _array(call: _Call) -> "np.ndarray[Any, np.dtype[Any]]":
     if call.name not in _ARRAYS or call.arguments[:1] != (_ARRAY,) or type(call.state) is not tuple:
         raise ValueError(f"it asks for {'.'.join(call.name)}")
     _, shape, dtype, by_column, content = call.state
-    if type(shape) is not tuple or not all(type(size) is int and size >= 0 for size in shape):
+    if type(shape) is not tuple or len(shape) > 2:
+        raise ValueError("an array has more axes than images in rows")
+    if not all(type(size) is int and 0 <= size < 2**63 for size in shape):
         raise ValueError("the shape of an array is not made of whole numbers")
     kind, raw = _dtype(dtype), _raw(content)
     if len(raw) != math.prod(shape) * kind.itemsize:
