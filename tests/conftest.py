@@ -1,10 +1,13 @@
 """What all tests share: real data and networks where they lie beside the checkout, and small networks."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+
+from gramwatch import kernels
 
 # Some torchvision wheels lack their compiled operators for this build of PyTorch; importing torchvision (and
 # with it timm) only needs these two to be known.
@@ -43,3 +46,12 @@ def shared_data() -> Path:
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _kernels_are_not_given_up() -> Iterator[None]:
+    """No test leaves the process without kernels: later ones would compare the slow form with itself."""
+    before = set(kernels._given_up)
+    yield
+    given_up, kernels._given_up = kernels._given_up - before, before
+    assert not given_up

@@ -436,6 +436,14 @@ def test_a_detector_may_be_saved_where_its_checkpoint_was(net, tmp_path):
     assert int(gramwatch.load(path, net).class_counts_.sum()) == 100
 
 
+def test_a_checkpoint_that_cannot_be_written_is_told_before_the_first_batch(net, tmp_path):
+    (tmp_path / "file").touch()
+    seen = []
+    with pytest.raises(OSError, match="cannot write"):
+        GramDetector(net).fit((seen.append(1) for _ in range(3)), checkpoint=tmp_path / "file" / "fit")
+    assert seen == []
+
+
 def test_a_fit_after_an_interrupted_one_says_that_batches_may_count_twice(net):
     batches = images(200, 0).split(50)
     detector = GramDetector(net)

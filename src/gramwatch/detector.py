@@ -1048,7 +1048,9 @@ class Fits:
         self._checkpoint: Path | None = None
 
     def begin(self, checkpoint: str | PathLike[str] | None) -> None:
-        """Say what a fit after an interrupted one does."""
+        """Say what a fit after an interrupted one does; refuse a checkpoint that cannot be written."""
+        if checkpoint is not None:
+            artifact.check_writable(checkpoint)
         if self._interrupted and checkpoint is None:
             warn(
                 f"an earlier fit was interrupted after {self._interrupted} batch(es), which are kept. If "
