@@ -858,6 +858,12 @@ def test_a_guard_fitted_after_an_interruption_says_so_and_can_be_reset(net, read
     assert_same(guard.calibrate(images(200, 1).split(64), progress=False), ready, images(20, 2))
 
 
+def test_members_that_look_at_other_features_are_refused_at_once(net):
+    members = {"knn": METHODS["knn"](net), "vim": METHODS["vim"](net, features="hidden")}
+    with pytest.raises(ValueError, match="look at the same features"):
+        Guard.of(members)
+
+
 def test_a_guard_is_not_merged_with_itself(ready):
     with pytest.raises(ValueError, match="cannot be merged with itself"):
         ready.merge(ready)

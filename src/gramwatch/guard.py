@@ -142,6 +142,9 @@ class Guard:
                 raise ValueError(f"'{name}' takes passes of its own, and a guard has one: leave it out")
             if isinstance(member, GramDetector) and member.confidence == "subtract":
                 raise ValueError(f"'{name}' has confidence='subtract', which a guard cannot join")
+        features = {each.features for each in members.values() if isinstance(each, Method)}
+        if len(features) > 1:
+            raise ValueError(f"the members of a guard look at the same features, not at {features}")
         self._all_members, self.members = members, members
         self._fits = Fits()
         self.level, self.per_class = float(level), bool(per_class)
