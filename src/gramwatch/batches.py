@@ -15,6 +15,9 @@ from gramwatch.errors import InputError
 Inputs = Any
 """What a network is called with: a tensor, a tuple of arguments, or a mapping of keyword arguments."""
 
+Signature = list[list[Any]]
+"""Shape of one example and dtype of each tensor of an input; None for a size that varies."""
+
 _T = TypeVar("_T")
 
 
@@ -227,7 +230,7 @@ def all_finite(inputs: Inputs) -> Tensor:
     return functools.reduce(torch.logical_and, finite)
 
 
-def signature(inputs: Inputs) -> list[list[Any]]:
+def signature(inputs: Inputs) -> Signature:
     """Shape of one example and dtype of each tensor of an input, to notice other inputs later."""
     return [[list(t.shape[1:]), str(t.dtype).removeprefix("torch.")] for t in tensors_in(inputs)]
 

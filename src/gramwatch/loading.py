@@ -5,11 +5,11 @@ from os import PathLike
 from torch import nn
 
 from gramwatch import artifact
+from gramwatch.detector import Detector
 from gramwatch.errors import ArtifactError
 from gramwatch.guard import SINGLES, Guard
 from gramwatch.taps import Network
 from gramwatch.taps.running import InputsAdapter, LogitsAdapter, adapted
-from gramwatch.together import Detector
 
 
 def load(

@@ -1,9 +1,8 @@
-"""What all rivals share: fit, calibrate, judge, save and load, each from one forward pass."""
+"""What all methods share that judge by one score: what they need, what they keep, their files."""
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from os import PathLike
 from typing import Any, ClassVar
 
 import torch
@@ -11,13 +10,15 @@ from torch import Tensor, nn
 
 from gramwatch import artifact
 from gramwatch.artifact import Field
-from gramwatch.batches import Inputs
-from gramwatch.detector import Detection, check_level, check_not_itself, check_same_weights
-from gramwatch.errors import CalibrationError, InputError, NotFittedError, warn
-from gramwatch.observation import ChannelMeans, Observation, Observer
+from gramwatch.batches import Inputs, on_device
+from gramwatch.detector import AsMeasured, Calibration, Detector, Measurement
+from gramwatch.errors import InputError
+from gramwatch.observation import Needs, Observation
 from gramwatch.taps import Network
 from gramwatch.taps.running import InputsAdapter, LogitsAdapter
-from gramwatch.threshold import examples_needed, is_above_threshold, p_value, threshold
+
+NEEDS = ("features", "head", "channel_means")
+"""What a method may look at beside the logits."""
 
 
 @dataclass(frozen=True)
@@ -44,10 +45,10 @@ class Record:
     """Where it fails."""
 
 
-class Method(ABC):
-    """A detector that judges by what one forward pass shows.
+class Method(Detector):
+    """A detector that judges by one score, from what one forward pass shows.
 
-    A method says what it `needs`, how it fits from a sample of training examples, and how it scores. Its
+    A method says what it looks at, how it learns from a sample of training examples, and how it scores. Its
     fitted tensors are attributes that end in an underscore: these are what is saved.
 
     Args:
@@ -62,11 +63,9 @@ class Method(ABC):
 
     """
 
-    name: ClassVar[str]
-    """How users ask for it."""
     record: ClassVar[Record]
-    needs: ClassVar[frozenset[str]] = frozenset()
-    """What it looks at beside the logits: see `gramwatch.observation.NEEDS`."""
+    looks_at: ClassVar[frozenset[str]] = frozenset()
+    """What it looks at beside the logits: some of `NEEDS`."""
     settings: ClassVar[tuple[str, ...]] = ()
     """The method's own settings: attributes, and arguments of the same name."""
     kept: ClassVar[artifact.Shapes] = {}
@@ -86,25 +85,21 @@ class Method(ABC):
         most_examples: int = 50_000,
         seed: int = 0,
     ) -> None:
-        check_level(level)
+        unknown = self.looks_at - set(NEEDS)
+        if unknown:
+            raise ValueError(f"a method cannot look at {sorted(unknown)}, only at {', '.join(NEEDS)}")
         if most_examples < 1:
             raise ValueError(f"most_examples must be at least 1, got {most_examples}")
-        self.network = Network.of(model, inputs, logits)
-        self.level, self.most_examples, self.seed = float(level), most_examples, seed
-        self.features = features
-        self.taps = taps if isinstance(taps, str) else list(taps)
-        self.metadata: dict[str, Any] = {}
-        self._sample: _Sample | None = None
-        self._fitted = not self.record.fitted
-        self._scores: Tensor | None = None
+        self.most_examples, self.seed, self.features = most_examples, seed, features
+        self.selection = taps if isinstance(taps, str) else list(taps)
         self.width_: Tensor | None = None  # of the features, after `fit`
         self.tuned_: Tensor | None = None  # true after `tune`, by methods that have it
-        self._observer = Observer(self.network, self.needs, taps=taps, features=features)
+        super().__init__(model, level=level, inputs=inputs, logits=logits)
 
-    @property
-    def model(self) -> nn.Module:
-        """The network that is judged."""
-        return self.network.model
+    def _begin(self) -> None:
+        self._sample: _Sample | None = None
+        self._fitted = not self.learns
+        super()._begin()
 
     # --- what a method defines -----------------------------------------------------------------------
 
@@ -122,52 +117,73 @@ class Method(ABC):
         return self.record.gradients
 
     @property
-    def alone(self) -> bool:
+    def alone(self) -> bool:  # type: ignore[override]
         """Whether judging takes passes of its own: `score_inputs`, not `judged`."""
         return self.gradients
 
+    # --- what follows from that ----------------------------------------------------------------------
+
     @property
-    def trained_on_outliers(self) -> bool:
+    def title(self) -> str:
+        """How tables call it."""
+        return self.record.title
+
+    @property
+    def learns(self) -> bool:
+        """Whether it needs training data."""
+        return self.record.fitted
+
+    @property
+    def is_fitted(self) -> bool:
+        """Whether it has learnt all that it needs."""
+        return self._fitted
+
+    @property
+    def trained_on_outliers(self) -> bool:  # type: ignore[override]
         """Whether its network was trained with outliers: a table has to say so."""
         return self.record.retraining and self.record.outliers
 
     @property
-    def tuned_on_outliers(self) -> bool:
+    def tuned_on_outliers(self) -> bool:  # type: ignore[override]
         """Whether it has itself seen outliers: a table has to say so."""
         return self.tuned_ is not None and bool(self.tuned_)
 
     @property
-    def says_nothing(self) -> str:
-        """Why every input gets the same score, after a fit to data of no use; empty otherwise."""
-        return ""
+    def needs(self) -> Needs:
+        """What it needs of a pass."""
+        where = self.selection if isinstance(self.selection, str) else tuple(self.selection)
+        features = bool(self.looks_at & {"features", "head"})
+        return Needs(
+            features, self.features if features else None, where if "channel_means" in self.looks_at else None
+        )
+
+    @property
+    def _called(self) -> str:
+        return self.name
 
     # --- fit -----------------------------------------------------------------------------------------
 
-    def fit(self, loader: Iterable[Any], *, progress: bool = True) -> "Method":
-        """Take in what training data looks like; nothing, if the method needs none."""
-        if self.record.fitted:
-            for inputs, labels in self.network.batches(loader, self.name, progress):
-                self.take(self._observer(inputs, labels))
-        self.finish()
+    def check_adding(self, checkpoint: bool) -> None:
+        """Methods that keep examples cannot take up an earlier fit."""
+        if self.learns and not self.running and checkpoint:
+            raise ValueError(f"'{self.name}' keeps examples, which a checkpoint does not: leave it out")
+
+    def check_useful(self) -> None:
+        """Refuse a fit after which every input would get the same score."""
         if self.says_nothing:
             self._fitted = False
-            raise InputError(self.says_nothing)
-        return self
+        super().check_useful()
 
-    def take(self, observation: Observation) -> None:
+    def take(self, observation: Observation) -> Tensor | int:
         """Take in one batch of training examples; those that are not finite are left out."""
         if self._sample is None:
             self._sample = _Sample(self.most_examples, self.seed)
-        self._sample.add(observation.kept(self.needs))
+        self._sample.add(observation.kept)
+        return 0 if observation.finite is None else (~observation.finite).sum()
 
-    def means_of(self, inputs: Inputs) -> ChannelMeans:
-        """What gathers the channel means at this method's taps in another's pass over these inputs."""
-        return self._observer.means_of(inputs)
-
-    def finish(self) -> None:
+    def finish(self, left_out: int = 0) -> None:
         """Learn from what was taken in."""
-        self._scores = None
-        if self.record.fitted:
+        if self.learns:
             self._learn()
         self._fitted = True
 
@@ -185,75 +201,58 @@ class Method(ABC):
         """Forget all training and calibration data; settings stay."""
         for name in self.state():
             setattr(self, name, None)
-        self._sample = self._scores = None
-        self._fitted = not self.record.fitted
-        return self
+        return super().reset()
 
-    def to(self, device: torch.device | str) -> "Method":
-        """Move the network to a device; what was learnt of it follows when it is used."""
-        self.model.to(device)
-        return self
-
-    def merge(self, other: "Method") -> "Method":
-        """Join what another detector of the same network, fitted on other data, has seen.
-
-        Only methods for which this is exact can be merged. The calibration must be done anew.
-        """
-        self.check_merge(other)
-        if self.record.fitted:
-            self._merge(other)
-        self._scores = None
-        return self
-
-    def check_merge(self, other: "Method") -> None:
+    def check_merge(self, other: Detector) -> None:
         """Make sure that another detector can be merged into this one."""
-        check_not_itself(self, other)
-        if type(other) is not type(self):
-            raise ValueError(f"the two are different methods: {self.name} and {other.name}")
-        for name, mine, theirs in self.differing_settings(other):
-            raise ValueError(f"the two differ in {name}: {mine!r} and {theirs!r}")
-        self.check_fitted()
-        other.check_fitted()
-        if self.record.fitted and not self.running:
+        super().check_merge(other)
+        if self.learns and not self.running:
             raise ValueError(
                 f"{self.name} cannot be merged: what it learns from two parts of the data does not say what "
                 "it would learn from both. Fit it on all the data"
             )
-        check_same_weights(self.model, other.model)
 
-    def _merge(self, other: "Method") -> None:
+    def _merge(self, other: Any) -> None:
+        if self.learns:
+            self._add_learnt(other)
+
+    def _add_learnt(self, other: Any) -> None:
         """Add what another has learnt."""
         raise NotImplementedError(f"{self.name} says that it can be merged, but not how")
 
-    # --- calibrate and judge -------------------------------------------------------------------------
+    # --- judge ---------------------------------------------------------------------------------------
 
-    def calibrate(self, loader: Iterable[Any], *, progress: bool = True) -> "Method":
-        """Set the threshold from in-distribution data that was not used for training."""
-        scores = self.score_all(loader, progress=progress)
-        finite = scores[scores.isfinite()]
-        if len(finite) < len(scores):
-            warn(f"{len(scores) - len(finite)} calibration example(s) with NaN or infinity were left out")
-        if len(finite) < examples_needed(self.level):
-            raise CalibrationError(
-                f"{len(finite)} calibration examples cannot support level {self.level}: "
-                f"at least {examples_needed(self.level)} are needed"
-            )
-        self._scores = finite.sort().values
-        return self
+    @torch.inference_mode()
+    def measured(self, observation: Observation) -> Measurement:
+        """The score of each example, and whether it is finite."""
+        score = self.judged(observation)
+        return Measurement(score.unsqueeze(1), observation.logits, score < torch.inf)
 
-    def score_all(self, loader: Iterable[Any], *, progress: bool = True) -> Tensor:
-        """The scores of a whole loader, on the CPU."""
-        batches = self.network.batches(loader, self.name, progress)
-        parts = [self.score_inputs(inputs)[1].cpu() for inputs, _ in batches]
-        if not parts:
-            raise InputError(f"the loader yielded no example: {self.name} needs some")
-        return torch.cat(parts)
+    def measure(self, inputs: Inputs) -> Measurement:
+        """The scores of a batch, without the calibration."""
+        if not self.alone:
+            return super().measure(inputs)
+        logits, score = self.score_inputs(inputs)
+        return Measurement(score.unsqueeze(1), logits, score < torch.inf)
 
     def score_inputs(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
         """The logits and the scores of a batch."""
-        self.check_fitted()
-        observation = self._observer(inputs)
-        return observation.logits, self.judged(observation)
+        measured = super().measure(inputs)
+        return measured.logits, measured.values[:, 0]
+
+    def score_all(self, loader: Iterable[Any], *, progress: bool = True) -> Tensor:
+        """The scores of a whole loader, on the CPU."""
+        return self.measure_all(loader, self.name, progress).values[:, 0]
+
+    def observe(self, inputs: Inputs) -> Observation:
+        """What one forward pass shows."""
+        inputs = on_device(inputs, self.model)
+        return self.planned(inputs)(inputs)[0]
+
+    def differentiable(self, inputs: Inputs) -> Observation:
+        """What one forward pass shows, to be differentiated with respect to the inputs."""
+        inputs = on_device(inputs, self.model)
+        return self.planned(inputs.detach()).differentiable(inputs)[0]
 
     @torch.inference_mode()
     def judged(self, observation: Observation) -> Tensor:
@@ -277,61 +276,18 @@ class Method(ABC):
         # Over True a score stays, over False it is infinite or NaN: one operation on a GPU, not several.
         return (score if finite is None else score / finite).nan_to_num(torch.inf, torch.inf, torch.inf)
 
-    def __call__(self, inputs: Any) -> Detection:
-        """Judge a batch."""
-        self._calibrated()
-        logits, score = self.score_inputs(self.network.read(inputs))
-        calibration = self._scores = self._calibrated().to(score.device)
-        score, logits = score.clone(), logits.clone()
-        return Detection(
-            logits=logits,
-            predicted=logits.argmax(1),
-            score=score,
-            p_value=p_value(score, calibration),
-            is_ood=is_above_threshold(score, calibration, self.level),
-        )
-
-    @property
-    def calibration_scores_(self) -> Tensor:
-        """The in-distribution scores that rank, ascending."""
-        return self._calibrated().clone()
-
-    @property
-    def threshold_(self) -> float:
-        """The score above which an input is out-of-distribution."""
-        return threshold(self._calibrated(), self.level)
-
-    def check_fitted(self) -> None:
-        """It has been fitted, if it has to be, or a plain error."""
-        if not self._fitted:
-            raise NotFittedError(f"{self.name} is not fitted: call detector.fit(train_loader) first")
-
-    def _calibrated(self) -> Tensor:
-        self.check_fitted()
-        if self._scores is None:
-            raise NotFittedError(
-                f"{self.name} is not calibrated: call detector.calibrate(validation_loader) after fitting"
-            )
-        return self._scores
-
-    def __repr__(self) -> str:
-        state = "not fitted" if not self._fitted else "not calibrated"
-        if self._scores is not None:
-            state = f"threshold {self.threshold_:.4g}"
-        return f"{type(self).__name__}({type(self.model).__name__}: {state})"
-
     # --- save and load -------------------------------------------------------------------------------
 
-    def differing_settings(self, other: "Method") -> Iterator[tuple[str, Any, Any]]:
-        """Each setting in which two detectors differ: its name, this one's value, the other's."""
-        theirs = other._all_settings()
-        for name, mine in self._all_settings().items():
-            if mine != theirs[name]:
-                yield name, mine, theirs[name]
-
-    def _all_settings(self) -> dict[str, Any]:
-        names = ("level", "features", "taps", "most_examples", "seed", *self.settings)
-        return {name: getattr(self, name) for name in names}
+    def settings_as_json(self) -> dict[str, Any]:
+        """The arguments that it was made with."""
+        shared = {
+            "level": self.level,
+            "features": self.features,
+            "taps": self.selection,
+            "most_examples": self.most_examples,
+            "seed": self.seed,
+        }
+        return shared | {name: getattr(self, name) for name in self.settings}
 
     def state(self) -> dict[str, Tensor]:
         """The fitted tensors, by name."""
@@ -341,37 +297,17 @@ class Method(ABC):
             if name.endswith("_") and isinstance(value, Tensor)
         }
 
-    def save(self, path: str | PathLike[str]) -> None:
-        """Write the detector to one safetensors file. The network itself is not saved."""
-        self.check_fitted()
-        artifact.check_writable(path)
-        header, tensors = self.contents()
-        more = {"network": artifact.fingerprint(self.model), "metadata": self.metadata}
-        if self.network.adapters:
-            more["adapters"] = self.network.adapters
-        artifact.write(path, header | more, tensors)
-
     def contents(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """What is to be saved, but for the network's fingerprint: plain values, and tensors."""
+        """What is to be saved: plain values, and tensors."""
         tensors = {f"state.{name}": tensor for name, tensor in self.state().items()}
-        if self._scores is not None:
-            tensors["calibration.scores"] = self._scores
+        if self._calibration is not None:
+            tensors["calibration.scores"] = self.calibration_scores_
         header = {
             "detector": self.name,
-            "settings": self._all_settings(),
+            "settings": self.settings_as_json(),
             "shapes": {name: list(tensor.shape) for name, tensor in tensors.items()},
         }
         return header, tensors
-
-    @classmethod
-    def from_artifact(
-        cls, saved: artifact.Saved, model: nn.Module | Network, accept_other_weights: bool = False
-    ) -> "Method":
-        """The detector in an opened file."""
-        detector = saved.restored(cls, model, accept_other_weights)
-        with artifact.reading(saved.path):
-            detector.check_fitted()
-        return detector
 
     @classmethod
     def described(
@@ -385,7 +321,10 @@ class Method(ABC):
 
     def restore(self, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         """Take over the tensors of a file."""
-        self._scores = tensors.get("calibration.scores")
+        scores = tensors.get("calibration.scores")
+        if scores is not None:
+            how = {"split": False, "seed": 0, "examples": len(scores)}
+            self._calibration = Calibration.restored(AsMeasured(), scores, self.level, how)
         state = {name.removeprefix("state."): t for name, t in tensors.items() if name.startswith("state.")}
         fields = self.fields()
         for name, tensor in state.items():
@@ -400,7 +339,7 @@ class Method(ABC):
     def fields(cls) -> artifact.Shapes:
         """The tensors that `state` has after `fit`: `kept`, and those that many methods have."""
         shared = {"tuned_": Field((), torch.bool, optional=True)}
-        if cls.record.fitted and "features" in cls.needs:
+        if cls.record.fitted and "features" in cls.looks_at:
             shared["width_"] = Field((), torch.int64, artifact.POSITIVE)
         return {**shared, **cls.kept}
 

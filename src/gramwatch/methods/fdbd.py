@@ -37,11 +37,11 @@ class FDBD(MeanMethod):
         self._head: Head | None = None
         self._kept = torch.empty(0)
 
-    def take(self, observation: Observation) -> None:
+    def take(self, observation: Observation) -> Tensor | int:
         """Take in one batch; a GPU is not waited for."""
         if observation.logits.shape[1] < 2:
             raise InputError(f"{self.name} needs decision boundaries: one class has none")
-        super().take(observation)
+        return super().take(observation)
 
     def score(self, observation: Observation) -> Tensor:
         """Minus the regularised mean distance."""

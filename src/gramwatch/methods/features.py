@@ -77,12 +77,12 @@ def second_moment(features: Tensor, centre: Tensor, centre_of: Tensor | None = N
 class HeadMethod(Method):
     """A method that uses the weights of the linear layer that makes the logits."""
 
-    needs = frozenset({"features", "head"})
+    looks_at = frozenset({"features", "head"})
 
-    def take(self, observation: Observation) -> None:
+    def take(self, observation: Observation) -> Tensor | int:
         """Take in one batch; without the weights there is an error at the first, not at the last."""
         head_of(observation, self.name)
-        super().take(observation)
+        return super().take(observation)
 
 
 class MeanMethod(HeadMethod):
@@ -104,7 +104,7 @@ class MeanMethod(HeadMethod):
         self._mean_for: Tensor | None = None
         self._mean_there = torch.empty(0)
 
-    def take(self, observation: Observation) -> None:
+    def take(self, observation: Observation) -> Tensor | int:
         """Take in one batch; a GPU is not waited for."""
         head_of(observation, self.name)
         features = features_of(observation, self.name)
@@ -115,12 +115,13 @@ class MeanMethod(HeadMethod):
         count = finite.sum()
         total = torch.where(finite.unsqueeze(1), features, 0.0).sum(0, dtype=torch.float64)
         self._add(total / count.clamp_min(1), count)
+        return len(features) - count
 
     def _learn(self) -> None:
         if self.count_ is None or not self.count_:
             raise InputError(f"{self.name} has seen no finite training example: there is nothing to fit")
 
-    def _merge(self, other: Method) -> None:
+    def _add_learnt(self, other: Method) -> None:
         assert isinstance(other, MeanMethod)
         if other.mean_ is None or other.count_ is None:
             raise InputError(f"{self.name}: the other was saved without its number of examples; fit it anew")
@@ -268,7 +269,7 @@ class BankMethod(Method):
 
     """
 
-    needs = frozenset({"features"})
+    looks_at = frozenset({"features"})
     settings = ("k",)
     kept: ClassVar = {"bank_": Field(("examples", "width"), torch.float32, FINITE)}
 

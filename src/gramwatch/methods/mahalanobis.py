@@ -37,7 +37,7 @@ class ClassDistances(Method):
     merged.
     """
 
-    needs = frozenset({"channel_means"})
+    looks_at = frozenset({"channel_means"})
     running = True
     kept: ClassVar = {
         "widths_": Field(("taps",), torch.int64, POSITIVE),
@@ -53,8 +53,6 @@ class ClassDistances(Method):
 
     def __init__(self, model: nn.Module, **options: Any) -> None:
         super().__init__(model, **options)
-        self._sums: _Sums | None = None
-        self._cached: _Fitted | None = None
         self.widths_: Tensor | None = None  # of each tap
         self.counts_: Tensor | None = None  # of the examples of each class
         self.sums_: Tensor | None = None  # of each class and tap, about its origin, one tap after the other
@@ -65,28 +63,34 @@ class ClassDistances(Method):
         self.whitening_: Tensor | None = None  # (width, rank) of each tap, one after the other
         self.centres_: Tensor | None = None  # (classes, rank) of each tap, whitened, one after the other
 
+    def _begin(self) -> None:
+        self._sums: _Sums | None = None
+        self._cached: _Fitted | None = None
+        super()._begin()
+
     # --- fit -----------------------------------------------------------------------------------------
 
     @torch.inference_mode(False)
     @torch.no_grad()
-    def take(self, observation: Observation) -> None:
+    def take(self, observation: Observation) -> int:
         """Add one batch of training examples to the sums; those that are not finite are left out."""
+        total = len(observation)
         if observation.finite is not None:
             observation = observation[observation.finite]
         if not len(observation):
-            return
+            return total
         features = self._features(observation)
         if self._sums is None:
             self._sums = self._seen(observation.logits.device) or _Sums.begun(
                 features, observation.logits.shape[1]
             )
         self._sums.add(features, self._classes(observation))
+        return total - len(observation)
 
     @torch.inference_mode(False)
     @torch.no_grad()
-    def finish(self) -> None:
+    def finish(self, left_out: int = 0) -> None:
         """Class means and covariances from the sums."""
-        self._scores = None
         sums = self._sums or self._seen(torch.device("cpu"))
         if sums is None:
             raise InputError(f"{self.name} has seen no finite training example: there is nothing to fit")
@@ -146,12 +150,6 @@ class ClassDistances(Method):
             self._keep(self._sums)
         return super().state()
 
-    def reset(self) -> Method:
-        """Forget all training and calibration data; settings stay."""
-        super().reset()
-        self._sums = self._cached = None
-        return self
-
     def _check_state(self) -> None:
         if self.widths_ is None:
             return
@@ -176,7 +174,7 @@ class ClassDistances(Method):
 
     @torch.inference_mode(False)
     @torch.no_grad()
-    def _merge(self, other: Method) -> None:
+    def _add_learnt(self, other: Method) -> None:
         assert isinstance(other, ClassDistances)
         mine, theirs = self._seen(torch.device("cpu")), other._seen(torch.device("cpu"))
         assert mine is not None
@@ -306,9 +304,9 @@ class Mahalanobis(ClassDistances):
         """Whether there is a step, and so a need for gradients."""
         return self.eps > 0
 
-    def finish(self) -> None:
+    def finish(self, left_out: int = 0) -> None:
         """Class means and covariances from the sums; what was tuned before is forgotten."""
-        super().finish()
+        super().finish(left_out)
         self.weights_ = self.bias_ = self.tuned_ = None
         assert self.ranks_ is not None
         assert self.widths_ is not None
@@ -349,13 +347,13 @@ class Mahalanobis(ClassDistances):
         """The logits of the batch as it is, and for each step the distances, each tap's after its own."""
         if not any(steps):
             with torch.inference_mode():
-                seen = self._observer(inputs)
+                seen = self.observe(inputs)
                 distances = self.distances(seen)
             assert seen.finite is not None
             return seen.logits, [distances] * len(steps), seen.finite
         images = single_images(inputs, self.model, self.name)
         leaf, given = leaf_of(images)
-        seen = self._observer.differentiable(given)
+        seen = self.differentiable(given)
         assert seen.finite is not None
         taps, finite = len(seen.channel_means), seen.finite
         found: list[list[Tensor]] = [[] for _ in steps]
@@ -365,7 +363,7 @@ class Mahalanobis(ClassDistances):
             away = gradient(distance, leaf, self.name, keep=tap + 1 < taps)
             with torch.inference_mode():
                 for column, eps in zip(found, steps, strict=True):
-                    moved = self._observer(step(images, away, -eps, self.scale)) if eps else seen
+                    moved = self.observe(step(images, away, -eps, self.scale)) if eps else seen
                     column.append(self._distance(tap, moved) if eps else distance.detach())
                     finite = finite if moved.finite is None else finite & moved.finite
         return seen.logits.detach(), [torch.stack(column, 1) for column in found], finite
@@ -410,7 +408,8 @@ class Mahalanobis(ClassDistances):
             quality = separation(held_in @ weights + bias, held_out @ weights + bias)
             tried.append((quality, eps, weights, bias))
         _, self.eps, self.weights_, self.bias_ = max(tried, key=lambda found: found[0])
-        self.join, self.tuned_, self._scores = "regression", torch.tensor(True), None
+        self.join, self.tuned_ = "regression", torch.tensor(True)
+        self.forget_calibration()
         return self
 
     def _all_distances(

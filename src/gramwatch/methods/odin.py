@@ -119,7 +119,8 @@ class ODIN(Method):
         choices = [(t, e) for t in range(len(temperatures)) for e in range(len(steps))]
         t, e = max(choices, key=lambda te: separation(inside[:, te[0], te[1]], outside[:, te[0], te[1]]))
         self.temperature, self.eps = temperatures[t], steps[e]
-        self.tuned_, self._scores = torch.tensor(True), None
+        self.tuned_ = torch.tensor(True)
+        self.forget_calibration()
         return self
 
     def scores_on_grid(
@@ -144,7 +145,7 @@ class ODIN(Method):
         """The logits of the batch as it is, and the scores for each temperature and step."""
         images = single_images(inputs, self.model, self.name)
         leaf, given = leaf_of(images)
-        seen = self._observer.differentiable(given)
+        seen = self.differentiable(given)
         found = []
         for number, temperature in enumerate(temperatures):
             # Times T: the sign is the same, and does not vanish in half precision.
@@ -153,7 +154,7 @@ class ODIN(Method):
             towards = gradient(value, leaf, self.name, keep=number + 1 < len(temperatures))
             with torch.inference_mode():
                 for eps in steps:
-                    moved = self._observer(step(images, towards, eps, self.scale)) if eps else seen
+                    moved = self.observe(step(images, towards, eps, self.scale)) if eps else seen
                     found.append(self._infinite_where_broken(_score(moved.logits, temperature), moved.finite))
         scores = torch.stack(found, 1).unflatten(1, (len(temperatures), len(steps)))
         return seen.logits.detach(), scores.detach()

@@ -8,7 +8,7 @@ from gramwatch.methods.base import Method, Record
 from gramwatch.methods.dirichlet import concentrations, differential_entropy, mutual_information
 from gramwatch.observation import Observation
 
-MEASURES = ("differential_entropy", "mutual_information", "max_probability")
+UNCERTAINTIES = ("differential_entropy", "mutual_information", "max_probability")
 MOST = 1e8
 """The largest concentration told apart: with larger ones the entropy would be rounding error."""
 
@@ -20,9 +20,9 @@ class PriorNetworkScore(Method):
 
     Args:
         model: a network trained as a Prior Network.
-        measure: `"differential_entropy"` of the Dirichlet distribution, `"mutual_information"` of label and
-            probabilities, or minus the `"max_probability"`. The paper reports all three; the first two say
-            how wide the distribution is, the last does not.
+        uncertainty: `"differential_entropy"` of the Dirichlet distribution, `"mutual_information"` of label
+            and probabilities, or minus the `"max_probability"`. The paper reports all three; the first two
+            say how wide the distribution is, the last does not.
         options: those of every `Method`.
 
     """
@@ -38,18 +38,22 @@ class PriorNetworkScore(Method):
         cost="a few operations for each logit",
         limits="The network has to be trained with outliers, and is best at what is like them.",
     )
-    settings = ("measure",)
+    settings = ("uncertainty",)
 
-    def __init__(self, model: nn.Module, *, measure: str = "differential_entropy", **options: Any) -> None:
+    def __init__(
+        self, model: nn.Module, *, uncertainty: str = "differential_entropy", **options: Any
+    ) -> None:
         super().__init__(model, **options)
-        if measure not in MEASURES:
-            raise ValueError(f"measure must be one of {', '.join(MEASURES)}; got {measure!r}")
-        self.measure = measure
+        if uncertainty not in UNCERTAINTIES:
+            raise ValueError(f"uncertainty must be one of {', '.join(UNCERTAINTIES)}; got {uncertainty!r}")
+        self.uncertainty = uncertainty
 
     def score(self, observation: Observation) -> Tensor:
-        """The measure chosen."""
+        """The uncertainty chosen."""
         logits = observation.logits.double()
-        if self.measure == "max_probability":
+        if self.uncertainty == "max_probability":
             return -logits.softmax(1).amax(1)
         alpha = concentrations(logits, MOST)
-        return differential_entropy(alpha) if self.measure == MEASURES[0] else mutual_information(alpha)
+        return (
+            differential_entropy(alpha) if self.uncertainty == UNCERTAINTIES[0] else mutual_information(alpha)
+        )

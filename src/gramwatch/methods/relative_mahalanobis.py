@@ -40,7 +40,7 @@ class RelativeMahalanobis(Method):
         limits="Takes each class for a Gaussian, all of one shape. Weak far from all training data, where "
         "both distances are large.",
     )
-    needs = frozenset({"features"})
+    looks_at = frozenset({"features"})
     settings = ("shrinkage",)
     kept: ClassVar = {
         "mean_": Field(("width",), torch.float64, FINITE),

@@ -7,10 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gramwatch.batches import Inputs
 from gramwatch.errors import InputError
 from gramwatch.methods.base import Method, Record
-from gramwatch.observation import Observation, Observer
+from gramwatch.observation import Needs, Observation
 from gramwatch.taps import unwrap
 
 
@@ -69,7 +68,7 @@ class SemanticScore(Method):
         equation="-sum_k ||f_k(x)||^2, f_k(x) the k-th predicted vector",
         fitted=False,
         retraining=True,
-        cost="a forward pass of its own",
+        cost="none",
         limits="The network has to be trained for it. Nothing in training sets the vectors' length: inputs "
         "with larger activations than training data pass as normal.",
     )
@@ -83,19 +82,13 @@ class SemanticScore(Method):
                 "the vectors that one predicts: train the network with gramwatch.training.Semantic"
             )
         tap = ".".join([*([found[0]] if found[0] else []), "predict"])
-        self._vectors = Observer(self.network, ["channel_means"], taps=[tap])
+        self._tap = tap
 
     @property
-    def alone(self) -> bool:
-        """A pass of its own: what others observe does not show the vectors' lengths."""
-        return True
+    def needs(self) -> Needs:
+        """The predicted vectors, which are the channel means of a plain vector."""
+        return Needs(means=(self._tap,))
 
     def score(self, observation: Observation) -> Tensor:
-        """Minus the squared length. The observation is of the predicted vectors, not what others share."""
+        """Minus the squared length. The observation shows the predicted vectors."""
         return -observation.channel_means[0].double().square().sum(1)
-
-    def score_inputs(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
-        """The logits and the scores of a batch."""
-        seen = self._vectors(inputs)
-        with torch.inference_mode():
-            return seen.logits, self._infinite_where_broken(self.score(seen), seen.finite)

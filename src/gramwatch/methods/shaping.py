@@ -13,7 +13,7 @@ from gramwatch.observation import Head, Observation
 class Shaping(Method):
     """The energy of the logits that come of changed features, or of a changed last layer."""
 
-    needs = frozenset({"features", "head"})
+    looks_at = frozenset({"features", "head"})
 
     @abstractmethod
     def logits(self, features: Tensor, head: Head) -> Tensor:

@@ -85,11 +85,11 @@ class VariationalDirichletScore(Method):
             return super().score_inputs(inputs)
         images = single_images(inputs, self.model, self.name)
         leaf, given = leaf_of(images)
-        seen = self._observer.differentiable(given)
+        seen = self.differentiable(given)
         with torch.inference_mode(False), torch.enable_grad():
             alpha = concentrations(seen.logits.double(), MOST)
             value = expected_log_probability(alpha, seen.predicted)
         towards = gradient(value, leaf, self.name)
         with torch.inference_mode():
-            moved = self._observer(step(images, towards, self.eps, self.scale))
+            moved = self.observe(step(images, towards, self.eps, self.scale))
             return seen.logits.detach(), self._infinite_where_broken(self.score(moved), moved.finite)

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from gramwatch.datasets.digits import digits
 from gramwatch.demo import outlier_sets, small_convnet, small_mlp, train
-from gramwatch.detector import GramDetector
 from gramwatch.errors import TapError
 from gramwatch.evaluate import Evaluation, evaluate
+from gramwatch.gram import GramDetector
 from gramwatch.guard import MEMBERS, Guard
 from gramwatch.methods import METHODS
 from gramwatch.observation import Observer

@@ -17,9 +17,10 @@ from torch import Tensor, nn
 
 from gramwatch import artifact, datasets
 from gramwatch.batches import Inputs, all_finite
-from gramwatch.detector import GramDetector, Measurement
+from gramwatch.detector import Measurement
 from gramwatch.deviation import tap_deviations
 from gramwatch.errors import InputError, MissingDataError
+from gramwatch.gram import GramDetector
 from gramwatch.joint import JointMeasurement
 from gramwatch.methods import METHODS, TRAINED, Method, fgsm
 from gramwatch.methods.odin import ODIN

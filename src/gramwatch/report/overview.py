@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gramwatch.detector import Detection, GramDetector
+from gramwatch.detector import Detection
+from gramwatch.gram import GramDetector
 from gramwatch.guard import Guard
 from gramwatch.report import pyplot, write_picture
 
