@@ -412,7 +412,11 @@ def reading(path: Path) -> Iterator[None]:
     """Whatever a file's contents make go wrong is an `ArtifactError` that names the file."""
     try:
         yield
-    except (ArtifactError, OSError, MemoryError, torch.cuda.OutOfMemoryError):
+    except ArtifactError as error:
+        if str(path) in str(error):
+            raise
+        raise ArtifactError(f"{path}: {error}") from None
+    except (OSError, MemoryError, torch.cuda.OutOfMemoryError):
         raise
     except Exception as error:
         raise ArtifactError(f"{path} is corrupt: {type(error).__name__}: {error!s:.500}") from error

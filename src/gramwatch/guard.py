@@ -38,8 +38,17 @@ STANDARD = {
 """What scores are standardised by, and saved."""
 MOST_CLASSES = 2**24
 """A file with more classes is refused."""
-SINGLES: dict[str, type[Detector]] = {GramDetector.name: GramDetector, **METHODS, **TRAINED}
-"""Every detector that looks for itself, by what its file calls it."""
+
+
+def single(name: str) -> type[Detector]:
+    """The detector, not a guard, that files call so; or a plain error."""
+    known: dict[str, type[Detector]] = {GramDetector.name: GramDetector, **METHODS, **TRAINED}
+    if name not in known:
+        raise ArtifactError(
+            f"it holds a {name!r:.60}, which this version does not know. If that is a method of your own, "
+            "make it known first: gramwatch.methods.register(...)"
+        )
+    return known[name]
 
 
 @dataclass(frozen=True)
@@ -433,7 +442,7 @@ class Guard(Detector):
         members: dict[str, Detector] = {}
         shapes: artifact.Shapes = {}
         for name, own in header["members"].items():
-            members[name], expected = SINGLES[own["detector"]].described(own, model)
+            members[name], expected = single(own["detector"]).described(own, model)
             shapes |= {f"members.{name}.{key}": field for key, field in expected.items()}
         settings, how = header["settings"], header["calibration"]
         artifact.check_types(settings, members=list[str], level=float, per_class=bool)

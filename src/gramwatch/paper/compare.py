@@ -25,8 +25,9 @@ NETWORKS: Mapping[str, Callable[[], nn.Module]] = {"convnet": small_convnet, "ml
 """The demo's networks."""
 
 
-def method_names(chosen: str | Iterable[str], every: Sequence[str] = (GUARD, GRAM, *METHODS)) -> list[str]:
-    """The names of the chosen methods; `"all"` for all there are."""
+def method_names(chosen: str | Iterable[str], every: Sequence[str] | None = None) -> list[str]:
+    """The names of the chosen methods; `"all"` for all there are, registered ones included."""
+    every = (GUARD, GRAM, *METHODS) if every is None else every
     names = [name.strip() for name in chosen.split(",")] if isinstance(chosen, str) else list(chosen)
     if names == ["all"]:
         return list(every)
