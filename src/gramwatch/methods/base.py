@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from gramwatch.observation import Needs, Observation
 from gramwatch.taps import Network
 from gramwatch.taps.running import InputsAdapter, LogitsAdapter
 
+_M = TypeVar("_M", bound="Method")
 NEEDS = ("features", "head", "channel_means")
 """What a method may look at beside the logits."""
 
@@ -99,6 +100,7 @@ class Method(Detector):
     def _begin(self) -> None:
         self._sample: _Sample | None = None
         self._fitted = not self.learns
+        self._copies: dict[str, tuple[Tensor, Tensor]] = {}
         super()._begin()
 
     # --- what a method defines -----------------------------------------------------------------------
@@ -165,8 +167,14 @@ class Method(Detector):
 
     def check_adding(self, checkpoint: bool) -> None:
         """Methods that keep examples cannot take up an earlier fit."""
-        if self.learns and not self.running and checkpoint:
+        if not self.learns or self.running:
+            return
+        if checkpoint:
             raise ValueError(f"'{self.name}' keeps examples, which a checkpoint does not: leave it out")
+        if self.is_fitted:
+            raise ValueError(
+                f"'{self.name}' is fitted already and cannot add to it: detector.reset() forgets that fit"
+            )
 
     def check_useful(self) -> None:
         """Refuse a fit after which every input would get the same score."""
@@ -228,16 +236,16 @@ class Method(Detector):
         score = self.judged(observation)
         return Measurement(score.unsqueeze(1), observation.logits, score < torch.inf)
 
-    def measure(self, inputs: Inputs) -> Measurement:
-        """The scores of a batch, without the calibration."""
+    def _measured(self, inputs: Inputs) -> Measurement:
         if not self.alone:
-            return super().measure(inputs)
+            return super()._measured(inputs)
         logits, score = self.score_inputs(inputs)
         return Measurement(score.unsqueeze(1), logits, score < torch.inf)
 
     def score_inputs(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
         """The logits and the scores of a batch."""
-        measured = super().measure(inputs)
+        self.check_fitted()
+        measured = super()._measured(inputs)
         return measured.logits, measured.values[:, 0]
 
     def score_all(self, loader: Iterable[Any], *, progress: bool = True) -> Tensor:
@@ -259,9 +267,8 @@ class Method(Detector):
         """The scores in float64, infinite where the example or what was seen of it is not finite."""
         self.check_fitted()
         if self.alone:
-            means = "gradients at the inputs" if self.gradients else "a tensor inside the network"
             raise InputError(
-                f"{self.name} judges by {means}, which an observation does not show: "
+                f"{self.name} judges by gradients at the inputs, which an observation does not show: "
                 "call detector.score_inputs(inputs)"
             )
         if self.width_ is not None and observation.features is not None:
@@ -269,6 +276,17 @@ class Method(Detector):
             if now != then:
                 raise InputError(f"{self.name} was fitted on {then} features, {now} were given")
         return self._infinite_where_broken(self.score(observation), observation.finite)
+
+    def on(self, device: torch.device, name: str) -> Tensor:
+        """A fitted tensor on a device. The copy is kept there."""
+        tensor: Tensor = getattr(self, name)
+        if tensor.device == device:
+            return tensor
+        original, copy = self._copies.get(name, (None, tensor))
+        if original is not tensor or copy.device != device:
+            copy = tensor.to(device)
+            self._copies[name] = (tensor, copy)
+        return copy
 
     @staticmethod
     def _infinite_where_broken(score: Tensor, finite: Tensor | None) -> Tensor:
@@ -311,8 +329,8 @@ class Method(Detector):
 
     @classmethod
     def described(
-        cls, header: Mapping[str, Any], model: nn.Module | Network
-    ) -> "tuple[Method, artifact.Shapes]":
+        cls: "type[_M]", header: Mapping[str, Any], model: nn.Module | Network
+    ) -> "tuple[_M, artifact.Shapes]":
         """The detector without its tensors, and what these must be."""
         fields = {f"state.{name}": field for name, field in cls.fields().items()}
         fields["calibration.scores"] = Field(("ranking",), torch.float64, artifact.ASCENDING)

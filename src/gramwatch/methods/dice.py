@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from gramwatch.artifact import Field
 from gramwatch.errors import InputError
 from gramwatch.methods.base import Record
+from gramwatch.methods.features import features_of, head_of
 from gramwatch.methods.shaping import Shaping
 from gramwatch.observation import Head, Observation
 
@@ -44,16 +45,16 @@ class DICE(Shaping):
         self.mask_: Tensor | None = None
 
     def _fit(self, training: Observation) -> None:
-        features, head = self._features_and_head(training)
+        features, head = features_of(training, self.name), head_of(training, self.name)
         contribution = head.weight.double().cpu() * features.double().mean(0)
         smallest = np.percentile(contribution.numpy(), 100 * self.sparsity) if self.sparsity else -np.inf
         self.mask_ = contribution > float(smallest)
 
     def logits(self, features: Tensor, head: Head) -> Tensor:
         """Those of the weights that are kept; the bias stays."""
-        assert self.mask_ is not None
-        if self.mask_.shape != head.weight.shape:
-            then, now = tuple(self.mask_.shape), tuple(head.weight.shape)
+        mask = self.on(features.device, "mask_")
+        if mask.shape != head.weight.shape:
+            then, now = tuple(mask.shape), tuple(head.weight.shape)
             raise InputError(f"{self.name} was fitted on a last layer of {then} weights, not {now}")
-        weight = torch.where(self.mask_.to(features.device), head.weight.to(features), 0)
+        weight = torch.where(mask, head.weight.to(features), 0)
         return Head(weight, head.bias)(features)

@@ -48,7 +48,7 @@ class FDBD(MeanMethod):
         logits, predicted = observation.logits.double(), observation.predicted
         shares = self._shares(head_of(observation, self.name), logits.device)[predicted]
         mean = ((logits.amax(1, keepdim=True) - logits) * shares).sum(1)
-        away = lengths(features_of(observation, self.name).double() - self.mean_on(logits.device))
+        away = lengths(features_of(observation, self.name).double() - self.on(logits.device, "mean_"))
         return -mean / away.clamp_min(TINY)
 
     def _shares(self, head: Head, device: torch.device) -> Tensor:

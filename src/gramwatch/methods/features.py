@@ -101,8 +101,6 @@ class MeanMethod(HeadMethod):
         super().__init__(model, **options)
         self.mean_: Tensor | None = None
         self.count_: Tensor | None = None  # of the examples behind the mean
-        self._mean_for: Tensor | None = None
-        self._mean_there = torch.empty(0)
 
     def take(self, observation: Observation) -> Tensor | int:
         """Take in one batch; a GPU is not waited for."""
@@ -138,15 +136,6 @@ class MeanMethod(HeadMethod):
             )
         before, self.count_ = self.mean_.to(mean.device), self.count_.to(mean.device) + count
         self.mean_ = before + (mean - before) * (count / self.count_.clamp_min(1).double())
-
-    def mean_on(self, device: torch.device) -> Tensor:
-        """The mean on a device, kept there."""
-        assert self.mean_ is not None
-        if self.mean_.device == device:
-            return self.mean_
-        if self._mean_for is not self.mean_ or self._mean_there.device != device:
-            self._mean_for, self._mean_there = self.mean_, self.mean_.to(device)
-        return self._mean_there
 
 
 class Neighbours:

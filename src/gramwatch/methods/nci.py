@@ -42,6 +42,6 @@ class NCI(MeanMethod):
         """Minus the proximity and the norm."""
         features = features_of(observation, self.name).double()
         weight = head_of(observation, self.name).weight.to(features.device)[observation.predicted].double()
-        centred = features - self.mean_on(features.device)
+        centred = features - self.on(features.device, "mean_")
         proximity = (weight * centred).sum(1) / lengths(centred).clamp_min(TINY)
         return -(proximity + self.alpha * features.abs().sum(1))

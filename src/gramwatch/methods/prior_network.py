@@ -1,12 +1,15 @@
 """Dirichlet Prior Network: how wide the predicted distribution over class probabilities is."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
 
+from gramwatch import artifact
 from gramwatch.methods.base import Method, Record
 from gramwatch.methods.dirichlet import concentrations, differential_entropy, mutual_information
 from gramwatch.observation import Observation
+from gramwatch.taps import Network
 
 UNCERTAINTIES = ("differential_entropy", "mutual_information", "max_probability")
 MOST = 1e8
@@ -47,6 +50,16 @@ class PriorNetworkScore(Method):
         if uncertainty not in UNCERTAINTIES:
             raise ValueError(f"uncertainty must be one of {', '.join(UNCERTAINTIES)}; got {uncertainty!r}")
         self.uncertainty = uncertainty
+
+    @classmethod
+    def described(
+        cls, header: Mapping[str, Any], model: nn.Module | Network
+    ) -> "tuple[PriorNetworkScore, artifact.Shapes]":
+        """The detector without its tensors. Earlier files call the uncertainty `measure`."""
+        settings = header["settings"]
+        if isinstance(settings, dict) and "measure" in settings:
+            settings = {"uncertainty" if name == "measure" else name: v for name, v in settings.items()}
+        return super().described({**header, "settings": settings}, model)
 
     def score(self, observation: Observation) -> Tensor:
         """The uncertainty chosen."""

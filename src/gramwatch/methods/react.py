@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from gramwatch.artifact import FINITE, Field
 from gramwatch.methods.base import Record
+from gramwatch.methods.features import features_of
 from gramwatch.methods.shaping import Shaping, checked_percentile
 from gramwatch.observation import Head, Observation
 
@@ -42,7 +43,7 @@ class ReAct(Shaping):
         self.clip_: Tensor | None = None
 
     def _fit(self, training: Observation) -> None:
-        features, _ = self._features_and_head(training)
+        features = features_of(training, self.name)
         # NumPy, for torch.quantile takes no more than 16 million values.
         clip = np.percentile(features.numpy(), self.percentile)
         self.clip_ = torch.tensor(float(clip), dtype=torch.float64)

@@ -88,17 +88,15 @@ class RelativeMahalanobis(Method):
 
     def score(self, observation: Observation) -> Tensor:
         """The squared distance to the nearest class less that to the background."""
-        assert self.mean_ is not None
-        assert self.centres_ is not None
-        assert self.whitening_ is not None
-        assert self.background_whitening_ is not None
-        device = observation.logits.device
-        centred = features_of(observation, self.name).double() - self.mean_.to(device)
-        x = centred @ self.whitening_.to(device)
-        centres = self.centres_.to(device)
-        # Of ||x - m||^2 all but the part that is the same for all classes.
+        mean, centres, whitening, background_whitening = (
+            self.on(observation.logits.device, name)
+            for name in ("mean_", "centres_", "whitening_", "background_whitening_")
+        )
+        centred = features_of(observation, self.name).double() - mean
+        x = centred @ whitening
+        # ||x - m||^2 without ||x||^2, which is the same for all classes.
         nearest = (centres.square().sum(1) - 2 * (x @ centres.T)).amin(1)
-        background = (centred @ self.background_whitening_.to(device)).square().sum(1)
+        background = (centred @ background_whitening).square().sum(1)
         return x.square().sum(1) + nearest - background
 
 

@@ -63,7 +63,7 @@ class SemanticScore(Method):
     name = "semantic"
     record = Record(
         title="Semantic",
-        paper="Shalev, Adi & Keshet: Out-of-Distribution Detection using Multiple SemanticScore Label "
+        paper="Shalev, Adi & Keshet: Out-of-Distribution Detection using Multiple Semantic Label "
         "Representations. NeurIPS 2018",
         equation="-sum_k ||f_k(x)||^2, f_k(x) the k-th predicted vector",
         fitted=False,
@@ -81,14 +81,15 @@ class SemanticScore(Method):
                 f"{type(unwrap(self.model)).__name__} has {len(found)} SemanticHeads, but this score is of "
                 "the vectors that one predicts: train the network with gramwatch.training.Semantic"
             )
-        tap = ".".join([*([found[0]] if found[0] else []), "predict"])
-        self._tap = tap
+        self._tap = f"{found[0]}.predict".removeprefix(".")
 
     @property
     def needs(self) -> Needs:
-        """The predicted vectors, which are the channel means of a plain vector."""
+        """The predicted vectors. The channel means of a vector are the vector itself."""
         return Needs(means=(self._tap,))
 
     def score(self, observation: Observation) -> Tensor:
-        """Minus the squared length. The observation shows the predicted vectors."""
+        """Minus the squared length. The channel means are the predicted vectors."""
+        if not observation.channel_means:
+            raise InputError(f"{self.name} looks at the predicted vectors, which were not observed")
         return -observation.channel_means[0].double().square().sum(1)

@@ -4,16 +4,13 @@ from abc import abstractmethod
 
 from torch import Tensor
 
-from gramwatch.errors import TapError
-from gramwatch.methods.base import Method
 from gramwatch.methods.energy import energy
+from gramwatch.methods.features import HeadMethod, features_of, head_of
 from gramwatch.observation import Head, Observation
 
 
-class Shaping(Method):
-    """The energy of the logits that come of changed features, or of a changed last layer."""
-
-    looks_at = frozenset({"features", "head"})
+class Shaping(HeadMethod):
+    """The energy of the logits after a change of the features or of the last layer."""
 
     @abstractmethod
     def logits(self, features: Tensor, head: Head) -> Tensor:
@@ -21,16 +18,8 @@ class Shaping(Method):
 
     def score(self, observation: Observation) -> Tensor:
         """The energy of the changed logits."""
-        features, head = self._features_and_head(observation)
-        return energy(self.logits(features.double(), head))
-
-    def _features_and_head(self, observation: Observation) -> tuple[Tensor, Head]:
-        if observation.features is None or observation.head is None:
-            raise TapError(
-                f"{self.name} needs the weights of the linear layer that makes the logits: it works on that "
-                "layer's own input and cannot be given other features by name"
-            )
-        return observation.features, observation.head
+        head = head_of(observation, self.name)
+        return energy(self.logits(features_of(observation, self.name).double(), head))
 
 
 def kept(features: int, percentile: float) -> int:

@@ -80,12 +80,10 @@ class ViM(HeadMethod):
 
     def score(self, observation: Observation) -> Tensor:
         """The virtual logit minus the logarithm of the summed exponentials of all others."""
-        assert self.origin_ is not None
-        assert self.residual_ is not None
-        assert self.alpha_ is not None
-        device = observation.logits.device
-        centred = features_of(observation, self.name).double() - self.origin_.to(device)
-        virtual = self.alpha_.to(device) * lengths(centred @ self.residual_.to(device))
+        origin, residual, alpha = (
+            self.on(observation.logits.device, name) for name in ("origin_", "residual_", "alpha_")
+        )
+        virtual = alpha * lengths((features_of(observation, self.name).double() - origin) @ residual)
         return virtual + energy(observation.logits)
 
 
