@@ -22,19 +22,17 @@ from gramwatch import (
     NotFittedError,
     TapError,
     artifact,
-    detector,
     kernels,
     networks,
+    observation,
 )
-from gramwatch.detector import Collector
+from gramwatch.detector import Calibration, Measurement, Together, fit_together, leaves_of
 from gramwatch.deviation import TotalDeviation
-from gramwatch.joint import Calibration, JointRule, Standard
+from gramwatch.joint import JointRule, Standard
 from gramwatch.methods import FDBD, KNN, METHODS, MSP, NCI, Energy, Mahalanobis
 from gramwatch.metrics import auroc
 from gramwatch.paper import compare, false_alarms
 from gramwatch.threshold import Ranks, class_groups, p_value, rank_of_threshold
-from gramwatch.together import Together, fit_together
-from gramwatch.watch import shared_observer
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fewer than 20:gramwatch.GramwatchWarning")
 DOCS = Path(__file__).parents[1] / "docs"
@@ -250,8 +248,8 @@ def test_scores_and_p_values_equal_the_transcription(net):
 def test_taps_that_never_deviate_are_left_out_of_the_mean():
     measured = false_alarms.simulated(100, torch.Generator().manual_seed(0))
     gram = measured.parts["gram"]
-    silent = dataclasses.replace(gram, deviations=F.pad(gram.deviations, (0, 3)))
-    with_silent = dataclasses.replace(measured, parts={**measured.parts, "gram": silent})
+    silent = dataclasses.replace(gram, values=F.pad(gram.values, (0, 3)))
+    with_silent = Measurement.together({**measured.parts, "gram": silent})
     scores = [
         JointRule({"gram": TotalDeviation()}).fit(each).member_scores(each)
         for each in (measured, with_silent)
@@ -289,8 +287,9 @@ def test_a_rule_can_standardise_and_join_otherwise():
     median = scores.quantile(0.5, 0)
     floored = scores.maximum(scores.quantile(0.25, 0))
     standardised = (floored - median) / (scores.quantile(0.99, 0) - median)
-    torch.testing.assert_close(plain(measured), standardised.sum(1))
-    torch.testing.assert_close(highest(measured), 2 * standardised.amax(1))
+    torch.testing.assert_close(plain(measured)[:, 0], standardised.sum(1))
+    torch.testing.assert_close(plain(measured)[:, 1:], scores)
+    torch.testing.assert_close(highest(measured)[:, 0], 2 * standardised.amax(1))
 
 
 # --- p-values ----------------------------------------------------------------------------------------
@@ -348,7 +347,7 @@ def test_p_values_hold_where_classes_are_rare_or_near_the_limit(shares):
 
 
 def test_the_rates_in_the_docs_are_those_measured():
-    page = (DOCS / "guard.md").read_text(encoding="utf-8")
+    page = (DOCS / "guard-study.md").read_text(encoding="utf-8")
     assert false_alarms.table() in page
     assert false_alarms.groups_table() in page
 
@@ -423,7 +422,7 @@ def test_per_class_ranks_within_the_group(net, tmp_path):
     x = images(50, 2)
     found, expected = guard(x), pooled(x)
     assert torch.equal(found.score, expected.score)
-    calibration, groups = guard._calibration, guard.groups_
+    calibration, groups = guard.calibration(), guard.groups_
     assert len(groups) > 1
     assert sorted(c for group in groups for c in group) == list(range(CLASSES))
     assert pooled.groups_ == [list(range(CLASSES))]
@@ -499,21 +498,55 @@ def test_a_marked_tensor_is_not_computed_twice(monkeypatch):
             x = gramwatch.mark(F.relu(self.conv1(x)), "again")
             return F.relu(self.conv2(x)).mean((2, 3))
 
-    net, repeated = made(Marked), []
-    plain = Collector.repeat
-    monkeypatch.setattr(Collector, "repeat", lambda *args: (repeated.append(1), plain(*args)))
+    net, computed = made(Marked), []
+    plain = kernels.compute
+    monkeypatch.setattr(kernels, "compute", lambda *args: computed.append(1) or plain(*args))
     guard = Guard(net, taps=["*", "again"]).fit(images(300, 0).split(100), progress=False)
-    assert len(repeated) == 3
+    assert len(computed) == 3 * (len(guard.tap_names) - 1)
     gram = GramDetector(net, taps=["*", "again"]).fit(images(300, 0).split(100), progress=False)
     x = images(9, 2, scale=2)
-    assert torch.equal(guard.measure(x).parts["gram"].deviations, gram.measure(x).deviations)
+    deviations = gram.measure(x).deviations
+    assert torch.equal(guard.measure(x).parts["gram"].deviations, deviations.double())
+    again, first = (gram.tap_names.index(name) for name in ("again", "relu"))
+    assert torch.equal(deviations[:, again], deviations[:, first])
 
 
 def test_large_statistics_are_measured_all_the_same(ready, monkeypatch):
-    x = images(9, 2, scale=2)
-    expected = ready(x)
-    monkeypatch.setattr(detector, "MOST_STATISTICS", 0)
-    torch.testing.assert_close(ready(x).score, expected.score)
+    """Each example by itself, then: rounding in the network differs with the size of its batch."""
+    x, passes = images(9, 2, scale=2), []
+    x[4] = torch.nan
+    with pytest.warns(GramwatchWarning, match=r"1 input\(s\) with NaN"):
+        expected = [ready(x[i : i + 1]) for i in range(9)]
+    monkeypatch.setattr(observation, "MOST_STATISTICS", 0)
+    ready.model.register_forward_hook(lambda *_: passes.append(1))
+    for record in (False, True):
+        ready.record_pass = record
+        with pytest.warns(GramwatchWarning, match=r"1 input\(s\) with NaN") as said:
+            found = ready(x)
+        assert len(said) == 1
+        assert len(passes) == 9
+        passes.clear()
+        for i, each in enumerate(expected):
+            for name in ("score", "p_value", "is_ood", "class_support", "deviations"):
+                torch.testing.assert_close(
+                    getattr(found[i], name), getattr(each, name), rtol=0, atol=0, equal_nan=True
+                )
+    measured = Together({"Guard": ready, "MSP": MSP(ready.model)}).measure([x], "judging", False)
+    assert torch.equal(ready.calibration().rule(measured["Guard"])[:, 0], found.score)
+    assert len(measured["MSP"]) == 9
+
+
+def test_a_fit_in_pieces_is_the_same(net, fitted, monkeypatch):
+    batches = images(300, 0).split(64)
+    monkeypatch.setattr(observation, "MOST_STATISTICS", 40_000)
+    guard = Guard(net).fit(batches, progress=False)
+    assert 1 < guard.planned(batches[0]).at_once < 64
+    for name, tensor in fitted.contents()[1].items():
+        torch.testing.assert_close(guard.contents()[1][name], tensor, rtol=1e-5, atol=1e-5)
+    bad = torch.full((60, 1, 7, 7), torch.nan)
+    with pytest.warns(GramwatchWarning, match=r"60 training example\(s\) with NaN") as said:
+        Guard(net).fit([*batches, bad], progress=False)
+    assert sum("left out" in str(each.message) for each in said) == 1
 
 
 def test_the_network_is_not_changed(net):
@@ -527,7 +560,7 @@ def test_the_network_is_not_changed(net):
 
 def test_what_comes_first_is_said(net):
     guard = Guard(net)
-    with pytest.raises(NotFittedError, match="not calibrated"):
+    with pytest.raises(NotFittedError, match="not fitted"):
         guard(images(2, 0))
     with pytest.raises(NotFittedError, match="not fitted"):
         guard.calibrate([images(100, 0)], progress=False)
@@ -547,6 +580,9 @@ def test_settings_are_checked(net):
         Guard(net, members=[])
     with pytest.raises(ValueError, match="'odin' takes passes of its own"):
         Guard(net, members=["gram", "odin"])
+    msp = MSP(net)
+    with pytest.raises(ValueError, match="'a' is a member by two names"):
+        Guard.of({"a": msp, "b": msp})
     with pytest.raises(ValueError, match="'b' judges another network"):
         Guard.of({"a": MSP(net), "b": MSP(made())})
     with pytest.raises(ValueError, match="confidence='subtract'"):
@@ -803,11 +839,11 @@ def test_members_may_look_at_different_taps(net):
     found = guard.measure(images(9, 2))
     for name, settings in zip(together, kinds, strict=True):
         alone = Mahalanobis(net, **settings).fit(images(300, 0).split(64), progress=False)
-        assert torch.equal(found.parts[name], alone.score_inputs(images(9, 2))[1])
+        assert torch.equal(found.parts[name].values[:, 0], alone.score_inputs(images(9, 2))[1])
     broken = images(9, 2)
     broken[4, 0, 3, 3] = torch.nan
     assert guard.measure(broken).finite.tolist() == [i != 4 for i in range(9)]
-    assert shared_observer(together.values())[1] == [together["1"], together["2"], together["3"]]
+    assert leaves_of([guard, together["2"]]) == list(together.values())
 
 
 def test_labels_are_ignored(net):
@@ -957,7 +993,7 @@ def test_evaluating_a_guard_is_the_protocol_written_out(fitted):
     for _ in range(3):
         order = torch.randperm(120, generator=generator)
         rule = fitted.rule().fit(measured[order[:12]])
-        figures.append(auroc(rule(measured)[order[12:]], rule(other)))
+        figures.append(auroc(rule(measured)[order[12:], 0], rule(other)[:, 0]))
     assert result.figures()[0, 0] == pytest.approx(np.mean(figures), abs=1e-9)
     with pytest.raises(NotFittedError):
         fitted(inside)
@@ -997,8 +1033,10 @@ def test_members_that_stand_beside_their_guard_work_once(net, monkeypatch):
     measured = together.measure(images(90, 1).split(30), "judging", False)
     assert len(passes) <= 3 + 4  # to find the taps and the layer that makes the logits
     assert sorted(calls) == ["judged"] * 3 + ["measured"] * 3
-    assert measured["Guard"].parts["fdbd"] is measured["fDBD"]
-    assert measured["Guard"].parts["gram"] is measured["Gram"]
+    of_guard = measured["Guard"].parts
+    assert torch.equal(of_guard["fdbd"].values, measured["fDBD"].values)
+    assert torch.equal(of_guard["gram"].values, measured["Gram"].values.double())
+    assert len({each.logits.data_ptr() for each in measured.values()}) == 1
     passes.clear()
     together.measure(images(90, 2).split(30), "judging", False)
     assert len(passes) == 3  # what was found serves further sets
