@@ -88,6 +88,9 @@ class Field:
     """None: any numbers."""
     optional: bool = False
     """Whether what is saved is complete without it."""
+    reduce: Literal["sum", "min", "max", "mean"] | None = None
+    """How the tensors of two sets of examples become that of both; "mean": weighed by the tensor `count_`.
+    None: it cannot be said of this tensor alone."""
 
 
 Shapes = dict[str, Field]

@@ -1,7 +1,7 @@
 """What all methods share that judge by one score: what they need, what they keep, their files."""
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
@@ -20,6 +20,12 @@ from gramwatch.taps.running import InputsAdapter, LogitsAdapter
 _M = TypeVar("_M", bound="Method")
 NEEDS = ("features", "head", "channel_means")
 """What a method may look at beside the logits."""
+REDUCTIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "sum": torch.add,
+    "min": torch.minimum,
+    "max": torch.maximum,
+}
+"""How two states become one, by the name in `Field.reduce`."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +78,8 @@ class Method(Detector):
     kept: ClassVar[artifact.Shapes] = {}
     """What it learns, as it is saved. A size called "width" is the number of features."""
     running: ClassVar[bool] = False
-    """Whether what it learns is a running state: fitting again adds to it, and two can be merged exactly."""
+    """Whether what it learns is a running state: fitting again adds to it, and two can be merged exactly.
+    `take` hands the states of one batch to `add_states`."""
 
     def __init__(
         self,
@@ -225,8 +232,35 @@ class Method(Detector):
             self._add_learnt(other)
 
     def _add_learnt(self, other: Any) -> None:
-        """Add what another has learnt."""
-        raise NotImplementedError(f"{self.name} says that it can be merged, but not how")
+        """Add what another has learnt; by default, as the fields in `kept` declare."""
+        self.add_states(other.state())
+
+    def add_states(self, states: Mapping[str, Tensor]) -> None:
+        """Add the states of further training examples to this method's own, as the fields in `kept` declare.
+
+        The result lies where the added states lie. A GPU is not waited for.
+        """
+        how = {name: field.reduce for name, field in self.kept.items() if field.reduce is not None}
+        if not how:
+            raise NotImplementedError(f"{self.name} says that it can be merged, but not how")
+        before = {name: getattr(self, name) for name in how}
+        if all(state is None for state in before.values()):
+            self._set({name: states[name] for name in how})
+            return
+        for name in how:
+            if before[name] is None or name not in states:
+                missing = "its number of examples" if name == "count_" else name
+                raise InputError(
+                    f"{self.name} was saved without {missing}, so nothing can be added: fit a new one"
+                )
+            before[name] = before[name].to(states[name].device)
+        for name, rule in how.items():
+            if rule == "mean":
+                share = states["count_"] / (before["count_"] + states["count_"]).clamp_min(1).double()
+                joined = before[name] + (states[name] - before[name]) * share
+            else:
+                joined = REDUCTIONS[rule](before[name], states[name])
+            setattr(self, name, joined)
 
     # --- judge ---------------------------------------------------------------------------------------
 
@@ -265,7 +299,8 @@ class Method(Detector):
     @torch.inference_mode()
     def judged(self, observation: Observation) -> Tensor:
         """The scores in float64, infinite where the example or what was seen of it is not finite."""
-        self.check_fitted()
+        if not self._fitted:
+            self.check_fitted()
         if self.alone:
             raise InputError(
                 f"{self.name} judges by gradients at the inputs, which an observation does not show: "

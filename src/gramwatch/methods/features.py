@@ -93,8 +93,8 @@ class MeanMethod(HeadMethod):
 
     running = True
     kept: ClassVar = {
-        "mean_": Field(("width",), torch.float64, FINITE),
-        "count_": Field((), torch.int64, NOT_NEGATIVE, optional=True),
+        "mean_": Field(("width",), torch.float64, FINITE, reduce="mean"),
+        "count_": Field((), torch.int64, NOT_NEGATIVE, optional=True, reduce="sum"),
     }
 
     def __init__(self, model: nn.Module, **options: Any) -> None:
@@ -112,30 +112,12 @@ class MeanMethod(HeadMethod):
         self.width_ = torch.tensor(features.shape[1])
         count = finite.sum()
         total = torch.where(finite.unsqueeze(1), features, 0.0).sum(0, dtype=torch.float64)
-        self._add(total / count.clamp_min(1), count)
+        self.add_states({"mean_": total / count.clamp_min(1), "count_": count})
         return len(features) - count
 
     def _learn(self) -> None:
         if self.count_ is None or not self.count_:
             raise InputError(f"{self.name} has seen no finite training example: there is nothing to fit")
-
-    def _add_learnt(self, other: Method) -> None:
-        assert isinstance(other, MeanMethod)
-        if other.mean_ is None or other.count_ is None:
-            raise InputError(f"{self.name}: the other was saved without its number of examples; fit it anew")
-        assert self.mean_ is not None
-        place = self.mean_.device
-        self._add(other.mean_.to(place), other.count_.to(place))
-
-    def _add(self, mean: Tensor, count: Tensor) -> None:
-        if self.mean_ is None:
-            self.mean_, self.count_ = torch.zeros_like(mean), torch.zeros_like(count)
-        elif self.count_ is None:
-            raise InputError(
-                f"{self.name} was saved without its number of examples, so none can be added: fit a new one"
-            )
-        before, self.count_ = self.mean_.to(mean.device), self.count_.to(mean.device) + count
-        self.mean_ = before + (mean - before) * (count / self.count_.clamp_min(1).double())
 
 
 class Neighbours:
