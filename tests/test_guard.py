@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -541,8 +542,11 @@ def test_a_fit_in_pieces_is_the_same(net, fitted, monkeypatch):
     monkeypatch.setattr(observation, "MOST_STATISTICS", 40_000)
     guard = Guard(net).fit(batches, progress=False)
     assert 1 < guard.planned(batches[0]).at_once < 64
-    for name, tensor in fitted.contents()[1].items():
-        torch.testing.assert_close(guard.contents()[1][name], tensor, rtol=1e-5, atol=1e-5)
+    gram, expected = guard.members["gram"], fitted.members["gram"]
+    for mine, theirs in zip(gram.tables(), expected.tables(), strict=True):
+        torch.testing.assert_close(mine, theirs)
+    x = images(20, 2, scale=1.3)
+    torch.testing.assert_close(guard.measure(x).values.float(), fitted.measure(x).values.float())
     bad = torch.full((60, 1, 7, 7), torch.nan)
     with pytest.warns(GramwatchWarning, match=r"60 training example\(s\) with NaN") as said:
         Guard(net).fit([*batches, bad], progress=False)
@@ -1124,6 +1128,59 @@ def test_p_values_hold_on_cifar10(shared_weights, shared_data):
                 assert mean[1:, i].max() <= largest_share(alpha, 100, 100, 1)
 
 
-def test_a_copy_of_a_guard_judges_the_same(ready):
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda guard: pickle.loads(pickle.dumps(guard))])
+def test_a_copy_of_a_guard_judges_the_same_and_is_its_own(copied, ready):
+    fresh = copied(Guard(ready.model))
+    fresh.fit(images(300, 0).split(64), progress=False).calibrate(images(200, 1).split(64), progress=False)
     ready(images(3, 2))
-    assert_same(copy.deepcopy(ready), ready, images(9, 3))
+    ready.record_pass = True
+    other, x = copied(ready), images(9, 3)
+    assert other.record_pass
+    for each in (fresh, other):
+        assert_same(each, ready, x)
+    assert all(member.model is other.model for member in other.members.values())
+    before = ready(x)
+    other.reset().fit([images(200, 5)], progress=False)
+    with torch.no_grad():
+        other.model.head.bias += 1
+    assert torch.equal(ready(x).score, before.score)
+
+
+def test_a_verdict_in_inference_mode_is_the_same(ready):
+    x = images(9, 2)
+    with torch.inference_mode():
+        found = ready(x)
+    assert not found.score.is_inference()
+    assert torch.equal(found.score, ready(x).score)
+
+
+# --- shared members ----------------------------------------------------------------------------------
+
+
+def test_guards_that_share_a_member(net, ready):
+    """One fit serves both; each has a calibration of its own."""
+    gram, msp = ready.members["gram"], MSP(net)
+    other, x = Guard.of({"gram": gram, "msp": msp}), images(9, 2)
+    with pytest.raises(NotFittedError, match="not calibrated"):
+        other(x)
+    other.calibrate([images(200, 1)], progress=False)
+    gram.calibrate([images(200, 1)], progress=False)
+    before, alone = other(x), gram(x)
+    ready.calibrate([images(100, 3)], progress=False)
+    assert torch.equal(other(x).score, before.score)
+    assert torch.equal(gram(x).score, alone.score)
+    counts = gram.class_counts_
+    fit_together({"one": ready, "two": other}, [images(64, 4)], progress=False)
+    assert int(gram.class_counts_.sum()) == int(counts.sum()) + 64  # not twice
+    for each in (ready, other, gram):
+        with pytest.raises(NotFittedError, match="not calibrated"):
+            each(x)
+    other.reset()
+    for each in (ready, other, gram):
+        with pytest.raises(NotFittedError, match="not fitted"):
+            each(x)
+    assert ready.members["early_mahalanobis"].is_fitted
+    ready.reset().fit(images(300, 0).split(64), progress=False)
+    ready.calibrate(images(200, 1).split(64), progress=False)
+    again = Guard(net).fit(images(300, 0).split(64), progress=False)
+    assert_same(ready, again.calibrate(images(200, 1).split(64), progress=False), x)

@@ -117,5 +117,5 @@ def test_nothing_in_a_guard_asks_for_values_before_its_end() -> None:
     guard.calibrate(batches(8), progress=False)
     some = batches(1)[0]
     guard(some)
-    assert not asks_for_values(lambda: guard._looked_and_judged(Nest(some)), "cpu")
+    assert not asks_for_values(lambda: guard._judged_inputs(Nest(some)), "cpu")
     assert asks_for_values(lambda: guard(some), "cpu")  # how many are broken, at the end

@@ -8,6 +8,7 @@ what it measured.
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from os import PathLike
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from gramwatch import artifact
-from gramwatch.batches import Inputs, on_device, on_device_ahead
+from gramwatch.batches import Inputs, on_device, on_device_ahead, signature
 from gramwatch.errors import ArtifactError, CalibrationError, GramwatchError, InputError, NotFittedError, warn
 from gramwatch.observation import Needs, Observation, Plan, Statistics
 from gramwatch.taps import Look, Network, Taps, unwrap
@@ -132,12 +133,12 @@ class Measurement:
         """The predicted class, D_c."""
         return self.logits.argmax(1)
 
-    @property
+    @cached_property
     def probability(self) -> Tensor:
         """The maximum softmax probability."""
         return self.logits.double().softmax(1).amax(1)
 
-    @property
+    @cached_property
     def parts(self) -> "dict[str, Measurement]":
         """What each member of a guard measured."""
         columns = self.columns or {}
@@ -401,7 +402,7 @@ class Detector(ABC):
     def check_inputs(self, inputs: Inputs) -> None:  # noqa: B027
         """Refuse inputs of another form than it was fitted on."""
 
-    def explain(self, inputs: Inputs, error: RuntimeError) -> None:  # noqa: B027
+    def explain(self, inputs: Inputs, error: BaseException) -> None:  # noqa: B027
         """Raise a better error than the network's own, if there is one."""
 
     def check_calibration(self, measured: Measurement) -> None:  # noqa: B027
@@ -562,9 +563,10 @@ class Detector(ABC):
     def planned(self, inputs: Inputs) -> Plan:
         """The plan of a pass for this detector, made at the first batch and kept."""
         if self._plan is None:
-            look = Look(self.network, inputs)
-            self.settle(look)
-            self._plan = plan_for(self.leaves, look)
+            with explained(self.leaves, inputs):
+                look = Look(self.network, inputs)
+                self.settle(look)
+                self._plan = plan_for(self.leaves, look)
         return self._plan
 
     @torch.inference_mode()
@@ -640,12 +642,13 @@ class Detector(ABC):
 
         An input that is not finite, or makes the network's activations so, gets an infinite score.
         """
-        self.calibration()
-        verdict = self._verdict(self.network.read(inputs))
-        # Out of inference mode, so that the results are ordinary tensors.
+        if self._calibration is None:
+            self.calibration()  # which says what is missing
+        inputs = self.network.read(inputs)
+        # Out of inference mode, so that the results, and what is kept on a GPU, are ordinary tensors.
         with torch.inference_mode(False), torch.no_grad():
             logits, predicted, score, p_values, is_ood, sound, *shown = (
-                t.clone() if t.is_inference() else t for t in verdict
+                t.clone() if t.is_inference() else t for t in self._verdict(inputs)
             )
             found = Detection(
                 logits=logits,
@@ -670,7 +673,7 @@ class Detector(ABC):
 
     def _verdict(self, inputs: Inputs) -> tuple[Tensor, ...]:
         """All that a detection consists of; a GPU is not waited for."""
-        return self._judged(self.measure(inputs))
+        return self._judged(self._measured(inputs))
 
     def _judged(self, measured: Measurement) -> tuple[Tensor, ...]:
         score, p_values, is_ood = self.calibration(measured.logits.device).judged(measured)
@@ -682,17 +685,18 @@ class Detector(ABC):
     def measure(self, inputs: Inputs) -> Measurement:
         """What it measures of a batch, without the calibration: what scores are made of."""
         self.check_fitted()
-        inputs = on_device(inputs, self.model)
-        plan = self.planned(inputs)
-        parts = []
-        for some, _ in plan.pieces(inputs, None):
-            seen = dict(zip(self.leaves, observed(self.leaves, plan, some, None), strict=True))
-            parts.append(self.measured_in(seen))
+        return self._measured(inputs)
+
+    @torch.inference_mode()
+    def _measured(self, inputs: Inputs) -> Measurement:
+        inputs = on_device(inputs, self.network.model)
+        plan, leaves = self._plan or self.planned(inputs), self.leaves
+        parts = [self.measured_from(_measured(leaves, plan, some)) for some, _ in plan.pieces(inputs, None)]
         return parts[0] if len(parts) == 1 else _rejoined(parts)
 
-    def measured_in(self, seen: "Mapping[Detector, Observation]") -> Measurement:
-        """What it measures of a batch that several detectors have seen."""
-        return self.measured(seen[self])
+    def measured_from(self, measured: "Mapping[Detector, Measurement]") -> Measurement:
+        """What it measures of a batch, from what the detectors that look for themselves did."""
+        return measured[self]
 
     def measure_all(
         self, loader: Iterable[Any], doing: str = "measuring", progress: bool = True
@@ -778,15 +782,30 @@ def observed(
     leaves: Sequence[Detector], plan: Plan, inputs: Inputs, labels: Tensor | None
 ) -> list[Observation]:
     """One forward pass for several detectors."""
+    form = signature(inputs)
+    if form == plan.form:  # such inputs were accepted before
+        return plan(inputs, labels)
+    with explained(leaves, inputs):
+        seen = plan(inputs, labels)
+    plan.form = form
+    return seen
+
+
+@contextmanager
+def explained(leaves: Sequence[Detector], inputs: Inputs) -> Iterator[None]:
+    """Refuse inputs of another form than those of the fit; name the size that the network fails on."""
     for leaf in leaves:
         leaf.check_inputs(inputs)
     try:
-        return plan(inputs, labels)
+        yield
     except torch.cuda.OutOfMemoryError:
         raise
-    except RuntimeError as error:
-        for leaf in leaves:
-            leaf.explain(inputs, error)
+    except (RuntimeError, InputError) as error:
+        # At a first look, the network's own error is the cause of another.
+        own = error.__cause__ if isinstance(error, InputError) else error
+        if own is not None:
+            for leaf in leaves:
+                leaf.explain(inputs, own)
         raise
 
 
@@ -815,11 +834,12 @@ def fit_all(
     def take(batch: tuple[Inputs, Tensor | None]) -> None:
         nonlocal plan
         if plan is None:
-            look = Look(network, batch[0])
-            for each in detectors:
-                each.settle(look)
-            learning.extend(leaf for leaf in leaves_of(detectors) if leaf.learns)
-            plan = plan_for(learning, look)
+            with explained(leaves_of(detectors), batch[0]):
+                look = Look(network, batch[0])
+                for each in detectors:
+                    each.settle(look)
+                learning.extend(leaf for leaf in leaves_of(detectors) if leaf.learns)
+                plan = plan_for(learning, look)
         if not learning:
             return
         for inputs, labels in plan.pieces(*batch):
@@ -842,6 +862,8 @@ def fit_together(detectors: Mapping[str, Detector], loader: Iterable[Any], *, pr
 
     A member of a guard that is given by itself too takes part once.
     """
+    for each in detectors.values():
+        each.check_adding(checkpoint=False)
     fit_all(list(detectors.values()), loader, progress, Fits())
     for leaf in leaves_of(detectors.values()):
         if leaf.says_nothing:
@@ -875,21 +897,34 @@ class Together:
                 parts[name].append(found)
         if not next(iter(parts.values())):
             raise InputError(f"the loader yielded no example: {doing} needs some")
-        return {name: Measurement.joined(each) for name, each in parts.items()}
+        joined: dict[str, Measurement] = {}
+        for name, each in parts.items():
+            joined[name] = Measurement.joined(each)
+            if name in self._sharing:  # all of these have the same logits: one copy is enough
+                first = next(iter(self._sharing))
+                joined[name] = replace(joined[name], logits=joined[first].logits)
+        return joined
 
     def _batch(self, inputs: Inputs) -> dict[str, Measurement]:
         found: dict[str, Measurement] = {}
         if self._leaves:
             if self._plan is None:
-                self._plan = plan_for(self._leaves, Look(self._leaves[0].network, inputs))
+                with explained(self._leaves, inputs):
+                    self._plan = plan_for(self._leaves, Look(self._leaves[0].network, inputs))
             pieces: dict[str, list[Measurement]] = {name: [] for name in self._sharing}
             for some, _ in self._plan.pieces(inputs, None):
-                seen = dict(zip(self._leaves, observed(self._leaves, self._plan, some, None), strict=True))
+                measured = _measured(self._leaves, self._plan, some)
                 for name, each in self._sharing.items():
-                    pieces[name].append(each.measured_in(seen))
+                    pieces[name].append(each.measured_from(measured))
             found = {name: each[0] if len(each) == 1 else _rejoined(each) for name, each in pieces.items()}
         alone = {name: each.measure(inputs) for name, each in self._detectors.items() if each.alone}
         return found | alone
+
+
+def _measured(leaves: Sequence[Detector], plan: Plan, inputs: Inputs) -> dict[Detector, Measurement]:
+    """What several detectors measure of a batch, each once, from one forward pass."""
+    seen = zip(leaves, observed(leaves, plan, inputs, None), strict=True)
+    return {leaf: leaf.measured(observation) for leaf, observation in seen}
 
 
 def _rejoined(parts: Sequence[Measurement]) -> Measurement:

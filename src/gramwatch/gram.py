@@ -216,7 +216,8 @@ class GramDetector(Detector):
 
     def class_support(self, predicted: Tensor) -> Tensor:
         """How many training examples were predicted to be of each of these classes."""
-        return self._fitted()[0][predicted]
+        counts = self._fitted()[0] if self._class_counts is None else self._class_counts
+        return counts[predicted]
 
     def tables(self) -> list[Tensor]:
         """The tensors of the fit, which judging reads."""
@@ -272,7 +273,7 @@ class GramDetector(Detector):
                 f"the detector was fitted on {described(self._form)}"
             )
 
-    def explain(self, inputs: Inputs, error: RuntimeError) -> None:
+    def explain(self, inputs: Inputs, error: BaseException) -> None:
         """Where the network fails on inputs of another size than it was fitted on, name both."""
         if self._form is not None and not same_size(signature(inputs), self._form):
             raise InputError(
@@ -395,10 +396,10 @@ class GramDetector(Detector):
         assert statistics is not None
         self._check_classes(logits)
         self._follow(statistics.device)
-        self._warn_of_size(observation.form or [])
-        deviations = tap_deviations(
-            statistics, observation.predicted, self._fitted()[1], self._layout(statistics.device)
-        )
+        if observation.form != self._form:
+            self._warn_of_size(observation.form or [])
+        bounds = self._bounds or self._fitted()[1]
+        deviations = tap_deviations(statistics, logits.argmax(1), bounds, self._layout(statistics.device))
         finite = all_finite(deviations)
         finite = finite if observation.finite is None else finite & observation.finite
         return Measurement(deviations, logits, finite)
@@ -445,7 +446,7 @@ class GramDetector(Detector):
     def shown(self, measured: Measurement) -> dict[str, Tensor]:
         """The deviations, and how many training examples stand behind each verdict."""
         return {
-            "deviations": measured.deviations,
+            "deviations": measured.values.float(),
             "class_support": self.class_support(measured.predicted),
         }
 

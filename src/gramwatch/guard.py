@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from gramwatch import artifact
 from gramwatch.artifact import Field
-from gramwatch.batches import Inputs, on_device
+from gramwatch.batches import Inputs, count_examples, on_device
 from gramwatch.detector import Calibration, Detector, Measurement, how_many_rank, observed
 from gramwatch.deviation import TotalDeviation
 from gramwatch.errors import ArtifactError, NoTapError, TapError, warn
@@ -160,6 +160,8 @@ class Guard(Detector):
                 raise ValueError(f"'{name}' judges another network than the first member")
             if member.alone:
                 raise ValueError(f"'{name}' takes passes of its own, and a guard has one: leave it out")
+            if sum(member is each for each in members.values()) > 1:
+                raise ValueError(f"'{name}' is a member by two names: give it one")
             if getattr(member, "confidence", "") == "subtract":
                 raise ValueError(f"'{name}' has confidence='subtract', which a guard cannot join")
         self._all_members, self.members = members, members
@@ -275,11 +277,8 @@ class Guard(Detector):
 
     def check_adding(self, checkpoint: bool) -> None:
         """Members that keep examples cannot take up an earlier fit."""
-        for name, member in self.members.items():
-            if checkpoint:
-                member.check_adding(checkpoint)
-            if member.learns and not getattr(member, "running", True) and member.is_fitted:
-                raise ValueError(f"'{name}' is fitted already and cannot add to it: make a new guard")
+        for member in self.members.values():
+            member.check_adding(checkpoint)
 
     def check_useful(self) -> None:
         """Say which members are of no use."""
@@ -291,7 +290,7 @@ class Guard(Detector):
         """At the first batch, leave out members that cannot be used on this network."""
         if self._settled:
             return
-        unusable = {name: why for name, each in self.members.items() if (why := _why_not(each, look))}
+        unusable = {name: why for name, each in self.members.items() if (why := why_not(each, look))}
         if len(unusable) == len(self.members):
             reasons = "; ".join(dict.fromkeys(unusable.values()))
             raise TapError(f"no member can be used, {', '.join(unusable)}: {reasons}")
@@ -323,12 +322,12 @@ class Guard(Detector):
     # --- calibrate and judge -------------------------------------------------------------------------
 
     def measured(self, observation: Observation) -> Measurement:
-        """A guard has no observation of its own: see `measured_in`."""
+        """A guard has no observation of its own: see `measured_from`."""
         raise TypeError("a guard is measured by its members: call guard.measure(inputs)")
 
-    def measured_in(self, seen: Mapping[Detector, Observation]) -> Measurement:
+    def measured_from(self, measured: Mapping[Detector, Measurement]) -> Measurement:
         """What all members measure of a batch, side by side."""
-        return Measurement.together({name: each.measured(seen[each]) for name, each in self.members.items()})
+        return Measurement.together({name: measured[each] for name, each in self.members.items()})
 
     def rule(self) -> JointRule:
         """How what the members measure becomes one score, not fitted."""
@@ -363,7 +362,12 @@ class Guard(Detector):
         return dict(zip(self.members, p_values, strict=True))
 
     def _verdict(self, inputs: Inputs) -> tuple[Tensor, ...]:
-        inputs = on_device(inputs, self.model)
+        weight = next(self.network.model.parameters(), None)
+        if weight is None or not weight.is_cuda:  # only what a GPU does is recorded
+            return super()._verdict(inputs)
+        inputs = on_device(inputs, self.network.model)
+        if count_examples(inputs) > self.planned(inputs).at_once:  # and only what it does at once
+            return super()._verdict(inputs)
         if self._recorded is None and self._record_pass:
             self._weights = [*self.model.parameters(), *self.model.buffers()]
             self._recorded = Replay(self._judged_inputs, self._tables)
@@ -372,10 +376,7 @@ class Guard(Detector):
         if self._record_pass:
             places = tuple(weight.data_ptr() for weight in self._weights)
             return self._recorded(Nest(inputs, places))
-        plan = self.planned(inputs)
-        if len(pieces := list(plan.pieces(inputs, None))) > 1:
-            return self._judged(self.measure(inputs))
-        return self._recorded(self._seen(pieces[0][0]))
+        return self._recorded(self._seen(inputs))
 
     @torch.inference_mode()
     def _seen(self, inputs: Inputs) -> Seen:
@@ -503,7 +504,7 @@ class Guard(Detector):
         self._plan = None
 
 
-def _why_not(member: Detector, look: Look) -> str:
+def why_not(member: Detector, look: Look) -> str:
     """Why a member cannot be used on a network; empty if it can."""
     needs = member.needs
     if needs.features and needs.features_at is None and look.head is None:
