@@ -159,6 +159,29 @@ def test_classes_may_lie_at_different_heights() -> None:
     assert found.median().item() == pytest.approx(0, abs=0.1)
 
 
+def test_a_rule_is_fitted_anew_each_time(measured: Measurement) -> None:
+    other = simulated(200, torch.Generator().manual_seed(1))
+    for variant in guard_study.VARIANTS:
+        rule = replace(variant, members=("gram", "fdbd", "energy")).rule()
+        rule = replace(rule, totals={"gram": variant.total})
+        first = rule.fit(measured)(measured)
+        again = rule.fit(other).fit(measured)(measured)
+        assert torch.equal(first, again), variant.title
+        assert rule.standard.median_ is None
+        assert variant.total.expectation_ is None
+
+
+def test_rules_and_single_methods_stand_side_by_side(measured: Measurement) -> None:
+    methods = {guard_study.GRAM if name == "gram" else name: part for name, part in measured.parts.items()}
+    variant = guard_study.JoinVariant("both", (guard_study.GRAM, "energy"))
+    found = guard_study.WithRules(methods, [variant], ["fdbd"])
+    assert list(found) == ["both", "fdbd"]
+    assert len(found) == 2
+    assert found["fdbd"] is methods["fdbd"]
+    assert list(found["both"].parts) == [guard_study.GRAM, "energy"]
+    assert torch.equal(found["both"].parts["energy"].values, methods["energy"].values)
+
+
 def test_joins(measured: Measurement) -> None:
     z = torch.tensor([[-1.0, 2.0], [-3.0, -2.0]])
     assert guard_study._highest(z).tolist() == [2, -2]

@@ -150,7 +150,7 @@ def test_an_interrupted_experiment_loses_no_finished_cell(
     assert fits == [2]  # the fit was kept too
     again = options.subject().measure(methods, sets)
     assert len(done) == 4
-    assert torch.equal(first["KMNIST"]["MSP"], again["KMNIST"]["MSP"])
+    assert torch.equal(first["KMNIST"]["MSP"].values, again["KMNIST"]["MSP"].values)
     assert torch.equal(first["KMNIST"]["Gram"].deviations, again["KMNIST"]["Gram"].deviations)
     # Another method is measured alone, other settings anew.
     options.subject().measure([*methods, MethodSpec("energy", "energy")], sets)
@@ -167,7 +167,21 @@ def test_a_damaged_cell_is_measured_again(options: experiment.Options) -> None:
     path = study.cells.path(*study._cell(methods[0], NOISE[0]))
     path.write_bytes(b"nothing")
     after = options.subject().measure(methods, NOISE[:1])
-    assert torch.equal(before[NOISE[0].title]["MSP"], after[NOISE[0].title]["MSP"])
+    assert torch.equal(before[NOISE[0].title]["MSP"].values, after[NOISE[0].title]["MSP"].values)
+
+
+def test_the_logits_of_a_set_are_kept_and_held_once(options: experiment.Options) -> None:
+    study = options.subject()
+    methods = experiment.methods_of(study, "msp,energy,gram")
+    before = study.measure(methods, NOISE[:1])[NOISE[0].title]
+    assert before["MSP"].logits is before["energy"].logits is before["Gram"].logits
+    path = study.cells.path(*study._logits_cell(NOISE[0]))
+    assert len(list(study.cells.folder.glob("*-logits-*"))) == 2  # of the test images, and of the noise
+    path.write_bytes(b"nothing")
+    after = options.subject().measure(methods, NOISE[:1])[NOISE[0].title]
+    for method, found in after.items():
+        assert torch.equal(found.logits, before[method].logits)
+        assert torch.equal(found.values, before[method].values)
 
 
 # --- subjects ----------------------------------------------------------------------------------------
