@@ -261,9 +261,6 @@ class Extent(Method):
         )
         return 0
 
-    def _learn(self):
-        assert self.count_ is not None
-
     def score(self, observation):
         z = observation.logits
         return torch.maximum(z - self.top_, self.bottom_ - z).amax(1)

@@ -1,4 +1,4 @@
-"""Other methods, on equal terms: one file each, one line in the registry below."""
+"""All methods beside Gram: one file for each method, one line in the registry below."""
 
 from typing import TypeVar
 

@@ -203,6 +203,9 @@ class Method(Detector):
         self._fitted = True
 
     def _learn(self) -> None:
+        """Learn from the sample; the states of a running method are all that it learns."""
+        if self.running and self.state():
+            return
         if self._sample is None or not len(self._sample):
             raise InputError(f"{self.name} has seen no finite training example: there is nothing to fit")
         training = self._sample.observation()

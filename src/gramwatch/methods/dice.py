@@ -1,4 +1,4 @@
-"""DICE: read the features with the weights that matter on training data, and no others."""
+"""DICE: the logits from only those weights that contribute most on training data."""
 
 from typing import Any, ClassVar
 
@@ -19,9 +19,9 @@ class DICE(Shaping):
 
     Args:
         model: any classifier whose logits one linear layer makes.
-        sparsity: p, the share of weights that are set to zero: those with the smallest mean contribution,
-            weight times mean training feature. The paper takes 0.9 for CIFAR and 0.7 for ImageNet.
-        options: those of every `Method`.
+        sparsity: p, the share of weights that become zero. These have the smallest mean contribution, which
+            is the weight times the mean training feature. The paper takes 0.9 for CIFAR and 0.7 for ImageNet.
+        options: the arguments of every `Method`.
 
     """
 
@@ -51,7 +51,7 @@ class DICE(Shaping):
         self.mask_ = contribution > float(smallest)
 
     def logits(self, features: Tensor, head: Head) -> Tensor:
-        """Those of the weights that are kept; the bias stays."""
+        """The logits from the kept weights and the whole bias."""
         mask = self.on(features.device, "mask_")
         if mask.shape != head.weight.shape:
             then, now = tuple(mask.shape), tuple(head.weight.shape)

@@ -1,4 +1,4 @@
-"""Dirichlet Prior Network: how wide the predicted distribution over class probabilities is."""
+"""Dirichlet Prior Network: the spread of the predicted distribution over class probabilities."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +13,7 @@ from gramwatch.taps import Network
 
 UNCERTAINTIES = ("differential_entropy", "mutual_information", "max_probability")
 MOST = 1e8
-"""The largest concentration told apart: with larger ones the entropy would be rounding error."""
+"""Larger concentrations count as this one: the entropy would be rounding error."""
 
 
 class PriorNetworkScore(Method):
@@ -24,9 +24,9 @@ class PriorNetworkScore(Method):
     Args:
         model: a network trained as a Prior Network.
         uncertainty: `"differential_entropy"` of the Dirichlet distribution, `"mutual_information"` of label
-            and probabilities, or minus the `"max_probability"`. The paper reports all three; the first two
-            say how wide the distribution is, the last does not.
-        options: those of every `Method`.
+            and probabilities, or minus the `"max_probability"`. The paper reports all three. The first
+            two measure the spread of the distribution, the last does not.
+        options: the arguments of every `Method`.
 
     """
 
@@ -62,7 +62,7 @@ class PriorNetworkScore(Method):
         return super().described({**header, "settings": settings}, model)
 
     def score(self, observation: Observation) -> Tensor:
-        """The uncertainty chosen."""
+        """The chosen uncertainty."""
         logits = observation.logits.double()
         if self.uncertainty == "max_probability":
             return -logits.softmax(1).amax(1)

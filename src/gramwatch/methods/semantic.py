@@ -1,4 +1,4 @@
-"""SemanticScore: how long the vectors are that a network predicts in the place of a label."""
+"""Semantic: the length of the vectors that a network predicts instead of a label."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,15 +14,15 @@ from gramwatch.taps import unwrap
 
 
 class SemanticHead(nn.Module):
-    """Predicts K vectors and compares each with those of the labels; stands in for the last linear layer.
+    """Predicts K vectors and compares them with the vectors of the labels. It replaces the last linear layer.
 
-    What it returns can be used as logits: minus the sum over k of the cosine distances
-    `d(u, v) = (1 - cos(u, v)) / 2` to each label. That is linear in the K vectors at unit length, so methods
-    that look at the layer that makes the logits, and at its inputs, can be used as on any other network.
+    Its output can be used as logits. The logit of a label is minus the sum over k of the cosine distances
+    `d(u, v) = (1 - cos(u, v)) / 2`. The logits are linear in the K vectors at unit length. Methods that look
+    at the layer that makes the logits, and at its inputs, work as on any other network.
 
     Args:
-        width: how many features come in.
-        labels: K matrices, `(classes, size)`: the vector of each class. Sizes may differ.
+        width: the number of input features.
+        labels: K matrices, `(classes, size)`, with the vectors of the classes. Sizes may differ.
 
     """
 
@@ -41,7 +41,7 @@ class SemanticHead(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         """Minus the summed distances, `(N, classes)`."""
         vectors = self.predict(features)
-        with torch.autocast(vectors.device.type, enabled=False):  # near zero distances need all their digits
+        with torch.autocast(vectors.device.type, enabled=False):  # small distances need all their digits
             parts = vectors.float().split(self.sizes, 1)
             units = torch.cat([F.normalize(part, dim=1) for part in parts], 1)
             weight = torch.cat([F.normalize(matrix.float(), dim=1) for matrix in self.labels], 1) / 2
@@ -55,8 +55,8 @@ class SemanticScore(Method):
     The training is `gramwatch.training.Semantic`.
 
     Args:
-        model: a network trained so: its last layer is a `SemanticHead`.
-        options: those of every `Method`.
+        model: a network trained for this score. Its last layer is a `SemanticHead`.
+        options: the arguments of every `Method`.
 
     """
 

@@ -1,4 +1,4 @@
-"""What methods share that change the features, or the layer that reads them, and take the energy after."""
+"""The base of methods that change the features, or the last layer, and then take the energy."""
 
 from abc import abstractmethod
 
@@ -23,19 +23,19 @@ class Shaping(HeadMethod):
 
 
 def kept(features: int, percentile: float) -> int:
-    """How many of so many features lie above a percentile: at least one."""
+    """How many features lie above a percentile: at least one."""
     return max(1, features - round(features * percentile / 100))
 
 
 def checked_percentile(percentile: float) -> float:
-    """The percentile, if it is one."""
+    """The percentile, which must lie in [0, 100)."""
     if not 0 <= percentile < 100:
         raise ValueError(f"percentile must lie in [0, 100), got {percentile}")
     return float(percentile)
 
 
 def sharpening(features: Tensor, largest: Tensor) -> Tensor:
-    """`exp(sum of all / sum of the largest)` of each example, `(N, 1)`; 1 where these sum to 0."""
+    """`exp(sum of all / sum of the largest)` of each example, `(N, 1)`. It is 1 if the largest sum to 0."""
     total, top = features.sum(1, keepdim=True), largest.sum(1, keepdim=True)
     empty = top == 0
     return (total / top.masked_fill(empty, 1)).masked_fill(empty, 0).exp()
