@@ -492,7 +492,10 @@ class Guard(Detector):
 
     def _check_resumed(self, before: "Guard", checkpoint: str | PathLike[str], anew: str) -> None:
         for name, earlier in before.members.items():
-            for setting, mine, theirs in self.members[name].differing_settings(earlier):
+            member = self.members[name]
+            if type(member) is not type(earlier):
+                raise ArtifactError(f"{checkpoint} was begun with {earlier.name} as {name}: {anew}")
+            for setting, mine, theirs in member.differing_settings(earlier):
                 what = f"{setting} = {theirs!r}, not {mine!r}, for {name}"
                 raise ArtifactError(f"{checkpoint} was begun with {what}: {anew}")
 
