@@ -878,6 +878,9 @@ def test_an_interrupted_fit_goes_on(net, ready, tmp_path):
         Guard(net, orders=[1, 2]).fit(images(300, 0).split(64), checkpoint=file, progress=False)
     with pytest.raises(ArtifactError, match="begun with level"):
         Guard(net, level=0.9).fit(images(300, 0).split(64), checkpoint=file, progress=False)
+    others = {**Guard(net).members, "energy": MSP(net)}
+    with pytest.raises(ArtifactError, match="begun with energy as energy: delete it to start anew"):
+        Guard.of(others).fit(images(300, 0).split(64), checkpoint=file, progress=False)
     guard = Guard(net).fit(images(300, 0).split(64), checkpoint=file, progress=False)
     assert file.exists()  # nothing is lost if the process ends before `save`
     guard.save(tmp_path / "guard.safetensors")
