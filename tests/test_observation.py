@@ -97,6 +97,16 @@ def test_features_can_be_named():
         planned(net, Needs(features=True, features_at="*"), x)
 
 
+def test_a_layer_may_have_the_name_of_a_selection():
+    net, x = Plain().eval(), torch.randn(5, 1, 8, 8)
+    net.all = net.conv
+    del net.conv
+    net.features = lambda x: F.relu(net.all(x)).mean((2, 3))
+    seen = observe(net, Needs(features=True, features_at="all", means="all"), x)
+    assert len(seen.channel_means) == 2
+    assert torch.equal(seen.features, seen.channel_means[0])
+
+
 def test_channel_means_are_those_of_each_tap():
     net, x = Plain().eval(), torch.randn(5, 1, 8, 8)
     plan = planned(net, Needs(means="all"), x)

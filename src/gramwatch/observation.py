@@ -5,6 +5,7 @@ detectors: which tensors are watched, what is computed of each, where the featur
 each detector its `Observation`, all of them from one forward pass.
 """
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -19,6 +20,7 @@ from gramwatch.batches import Inputs, Signature, all_finite, count_examples, map
 from gramwatch.errors import InputError, TapError
 from gramwatch.statistics import distinct_orders
 from gramwatch.taps import Look, Network, Tap, Taps, observe, unwrap
+from gramwatch.taps.running import warn_if_compiled
 
 WIDEST_TRIANGLE = 1024
 """`statistic="auto"` takes the pairs of a vector up to this many channels, row sums above."""
@@ -200,11 +202,14 @@ class Plan:
         self, look: Look, needs: Sequence[Needs], known: Mapping[Statistics, Taps] | None = None
     ) -> None:
         self.network, self.needs = look.network, list(needs)
+        warn_if_compiled(self.network.model)
+        self.form: Signature | None = None
+        """Shapes and dtypes of inputs that all detectors were found to accept."""
         self.head: Head | None = None
         """The linear layer that makes the logits, after the first pass; None where nobody asked for it."""
         known = known or {}
         self._means = {asked: look.taps(asked) for asked in _asked(each.means for each in needs)}
-        self._named = {name: _one(look, name) for name in _asked(each.features_at for each in needs)}
+        self._named = {(name,): _one(look, name) for name in _asked(each.features_at for each in needs)}
         asked = _asked(each.statistics for each in needs)
         self.tables = {each: GramTable(each, known.get(each) or look.taps(each.taps)) for each in asked}
         self._head_call = look.head if any(each.features and not each.features_at for each in needs) else None
@@ -247,13 +252,16 @@ class Plan:
         self._numbers = {
             asked: [place[tap.call] for tap in taps] for asked, taps in (self._means | self._named).items()
         }
-        size = 4 * sum(table.starts[-1] for table in tables)
-        self._bytes = size
+        self._bytes = 4 * sum(table.starts[-1] for table in tables)
+
+    @property
+    def at_once(self) -> int:
+        """How many examples are run together, so that their statistics fit into memory."""
+        return max(1, MOST_STATISTICS // self._bytes) if self._bytes else sys.maxsize
 
     def pieces(self, inputs: Inputs, labels: Tensor | None) -> Iterator[tuple[Inputs, Tensor | None]]:
         """The batch, or parts of it whose statistics fit into memory."""
-        total = count_examples(inputs)
-        at_once = max(1, MOST_STATISTICS // self._bytes) if self._bytes else total
+        total, at_once = count_examples(inputs), self.at_once
         if total <= at_once:
             yield inputs, labels
             return
@@ -273,6 +281,7 @@ class Plan:
             return self._pass(inputs, None, gradients=True)
 
     def _pass(self, inputs: Inputs, labels: Tensor | None, gradients: bool) -> list[Observation]:
+        form = signature(inputs)
         if count_examples(inputs) == 0:
             raise InputError("the batch is empty")
         means: dict[int, Tensor] = {}
@@ -315,7 +324,7 @@ class Plan:
             self.head,
             labels=None if labels is None else labels.to(logits.device),
             finite=all_finite([inputs, logits]),
-            form=signature(inputs),
+            form=form,
         )
         shown: dict[Needs, Observation] = {}
         tables = dict(zip(self.tables, filled, strict=True))
@@ -332,15 +341,12 @@ class Plan:
         tables: Mapping[Statistics, Tensor],
     ) -> Observation:
         """What one detector sees of a pass."""
-
-        def of(asked: Selection | None) -> tuple[Tensor, ...]:
-            return () if asked is None else tuple(means[number] for number in self._numbers[asked])
-
-        own, features, head = of(needs.means), None, None
+        numbers = self._numbers.get(needs.means, ()) if needs.means is not None else ()
+        own, features, head = tuple([means[number] for number in numbers]), None, None
         if needs.features:
             features, head = base.features, base.head
             if needs.features_at is not None:
-                (features,), head = of(needs.features_at), None
+                features, head = means[self._numbers[(needs.features_at,)][0]], None
         more = [*own, *(() if features is None else (features,))]
         finite = base.finite & all_finite(more) if more and base.finite is not None else base.finite
         return replace(
