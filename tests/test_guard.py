@@ -241,6 +241,7 @@ def test_scores_and_p_values_equal_the_transcription(net):
         # One rank more or less, where float32 and float64 sort two examples differently.
         np.testing.assert_allclose(found.parts[name].numpy(), among, atol=1.01 / 82)
         assert np.mean(np.abs(found.parts[name].numpy() - among) < 1e-12) > 0.9
+    assert found.deviations.dtype == torch.float32
     assert torch.equal(found.deviations, gram.measure(test).deviations)
     assert torch.equal(found.class_support, gram.class_counts_[found.predicted])
     assert torch.equal(found.logits.argmax(1), found.predicted)

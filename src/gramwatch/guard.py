@@ -63,11 +63,17 @@ class Seen:
         """What is there beside tensors: nothing that changes."""
 
     def changed(self, change: Callable[[Tensor], Tensor]) -> "Seen":
-        """The same with every tensor changed; observations that are shared stay shared."""
-        once = {id(each): each.changed(change) for each in self.observed.values()}
+        """The same with every tensor changed once; those that are shared stay shared."""
+        made: dict[int, Tensor] = {}
+
+        def once(t: Tensor) -> Tensor:
+            if id(t) not in made:
+                made[id(t)] = change(t)
+            return made[id(t)]
+
         return Seen(
-            {name: each.changed(change) for name, each in self.measured.items()},
-            {name: once[id(each)] for name, each in self.observed.items()},
+            {name: each.changed(once) for name, each in self.measured.items()},
+            {name: each.changed(once) for name, each in self.observed.items()},
         )
 
 
