@@ -31,6 +31,8 @@ IMAGES = ("pixel_values", "image", "images", "img", "input", "inputs", "x", "dat
 
 def count_examples(inputs: Inputs) -> int:
     """How many examples a batch holds: the length of its first tensor."""
+    if isinstance(inputs, Tensor) and inputs.ndim:
+        return len(inputs)
     first = next(tensors_in(inputs), None)
     if first is None or first.ndim == 0:
         raise InputError(
@@ -125,7 +127,7 @@ def batches_in(loader: Iterable[Any]) -> Iterable[Any]:
 def on_device(inputs: _T, model: nn.Module) -> _T:
     """The inputs on the device of the network's parameters."""
     device = device_of(model)
-    if device is None:
+    if device is None or (isinstance(inputs, Tensor) and inputs.device == device):
         return inputs
     return mapped(inputs, lambda t: t.to(device, non_blocking=True))  # type: ignore[no-any-return]
 

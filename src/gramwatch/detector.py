@@ -353,6 +353,9 @@ class Detector(ABC):
         """Whether it needs training data."""
         return True
 
+    def note(self, observation: Observation) -> None:  # noqa: B027
+        """Take note of the form of a batch of training examples, which is taken in next."""
+
     @abstractmethod
     def take(self, observation: Observation) -> Tensor | int:
         """Take in one batch of training examples; how many were left out because they are not finite."""
@@ -844,6 +847,7 @@ def fit_all(
             return
         for inputs, labels in plan.pieces(*batch):
             for leaf, seen in zip(learning, observed(learning, plan, inputs, labels), strict=True):
+                leaf.note(seen)
                 left_out[leaf] = left_out.get(leaf, 0) + leaf.take(seen)
 
     if any(leaf.learns for leaf in leaves_of(detectors)):

@@ -35,7 +35,7 @@ def mean_over_taps(
 
     Taps whose expectation is zero are left out.
     """
-    terms = total.terms(measured.deviations, measured.probability)
+    terms = total.terms(measured.values, measured.probability)
     if total.confidence == "divide_total":
         terms = terms / measured.probability[:, None]
     return change(terms).sum(1) / total.counted(terms)

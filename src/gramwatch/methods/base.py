@@ -1,4 +1,4 @@
-"""What all methods share that judge by one score: what they need, what they keep, their files."""
+"""Method: a detector that judges by one score. Its needs, its states, its files."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
@@ -30,7 +30,7 @@ REDUCTIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 @dataclass(frozen=True)
 class Record:
-    """What a reader wants to know of a method before choosing it."""
+    """The facts by which a reader chooses a method."""
 
     title: str
     """How tables call it."""
@@ -41,9 +41,9 @@ class Record:
     fitted: bool
     """Whether it needs training data."""
     outliers: bool = False
-    """Whether it can be tuned on outliers; where the network must be trained for it: trained with them."""
+    """Whether it can be tuned on outliers. If `retraining`: whether the network is trained with outliers."""
     gradients: bool = False
-    """Whether it needs gradients, and so passes of its own."""
+    """Whether it needs gradients, which take passes of its own."""
     retraining: bool = False
     """Whether the network must be trained for it."""
     cost: str = "none"
@@ -56,17 +56,17 @@ class Method(Detector):
     """A detector that judges by one score, from what one forward pass shows.
 
     A method says what it looks at, how it learns from a sample of training examples, and how it scores. Its
-    fitted tensors are attributes that end in an underscore: these are what is saved.
+    fitted tensors are attributes whose names end in an underscore. The file holds these tensors.
 
     Args:
         model: any classifier that returns logits. It is not changed.
         level: the share of in-distribution inputs to keep; `1 - level` is the false-alarm rate.
         inputs: how a batch becomes the network's input, as for `Guard`.
         logits: where the logits are in the network's output, as for `Guard`.
-        features: the name of a tap whose channel means are to count as the penultimate features.
-        taps: whose channel means are looked at, by methods that do.
-        most_examples: how many training examples are kept at most; more are sampled.
-        seed: of that sample.
+        features: the name of a tap. Its channel means are used as the penultimate features.
+        taps: the taps whose channel means are used, by methods that look at channel means.
+        most_examples: the most training examples to keep. Of more, a random sample is kept.
+        seed: the seed of that sample.
 
     """
 
@@ -76,10 +76,10 @@ class Method(Detector):
     settings: ClassVar[tuple[str, ...]] = ()
     """The method's own settings: attributes, and arguments of the same name."""
     kept: ClassVar[artifact.Shapes] = {}
-    """What it learns, as it is saved. A size called "width" is the number of features."""
+    """The learnt tensors of the file. A size called "width" is the number of features."""
     running: ClassVar[bool] = False
     """Whether what it learns is a running state: fitting again adds to it, and two can be merged exactly.
-    `take` hands the states of one batch to `add_states`."""
+    `take` hands the states of one batch to `add_states`. A state called `count_` counts the examples."""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class Method(Detector):
 
     @property
     def gradients(self) -> bool:
-        """Whether judging needs gradients, and so passes of its own."""
+        """Whether judging needs gradients, which take passes of its own."""
         return self.record.gradients
 
     @property
@@ -189,8 +189,13 @@ class Method(Detector):
             self._fitted = False
         super().check_useful()
 
+    def note(self, observation: Observation) -> None:
+        """Take note of how many features there are."""
+        if observation.features is not None:
+            self.width_ = torch.tensor(observation.features.shape[1])
+
     def take(self, observation: Observation) -> Tensor | int:
-        """Take in one batch of training examples; those that are not finite are left out."""
+        """Take in one batch of training examples. Examples that are not finite are left out."""
         if self._sample is None:
             self._sample = _Sample(self.most_examples, self.seed)
         self._sample.add(observation.kept)
@@ -203,14 +208,13 @@ class Method(Detector):
         self._fitted = True
 
     def _learn(self) -> None:
-        """Learn from the sample; the states of a running method are all that it learns."""
-        if self.running and self.state():
+        """Learn from the sample. A running method has learnt its states already."""
+        seen: Tensor | None = getattr(self, "count_", None)
+        if self.running and self.state() and (seen is None or seen.any()):
             return
         if self._sample is None or not len(self._sample):
             raise InputError(f"{self.name} has seen no finite training example: there is nothing to fit")
         training = self._sample.observation()
-        if training.features is not None:
-            self.width_ = torch.tensor(training.features.shape[1])
         with torch.inference_mode():
             self._fit(training)
         self._sample = None
@@ -235,7 +239,7 @@ class Method(Detector):
             self._add_learnt(other)
 
     def _add_learnt(self, other: Any) -> None:
-        """Add what another has learnt; by default, as the fields in `kept` declare."""
+        """Add the states of another method, by default as the fields in `kept` declare."""
         self.add_states(other.state())
 
     def add_states(self, states: Mapping[str, Tensor]) -> None:
@@ -301,7 +305,7 @@ class Method(Detector):
 
     @torch.inference_mode()
     def judged(self, observation: Observation) -> Tensor:
-        """The scores in float64, infinite where the example or what was seen of it is not finite."""
+        """The scores in float64. They are infinite if the example or its observation is not finite."""
         if not self._fitted:
             self.check_fitted()
         if self.alone:
@@ -393,14 +397,14 @@ class Method(Detector):
 
     @classmethod
     def fields(cls) -> artifact.Shapes:
-        """The tensors that `state` has after `fit`: `kept`, and those that many methods have."""
+        """The tensors that `state` has after `fit`: those in `kept`, and those that many methods share."""
         shared = {"tuned_": Field((), torch.bool, optional=True)}
         if cls.record.fitted and "features" in cls.looks_at:
             shared["width_"] = Field((), torch.int64, artifact.POSITIVE)
         return {**shared, **cls.kept}
 
     def _check_state(self) -> None:
-        """Compare the tensors of a file with each other and with the settings, or raise a plain error."""
+        """Refuse tensors of a file that do not fit each other or the settings."""
         return  # for most methods their shapes say it all
 
     def take_over(self, before: "Method") -> None:
@@ -424,7 +428,7 @@ class _Sample:
         return sum(len(keys) for keys in self._keys)
 
     def add(self, observation: Observation) -> None:
-        """Every example draws a key; those with the smallest keys stay."""
+        """Every example draws a key. The examples with the smallest keys stay."""
         self._parts.append(observation)
         self._keys.append(torch.rand(len(observation), generator=self._generator, dtype=torch.float64))
         if len(self) > 2 * self._most:
@@ -438,6 +442,6 @@ class _Sample:
         self._keys, self._parts = [keys], [all_parts]
 
     def observation(self) -> Observation:
-        """The sample, in the order in which it was seen."""
+        """The sample, in the order of the loader."""
         self._shrink()
         return self._parts[0]

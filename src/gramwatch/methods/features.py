@@ -109,15 +109,10 @@ class MeanMethod(HeadMethod):
         finite = observation.finite
         if finite is None:
             finite = torch.ones(len(features), dtype=torch.bool, device=features.device)
-        self.width_ = torch.tensor(features.shape[1])
         count = finite.sum()
         total = torch.where(finite.unsqueeze(1), features, 0.0).sum(0, dtype=torch.float64)
         self.add_states({"mean_": total / count.clamp_min(1), "count_": count})
         return len(features) - count
-
-    def _learn(self) -> None:
-        if self.count_ is None or not self.count_:
-            raise InputError(f"{self.name} has seen no finite training example: there is nothing to fit")
 
 
 class Neighbours:
