@@ -15,7 +15,7 @@ from torch.distributions import Categorical, Dirichlet, kl_divergence
 import gramwatch
 from gramwatch import InputError, TrainingError, artifact, metrics, networks, training
 from gramwatch.datasets import CATALOGUE, ImageSet
-from gramwatch.detector import fit_together
+from gramwatch.detector import Together, fit_together
 from gramwatch.methods import METHODS, MSP, TRAINED, dirichlet, methods_table
 from gramwatch.methods.semantic import SemanticHead
 from gramwatch.observation import Needs, Observation, Plan
@@ -341,6 +341,20 @@ def test_other_methods_find_the_layer_that_makes_the_logits_of_a_semantic_networ
     assert torch.allclose(seen.head(seen.features), seen.logits, atol=1e-5)
     squared = net[5].predict(net[:5](inputs)).double().square().sum(1)
     assert torch.allclose(TRAINED["semantic"](net).score_inputs(inputs)[1], -squared, rtol=1e-5)
+
+
+def test_the_semantic_score_shares_a_pass_with_gram(nets, plane):
+    net, runs = nets["semantic"][0], []
+    own = TRAINED["semantic"](net)
+    detectors = {"gram": gramwatch.GramDetector(net), "own": own}
+    fit_together(detectors, [normalised(plane.images[:500])], progress=False)
+    together, inputs = Together(detectors), normalised(plane.between)
+    together.measure([inputs], "measuring", progress=False)
+    hook = net.register_forward_hook(lambda *_: runs.append(1))
+    found = together.measure([inputs], "measuring", progress=False)
+    hook.remove()
+    assert len(runs) == 1
+    assert torch.equal(found["own"].values[:, 0], own.score_inputs(inputs)[1])
 
 
 # --- label vectors -------------------------------------------------------------------------------------

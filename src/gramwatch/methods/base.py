@@ -78,7 +78,7 @@ class Method(Detector):
     kept: ClassVar[artifact.Shapes] = {}
     """The learnt tensors of the file. A size called "width" is the number of features."""
     running: ClassVar[bool] = False
-    """Whether what it learns is a running state: fitting again adds to it, and two can be merged exactly.
+    """Whether it learns by running states: fitting again adds to them, and two detectors merge exactly.
     `take` hands the states of one batch to `add_states`. A state called `count_` counts the examples."""
 
     def __init__(
