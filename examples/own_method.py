@@ -19,7 +19,6 @@ import gramwatch
 from gramwatch import methods
 from gramwatch.artifact import NOT_NEGATIVE, Field
 from gramwatch.demo import digits, outlier_sets, small_mlp, train
-from gramwatch.errors import InputError
 from gramwatch.methods import Method, Record
 from gramwatch.observation import Observation
 
@@ -39,13 +38,13 @@ class LogitGap(Method):
     running = True  # sums and counts: more data adds to them, and two fits can be merged
     kept: ClassVar = {
         "sums_": Field(("classes",), torch.float64, NOT_NEGATIVE, reduce="sum"),
-        "counts_": Field(("classes",), torch.float64, NOT_NEGATIVE, reduce="sum"),
+        "count_": Field(("classes",), torch.float64, NOT_NEGATIVE, reduce="sum"),
     }
 
     def __init__(self, model: nn.Module, **options: Any) -> None:
         super().__init__(model, **options)
         self.sums_: Tensor | None = None  # of the gaps of each predicted class
-        self.counts_: Tensor | None = None  # of its examples
+        self.count_: Tensor | None = None  # of its examples
 
     def take(self, observation: Observation) -> Tensor:
         """Add the gaps of one batch of training examples; how many were left out."""
@@ -54,19 +53,13 @@ class LogitGap(Method):
         gaps = torch.where(finite, gap(observation.logits), 0.0)
         zeros = torch.zeros(observation.logits.shape[1], dtype=torch.float64, device=gaps.device)
         sums, counts = zeros.index_add(0, predicted, gaps), zeros.index_add(0, predicted, weights)
-        self.add_states({"sums_": sums, "counts_": counts})
+        self.add_states({"sums_": sums, "count_": counts})
         return (~finite).sum()
-
-    def finish(self, left_out: int = 0) -> None:
-        """After the last batch: make sure that there was something to learn from."""
-        if self.counts_ is None or not self.counts_.any():
-            raise InputError(f"{self.name} has seen no finite training example: there is nothing to fit")
-        super().finish(left_out)
 
     def score(self, observation: Observation) -> Tensor:
         """The scores of a batch, `(N,)`: higher is more out-of-distribution."""
         device = observation.logits.device
-        sums, counts = self.on(device, "sums_"), self.on(device, "counts_")
+        sums, counts = self.on(device, "sums_"), self.on(device, "count_")
         pooled = sums.sum() / counts.sum()  # for a class that no training example was predicted to be of
         usual = torch.where(counts > 0, sums / counts.clamp_min(1), pooled)
         return -gap(observation.logits) / usual[observation.predicted]
