@@ -17,6 +17,8 @@ from gramwatch.taps import Network
 from test_artifact import _Largest
 
 CLASSES = 3
+# Float64 networks, in which a batch's size changes nothing, have no fast kernels. Who hears of it varies.
+pytestmark = pytest.mark.filterwarnings("ignore:the network's feature maps are float64")
 
 
 class Net(nn.Module):
@@ -107,6 +109,19 @@ def test_pieces_give_what_one_batch_gives(choices, at_once, net, passes, by_piec
     torch.testing.assert_close(again.deviations, measured.deviations, rtol=2e-6, atol=1e-9)
     found.calibrate([images(100, 2)], progress=False)
     assert found(images(20, 3, scale=20.0)).is_ood.all()
+
+
+@pytest.mark.parametrize("choices", CHOICES, ids=str)
+def test_pieces_are_batches_of_that_size_bit_for_bit(choices, net, by_pieces):
+    net.float()
+    train, test = images(100, 0).float(), images(30, 1, scale=1.5).float()
+    expected = quiet_fit(net, train.split(7), **choices)
+    by_pieces(expected, 7)
+    found = quiet_fit(net, [train], **choices)
+    assert found.class_counts_.equal(expected.class_counts_)
+    for name, tensor in expected._bounds.state().items():
+        assert found._bounds.state()[name].equal(tensor)
+    assert found.measure(test).values.equal(expected.measure_all(test.split(7), progress=False).values)
 
 
 @pytest.mark.parametrize("choices", CHOICES[-5:], ids=str)

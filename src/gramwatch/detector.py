@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from os import PathLike
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from gramwatch import artifact
-from gramwatch.batches import Inputs, on_device, on_device_ahead, signature
+from gramwatch.batches import Inputs, on_device, on_device_ahead
 from gramwatch.errors import ArtifactError, CalibrationError, GramwatchError, InputError, NotFittedError, warn
 from gramwatch.observation import Needs, Observation, Plan, Statistics
 from gramwatch.taps import Look, Network, Taps, unwrap
@@ -679,7 +679,9 @@ class Detector(ABC):
         return self._judged(self._measured(inputs))
 
     def _judged(self, measured: Measurement) -> tuple[Tensor, ...]:
-        score, p_values, is_ood = self.calibration(measured.logits.device).judged(measured)
+        moved, device = self._moved, measured.logits.device
+        found = moved[1] if moved is not None and moved[0] == device else self.calibration(device)
+        score, p_values, is_ood = found.judged(measured)
         more = self.shown(measured)
         first = (measured.logits, measured.predicted, score, p_values.T, is_ood, measured.finite.sum())
         return (*first, more["deviations"], more["class_support"]) if more else first
@@ -694,7 +696,7 @@ class Detector(ABC):
     def _measured(self, inputs: Inputs) -> Measurement:
         inputs = on_device(inputs, self.network.model)
         plan, leaves = self._plan or self.planned(inputs), self.leaves
-        parts = [self.measured_from(_measured(leaves, plan, some)) for some, _ in plan.pieces(inputs, None)]
+        parts = [self.measured_from(_by_leaf(leaves, seen)) for seen in plan.run(inputs)]
         return parts[0] if len(parts) == 1 else _rejoined(parts)
 
     def measured_from(self, measured: "Mapping[Detector, Measurement]") -> Measurement:
@@ -776,22 +778,10 @@ def plan_for(leaves: Sequence[Detector], look: Look) -> Plan:
     """The plan of a pass that shows each of some detectors what it needs."""
     known = {asked: taps for leaf in leaves for asked, taps in leaf.known_taps.items()}
     plan = Plan(look, [leaf.needs for leaf in leaves], known)
+    plan.explained = partial(explained, leaves)
     for leaf in leaves:
         leaf.use(plan)
     return plan
-
-
-def observed(
-    leaves: Sequence[Detector], plan: Plan, inputs: Inputs, labels: Tensor | None
-) -> list[Observation]:
-    """One forward pass for several detectors."""
-    form = signature(inputs)
-    if form == plan.form:  # such inputs were accepted before
-        return plan(inputs, labels)
-    with explained(leaves, inputs):
-        seen = plan(inputs, labels)
-    plan.form = form
-    return seen
 
 
 @contextmanager
@@ -845,10 +835,10 @@ def fit_all(
                 plan = plan_for(learning, look)
         if not learning:
             return
-        for inputs, labels in plan.pieces(*batch):
-            for leaf, seen in zip(learning, observed(learning, plan, inputs, labels), strict=True):
-                leaf.note(seen)
-                left_out[leaf] = left_out.get(leaf, 0) + leaf.take(seen)
+        for seen in plan.run(*batch):
+            for leaf, observation in zip(learning, seen, strict=True):
+                leaf.note(observation)
+                left_out[leaf] = left_out.get(leaf, 0) + leaf.take(observation)
 
     if any(leaf.learns for leaf in leaves_of(detectors)):
         batches = on_device_ahead(network.batches(loader, "fitting", progress), network.model)
@@ -916,8 +906,8 @@ class Together:
                 with explained(self._leaves, inputs):
                     self._plan = plan_for(self._leaves, Look(self._leaves[0].network, inputs))
             pieces: dict[str, list[Measurement]] = {name: [] for name in self._sharing}
-            for some, _ in self._plan.pieces(inputs, None):
-                measured = _measured(self._leaves, self._plan, some)
+            for seen in self._plan.run(inputs):
+                measured = _by_leaf(self._leaves, seen)
                 for name, each in self._sharing.items():
                     pieces[name].append(each.measured_from(measured))
             found = {name: each[0] if len(each) == 1 else _rejoined(each) for name, each in pieces.items()}
@@ -925,10 +915,9 @@ class Together:
         return found | alone
 
 
-def _measured(leaves: Sequence[Detector], plan: Plan, inputs: Inputs) -> dict[Detector, Measurement]:
+def _by_leaf(leaves: Sequence[Detector], seen: Sequence[Observation]) -> dict[Detector, Measurement]:
     """What several detectors measure of a batch, each once, from one forward pass."""
-    seen = zip(leaves, observed(leaves, plan, inputs, None), strict=True)
-    return {leaf: leaf.measured(observation) for leaf, observation in seen}
+    return {leaf: leaf.measured(each) for leaf, each in zip(leaves, seen, strict=True)}
 
 
 def _rejoined(parts: Sequence[Measurement]) -> Measurement:

@@ -70,11 +70,11 @@ class GramRule:
 
     def fit(self, measured: Measurement) -> "GramRule":
         """Take the expectations from in-distribution examples."""
-        return GramRule(replace(self.total).fit(measured.deviations, measured.probability))
+        return GramRule(replace(self.total).fit(measured.values, measured.probability))
 
     def __call__(self, measured: Measurement) -> Tensor:
         """The score, `(N, 1)`."""
-        score = self.total(measured.deviations, measured.probability)
+        score = self.total(measured.values, measured.probability)
         return torch.where(measured.finite, score, torch.inf).unsqueeze(1)
 
     def to(self, device: torch.device) -> "GramRule":

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from gramwatch import artifact
 from gramwatch.artifact import Field
 from gramwatch.batches import Inputs, count_examples, on_device
-from gramwatch.detector import Calibration, Detector, Measurement, how_many_rank, observed
+from gramwatch.detector import Calibration, Detector, Measurement, how_many_rank
 from gramwatch.deviation import TotalDeviation
 from gramwatch.errors import ArtifactError, NoTapError, TapError, warn
 from gramwatch.gram import GramDetector
@@ -387,8 +387,8 @@ class Guard(Detector):
     @torch.inference_mode()
     def _seen(self, inputs: Inputs) -> Seen:
         """One forward pass; Gram's measurement, by kernels of its own, and what the others will look at."""
-        plan = self.planned(inputs)
-        seen = dict(zip(self.members, observed(self.leaves, plan, inputs, None), strict=True))
+        (shown,) = self.planned(inputs).run(inputs)
+        seen = dict(zip(self.members, shown, strict=True))
         grams = self.grams
         return Seen(
             {name: gram.measured(seen[name]) for name, gram in grams.items()},

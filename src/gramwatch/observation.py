@@ -7,6 +7,7 @@ each detector its `Observation`, all of them from one forward pass.
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
@@ -205,6 +206,8 @@ class Plan:
         warn_if_compiled(self.network.model)
         self.form: Signature | None = None
         """Shapes and dtypes of inputs that all detectors were found to accept."""
+        self.explained: Callable[[Inputs], AbstractContextManager[None]] = lambda inputs: nullcontext()
+        """What refuses inputs that a detector does not accept, and explains why the network fails on them."""
         self.head: Head | None = None
         """The linear layer that makes the logits, after the first pass; None where nobody asked for it."""
         known = known or {}
@@ -269,6 +272,15 @@ class Plan:
             part = slice(start, start + at_once)
             some = mapped(inputs, lambda t: t[part] if t.ndim and t.shape[0] == total else t)  # noqa: B023
             yield some, None if labels is None else labels[part]
+
+    def run(self, inputs: Inputs, labels: Tensor | None = None) -> Iterator[list[Observation]]:
+        """What each detector sees of a batch in one forward pass, or in several if it is large."""
+        form = signature(inputs)
+        whole = count_examples(inputs) <= self.at_once
+        with nullcontext() if form == self.form else self.explained(inputs):
+            for some, of_some in [(inputs, labels)] if whole else self.pieces(inputs, labels):
+                yield self._pass(some, of_some, gradients=False)
+        self.form = form
 
     @torch.inference_mode()
     def __call__(self, inputs: Inputs, labels: Tensor | None = None) -> list[Observation]:
