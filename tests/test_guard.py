@@ -902,6 +902,29 @@ def test_a_guard_fitted_after_an_interruption_says_so_and_can_be_reset(net, read
     assert_same(guard.calibrate(images(200, 1).split(64), progress=False), ready, images(20, 2))
 
 
+def test_an_interruption_between_two_members_leaves_a_checkpoint_that_is_whole(net, tmp_path, monkeypatch):
+    file, batches = tmp_path / "fit.safetensors", images(300, 0).split(64)
+    monkeypatch.setattr("gramwatch.detector.CHECKPOINT_SECONDS", 0.0)
+    guard, taken = Guard(net), []
+    ratio = guard.members["class_ratio"]
+
+    def breaking(observation):
+        taken.append(1)
+        if len(taken) == 3:  # Gram has taken the third batch in already
+            raise StoppedError
+        return type(ratio).take(ratio, observation)
+
+    ratio.take = breaking
+    with pytest.raises(StoppedError):
+        guard.fit(batches, checkpoint=file, progress=False)
+    resumed = Guard(net).fit(batches, checkpoint=file, progress=False)
+    whole = Guard(net).fit(batches, progress=False)
+    assert torch.equal(resumed.members["gram"].class_counts_, whole.members["gram"].class_counts_)
+    for each in (resumed, whole):
+        each.calibrate([images(200, 1)], progress=False)
+    assert_same(resumed, whole, images(20, 2))
+
+
 def test_a_guard_is_not_merged_with_itself(ready):
     with pytest.raises(ValueError, match="cannot be merged with itself"):
         ready.merge(ready)

@@ -18,6 +18,7 @@ from gramwatch.paper.false_alarm_study import shares
 from gramwatch.paper.false_alarms import simulated
 from gramwatch.paper.subject import PADDING, mirrored_and_shifted
 from gramwatch.report.why import BEST, draw_why, marks_of, read_figures
+from pictures import size_of_drawing
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -294,7 +295,9 @@ def test_the_picture_is_drawn_for_several_networks_from_their_tables(tmp_path: P
     one, three = tmp_path / "one.png", tmp_path / "three.png"
     draw_why(one, {title: figures})
     draw_why(three, {title: figures, "b": figures, "c": figures})
-    assert three.stat().st_size > one.stat().st_size > 10_000
+    (width, height), (wider, as_high) = size_of_drawing(one), size_of_drawing(three)
+    assert wider > 2 * width  # three networks side by side
+    assert as_high == height
 
 
 # --- false alarms ------------------------------------------------------------------------------------

@@ -836,9 +836,11 @@ def fit_all(
         if not learning:
             return
         for seen in plan.run(*batch):
+            fits.torn = True
             for leaf, observation in zip(learning, seen, strict=True):
                 leaf.note(observation)
                 left_out[leaf] = left_out.get(leaf, 0) + leaf.take(observation)
+        fits.torn = False
 
     if any(leaf.learns for leaf in leaves_of(detectors)):
         batches = on_device_ahead(network.batches(loader, "fitting", progress), network.model)
@@ -934,10 +936,12 @@ class Fits:
     def __init__(self) -> None:
         self._interrupted = 0
         self._checkpoint: Path | None = None
+        self.torn = False
+        """Whether a batch is taken in by some detectors, or in part, and not yet by all."""
 
     def begin(self, checkpoint: str | PathLike[str] | None) -> None:
         """Say what a fit after an interrupted one does."""
-        if self._interrupted and checkpoint is None:
+        if self._interrupted and (checkpoint is None or not Path(checkpoint).exists()):
             warn(
                 f"an earlier fit was interrupted after {self._interrupted} batch(es), which are kept. If "
                 "this loader yields them again, they count twice: detector.reset() forgets them"
@@ -964,8 +968,10 @@ class Fits:
                     write(done)
                     saved_at = time.monotonic()
         except BaseException:
-            self._interrupted = done
-            write(done)
+            self._interrupted = done + self.torn
+            if not self.torn:  # else what was last written is whole, and what is there now is not
+                write(done)
+            self.torn = False
             raise
         if seen == 0:
             raise InputError("the loader yielded no example: there is nothing to fit")
