@@ -27,9 +27,10 @@ from gramwatch import (
     networks,
     observation,
 )
-from gramwatch.detector import Calibration, Measurement, Together, fit_together, leaves_of
+from gramwatch.detector import Together, fit_together, leaves_of
 from gramwatch.deviation import TotalDeviation
 from gramwatch.joint import JointRule, Standard
+from gramwatch.measurement import Calibration, Measurement
 from gramwatch.methods import FDBD, KNN, METHODS, MSP, NCI, Energy, Mahalanobis
 from gramwatch.metrics import auroc
 from gramwatch.paper import compare, false_alarms

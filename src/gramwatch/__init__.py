@@ -1,7 +1,7 @@
 """gramwatch: know when a classifier is looking at something it was never trained on."""
 
 from gramwatch import statistics
-from gramwatch.detector import Detection, Detector, fit_together
+from gramwatch.detector import Detector, fit_together
 from gramwatch.errors import (
     ArtifactError,
     CalibrationError,
@@ -19,6 +19,7 @@ from gramwatch.evaluate import Evaluation, evaluate
 from gramwatch.gram import GramDetector
 from gramwatch.guard import Guard
 from gramwatch.loading import load
+from gramwatch.measurement import Detection
 from gramwatch.taps import Tap, Taps, find_taps, mark
 from gramwatch.version import __version__
 

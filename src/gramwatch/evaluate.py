@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from gramwatch.detector import AsMeasured, Detector, Measurement, Rule, Together
+from gramwatch.detector import Detector, Together
 from gramwatch.errors import CalibrationError, GramwatchError, InputError
+from gramwatch.measurement import AsMeasured, Measurement, Rule
 from gramwatch.methods.msp import MSP
 from gramwatch.metrics import METRICS, all_metrics
 

@@ -25,7 +25,7 @@ from gramwatch.batches import (
     widened,
 )
 from gramwatch.bounds import BOUNDS, EXPONENTS, STORAGES, Bounds, MinMax, make_bounds
-from gramwatch.detector import Calibration, Detector, Measurement, how_many_rank, listed
+from gramwatch.detector import Detector, listed
 from gramwatch.deviation import (
     CONFIDENCES,
     Confidence,
@@ -35,6 +35,7 @@ from gramwatch.deviation import (
     tap_deviations,
 )
 from gramwatch.errors import CalibrationError, InputError, NotFittedError, warn
+from gramwatch.measurement import Calibration, Measurement, how_many_rank
 from gramwatch.observation import WIDEST_TRIANGLE, Needs, Observation, Plan, Statistics
 from gramwatch.statistics import STATISTICS, check_orders
 from gramwatch.taps import Network, Taps, unwrap

@@ -14,11 +14,12 @@ from torch import Tensor, nn
 from gramwatch import artifact
 from gramwatch.artifact import Field
 from gramwatch.batches import Inputs, count_examples, on_device
-from gramwatch.detector import Calibration, Detector, Measurement, how_many_rank
+from gramwatch.detector import Detector
 from gramwatch.deviation import TotalDeviation
 from gramwatch.errors import ArtifactError, NoTapError, TapError, warn
 from gramwatch.gram import GramDetector
 from gramwatch.joint import JointRule
+from gramwatch.measurement import Calibration, Measurement, how_many_rank
 from gramwatch.methods import METHODS, TRAINED
 from gramwatch.observation import Observation
 from gramwatch.replay import Nest, Replay

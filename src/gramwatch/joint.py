@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from gramwatch.detector import Measurement
 from gramwatch.deviation import TotalDeviation
 from gramwatch.errors import CalibrationError
+from gramwatch.measurement import Measurement
 
 
 def gram_score(total: TotalDeviation, measured: Measurement) -> Tensor:

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from gramwatch import artifact
 from gramwatch.artifact import Field
 from gramwatch.batches import Inputs, on_device
-from gramwatch.detector import AsMeasured, Calibration, Detector, Measurement
+from gramwatch.detector import Detector
 from gramwatch.errors import InputError
+from gramwatch.measurement import AsMeasured, Calibration, Measurement
 from gramwatch.observation import Needs, Observation
 from gramwatch.taps import Network
 from gramwatch.taps.running import InputsAdapter, LogitsAdapter

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from gramwatch.detector import Measurement, Rule
 from gramwatch.deviation import TotalDeviation
 from gramwatch.evaluate import Evaluation, Measured, Row, evaluate_measured
 from gramwatch.gram import GramRule
+from gramwatch.measurement import Measurement, Rule
 from gramwatch.paper import published
 from gramwatch.paper.ablation import BOUNDS
 from gramwatch.paper.beside import COLOURS, Line

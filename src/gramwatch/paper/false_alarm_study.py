@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gramwatch.detector import Calibration, Measurement
 from gramwatch.joint import JointRule
+from gramwatch.measurement import Calibration, Measurement
 from gramwatch.paper.beside import markdown
 from gramwatch.paper.experiment import Options, command, methods_of, surroundings
 from gramwatch.paper.false_alarms import ALPHAS

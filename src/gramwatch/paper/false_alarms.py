@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gramwatch.detector import Calibration, Measurement
 from gramwatch.deviation import TotalDeviation
 from gramwatch.joint import JointRule
+from gramwatch.measurement import Calibration, Measurement
 
 ALPHAS = (0.01, 0.05, 0.1)
 SHARES = (0.28, 0.19, 0.14, 0.10, 0.08, 0.07, 0.07, 0.03, 0.02, 0.02)

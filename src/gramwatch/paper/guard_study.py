@@ -11,12 +11,12 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from gramwatch.detector import Measurement, Rule
 from gramwatch.deviation import TotalDeviation
 from gramwatch.errors import InputError
 from gramwatch.evaluate import Measured, Row, evaluate_measured, scores_of_first_draw
 from gramwatch.guard import MEMBERS, SHRINK
 from gramwatch.joint import JointRule, Standard, gram_score, mean_over_taps, sum_of_members
+from gramwatch.measurement import Measurement, Rule
 from gramwatch.methods import METHODS
 from gramwatch.methods.class_ratio import ClassRatio
 from gramwatch.methods.early_mahalanobis import EarlyMahalanobis

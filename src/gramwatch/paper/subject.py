@@ -17,11 +17,12 @@ from torch import Tensor, nn
 
 from gramwatch import artifact, datasets
 from gramwatch.batches import all_finite
-from gramwatch.detector import Detector, Measurement, Rule, Together, fit_together
+from gramwatch.detector import Detector, Together, fit_together
 from gramwatch.deviation import TotalDeviation, tap_deviations
 from gramwatch.errors import InputError, MissingDataError
 from gramwatch.evaluate import Measured
 from gramwatch.gram import GramDetector, GramRule
+from gramwatch.measurement import Measurement, Rule
 from gramwatch.methods import METHODS, TRAINED, fgsm
 from gramwatch.methods.mahalanobis import Mahalanobis
 from gramwatch.methods.odin import ODIN
