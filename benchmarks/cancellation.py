@@ -193,7 +193,8 @@ def main() -> None:
     with torch.no_grad():
         train_class = torch.cat([loaded.network(part).argmax(1) for part in batches["train"]])
     train, test = (recorder.found(len(detector.taps)) for recorder in recorders.values())
-    sizes = [measure.shape for measure in detector._measures]
+    at = [detector.needs.statistics.at(tap) for tap in detector.taps]
+    sizes = [(len(each.orders), each.features) for each in at]
     order = torch.cat([torch.tensor(ORDERS).repeat_interleave(features) for _, features in sizes])
     tap = torch.cat([torch.full((n * features,), t) for t, (n, features) in enumerate(sizes)])
     result: dict[str, Any] = {

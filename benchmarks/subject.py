@@ -11,7 +11,7 @@ import gramwatch
 from benchmarks import others, released
 from benchmarks.measure import without_kernels
 from benchmarks.networks import NETWORKS, ORDERS, build, images
-from gramwatch.detector import GramDetector
+from gramwatch.gram import GramDetector
 
 PLAIN, OURS, MEASURE = "plain", "ours", "ours, no verdict"
 EAGER, POOD, RELEASED = "eager", "pytorch-ood", "released"
@@ -57,7 +57,8 @@ class Fitted:
     @property
     def statistics_bytes(self) -> int:
         """One batch of statistics."""
-        return 4 * self.batch * sum(m.size for m in self.detector._measures)
+        statistics = self.detector.needs.statistics
+        return 4 * self.batch * sum(statistics.at(tap).size for tap in self.taps)
 
     def plain(self, x: Tensor) -> Tensor:
         with torch.inference_mode():

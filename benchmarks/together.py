@@ -16,9 +16,9 @@ import torch
 from benchmarks.measure import Clock, summary
 from benchmarks.tables import ratio
 from gramwatch import GramDetector, GramwatchWarning
+from gramwatch.detector import Together, fit_together
 from gramwatch.methods import METHODS, Method
 from gramwatch.networks import densenet_bc_100_12
-from gramwatch.together import Together, fit_together
 
 
 def banks_of(detectors: dict[str, Method], examples: int) -> None:
@@ -48,14 +48,14 @@ def main() -> None:
     network = densenet_bc_100_12().eval().to(device)
     images = torch.randn(args.images, 3, 32, 32)
     loader = list(images.split(args.batch))
-    rivals = {
+    methods = {
         name: method(network)
         for name, method in METHODS.items()
         if not method(network).gradients and name not in args.without
     }
-    fit_together(rivals, [torch.randn(args.batch, 3, 32, 32) for _ in range(8)], progress=False)
-    banks_of(rivals, args.neighbours)
-    detectors: dict[str, Any] = dict(rivals)
+    fit_together(methods, [torch.randn(args.batch, 3, 32, 32) for _ in range(8)], progress=False)
+    banks_of(methods, args.neighbours)
+    detectors: dict[str, Any] = dict(methods)
     if "gram" not in args.without:
         detectors["gram"] = GramDetector(network, taps="paper").fit(loader, progress=False)
 

@@ -91,7 +91,7 @@ def test_a_guard_does_not_wait_for_the_gpu(net):
     guard.calibrate(torch.randn(900, 3, 16, 16).split(100))
     test = torch.randn(50, 3, 16, 16, device="cuda")
     guard(test)
-    calibration = guard._calibrated_on(test.device)
+    calibration = guard.calibration(test.device)
     torch.cuda.set_sync_debug_mode("error")
     try:
         found = calibration.judged(guard.measure(test))
@@ -120,12 +120,12 @@ def test_a_recorded_verdict_is_the_one_that_is_computed(net, per_class, monkeypa
     broken = pytest.warns(gramwatch.GramwatchWarning, match=r"1 input\(s\) with NaN")
     with broken:
         computed = [guard(x) for x in batches]
-    assert not guard._verdict._recorded
+    assert not guard._recorded._recorded
     monkeypatch.setattr(replay, "CALLS", 2)
-    guard._verdict = None
+    guard._recorded = None
     with broken:
         found = [guard(x) for x in batches]  # kept until the end: a later verdict must not overwrite them
-    assert [recording is not None for recording in guard._verdict._recorded.values()] == [True]
+    assert [recording is not None for recording in guard._recorded._recorded.values()] == [True]
     for one, other in zip(found, computed, strict=True):
         assert_equal(one, other)
     assert found[-1].score[3] == torch.inf
@@ -142,7 +142,7 @@ def test_a_recorded_verdict_is_the_one_that_is_computed(net, per_class, monkeypa
     for each in (guard, copy.deepcopy(guard)):  # what was recorded before the calibration is forgotten
         for _ in range(4):
             assert_equal(each(batches[0]), anew)
-        assert [recording is not None for recording in each._verdict._recorded.values()] == [True]
+        assert [recording is not None for recording in each._recorded._recorded.values()] == [True]
 
 
 def assert_close(found, expected):
@@ -166,7 +166,7 @@ def test_a_recorded_pass_is_the_one_that_is_computed(net, monkeypatch):
             return [guard(x) for x in batches]
 
     def assert_recorded(times):
-        assert [each is not None for each in guard._verdict._recorded.values()] == [True] * times
+        assert [each is not None for each in guard._recorded._recorded.values()] == [True] * times
 
     monkeypatch.setattr(replay, "CALLS", 2)
     computed, found = judged(False), judged(True)
@@ -203,6 +203,39 @@ def test_a_recorded_pass_is_the_one_that_is_computed(net, monkeypatch):
     assert_close(guard(x), after)
 
 
+@pytest.mark.parametrize("record", [False, True])
+def test_a_batch_in_pieces_is_not_recorded_but_judged(net, record, monkeypatch):
+    torch.backends.cudnn.allow_tf32 = False
+    guard = gramwatch.Guard(net.cuda()).fit(torch.randn(400, 3, 16, 16).split(100))
+    guard.calibrate(torch.randn(900, 3, 16, 16).split(100))
+    x = torch.randn(50, 3, 16, 16, device="cuda")
+    expected = guard(x)
+    guard.record_pass = record
+    monkeypatch.setattr(replay, "CALLS", 1)
+    at_once = guard.planned(x).at_once
+    monkeypatch.setattr("gramwatch.observation.MOST_STATISTICS", 2**30 // at_once * 20)
+    assert guard.planned(x).at_once < 50
+    for _ in range(4):
+        assert_close(guard(x), expected)
+    assert guard._recorded is None
+
+
+@pytest.mark.parametrize("record", [False, True])
+def test_what_was_recorded_in_inference_mode_serves_outside_of_it(net, record, monkeypatch):
+    torch.backends.cudnn.allow_tf32 = False
+    guard = gramwatch.Guard(net.cuda()).fit(torch.randn(400, 3, 16, 16).split(100))
+    guard.calibrate(torch.randn(900, 3, 16, 16).split(100))
+    x = torch.randn(50, 3, 16, 16, device="cuda")
+    expected = guard(x)
+    guard.record_pass = record
+    monkeypatch.setattr(replay, "CALLS", 1)
+    with torch.inference_mode():
+        for _ in range(3):
+            assert_close(guard(x), expected)
+    assert_close(guard(x), expected)
+    assert [each is not None for each in guard._recorded._recorded.values()] == [True]
+
+
 def test_a_network_that_asks_the_gpu_is_not_recorded(net, monkeypatch):
     class Asking(torch.nn.Module):
         def __init__(self):
@@ -220,7 +253,7 @@ def test_a_network_that_asks_the_gpu_is_not_recorded(net, monkeypatch):
     guard.record_pass = True
     for _ in range(4):
         assert_close(guard(x), expected)
-    assert list(guard._verdict._recorded.values()) == [None]
+    assert list(guard._recorded._recorded.values()) == [None]
 
 
 def test_what_cannot_be_recorded_is_computed(net, monkeypatch):
@@ -235,7 +268,7 @@ def test_what_cannot_be_recorded_is_computed(net, monkeypatch):
     guard.calibrate([torch.randn(200, 3, 16, 16)])
     batches = [torch.randn(50, 3, 16, 16, device="cuda") for _ in range(5)]
     first = [guard(x) for x in batches]
-    assert list(guard._verdict._recorded.values()) == [None]
+    assert list(guard._recorded._recorded.values()) == [None]
     for x, expected in zip(batches, first, strict=True):
         assert_equal(guard(x), expected)
 
@@ -265,7 +298,7 @@ def test_float16_bounds_and_pieces_equal_those_of_the_cpu(net, storage, statisti
     train, test = torch.randn(400, 3, 16, 16).split(100), 2 * torch.randn(50, 3, 16, 16)
     once = gramwatch.GramDetector(net, statistic=statistic, storage=storage).fit(train)
     expected = once.measure(test).deviations
-    monkeypatch.setattr("gramwatch.detector.MOST_STATISTICS", 0)
+    monkeypatch.setattr("gramwatch.observation.MOST_STATISTICS", 0)
     monkeypatch.setattr("gramwatch.statistics.PIECE", 2000)
     twice = gramwatch.GramDetector(net, statistic=statistic, storage=storage).fit(train)
     assert once.measure_all(train).deviations.le(1e-3).all()

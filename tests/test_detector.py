@@ -152,15 +152,12 @@ def test_the_false_alarm_rate_is_what_was_asked_for(net):
     for trial in range(150):
         order = torch.randperm(2000, generator=torch.Generator().manual_seed(trial))
         chosen, fresh = order[:40], order[40:]
-        part = gramwatch.detector.Measurement(
-            measured.logits[chosen], measured.deviations[chosen], measured.finite[chosen]
-        )
-        detector.measure_all = lambda *_, part=part: part  # type: ignore[method-assign]
+        detector.measure_all = lambda *_, part=measured[chosen]: part  # type: ignore[method-assign]
         for split in rates:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # with 20 examples some tap may never deviate
                 detector.calibrate([], split=split, seed=trial)
-            score = detector._total(measured.deviations[fresh], measured.probability[fresh])
+            score = detector.calibration().rule(measured[fresh])[:, 0]
             rates[split].append((score > detector.threshold_).double().mean().item())
     rate = np.mean(rates[True])
     assert rate <= 0.1 + 4 * np.std(rates[True]) / np.sqrt(150)

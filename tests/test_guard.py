@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -22,19 +23,18 @@ from gramwatch import (
     NotFittedError,
     TapError,
     artifact,
-    detector,
     kernels,
     networks,
+    observation,
 )
-from gramwatch.detector import Collector
+from gramwatch.detector import Together, fit_together, leaves_of
 from gramwatch.deviation import TotalDeviation
-from gramwatch.joint import Calibration, JointRule, Standard
+from gramwatch.joint import JointRule, Standard
+from gramwatch.measurement import Calibration, Measurement
 from gramwatch.methods import FDBD, KNN, METHODS, MSP, NCI, Energy, Mahalanobis
 from gramwatch.metrics import auroc
 from gramwatch.paper import compare, false_alarms
 from gramwatch.threshold import Ranks, class_groups, p_value, rank_of_threshold
-from gramwatch.together import Together, fit_together
-from gramwatch.watch import shared_observer
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fewer than 20:gramwatch.GramwatchWarning")
 DOCS = Path(__file__).parents[1] / "docs"
@@ -242,6 +242,7 @@ def test_scores_and_p_values_equal_the_transcription(net):
         # One rank more or less, where float32 and float64 sort two examples differently.
         np.testing.assert_allclose(found.parts[name].numpy(), among, atol=1.01 / 82)
         assert np.mean(np.abs(found.parts[name].numpy() - among) < 1e-12) > 0.9
+    assert found.deviations.dtype == torch.float32
     assert torch.equal(found.deviations, gram.measure(test).deviations)
     assert torch.equal(found.class_support, gram.class_counts_[found.predicted])
     assert torch.equal(found.logits.argmax(1), found.predicted)
@@ -250,8 +251,8 @@ def test_scores_and_p_values_equal_the_transcription(net):
 def test_taps_that_never_deviate_are_left_out_of_the_mean():
     measured = false_alarms.simulated(100, torch.Generator().manual_seed(0))
     gram = measured.parts["gram"]
-    silent = dataclasses.replace(gram, deviations=F.pad(gram.deviations, (0, 3)))
-    with_silent = dataclasses.replace(measured, parts={**measured.parts, "gram": silent})
+    silent = dataclasses.replace(gram, values=F.pad(gram.values, (0, 3)))
+    with_silent = Measurement.together({**measured.parts, "gram": silent})
     scores = [
         JointRule({"gram": TotalDeviation()}).fit(each).member_scores(each)
         for each in (measured, with_silent)
@@ -289,8 +290,9 @@ def test_a_rule_can_standardise_and_join_otherwise():
     median = scores.quantile(0.5, 0)
     floored = scores.maximum(scores.quantile(0.25, 0))
     standardised = (floored - median) / (scores.quantile(0.99, 0) - median)
-    torch.testing.assert_close(plain(measured), standardised.sum(1))
-    torch.testing.assert_close(highest(measured), 2 * standardised.amax(1))
+    torch.testing.assert_close(plain(measured)[:, 0], standardised.sum(1))
+    torch.testing.assert_close(plain(measured)[:, 1:], scores)
+    torch.testing.assert_close(highest(measured)[:, 0], 2 * standardised.amax(1))
 
 
 # --- p-values ----------------------------------------------------------------------------------------
@@ -348,7 +350,7 @@ def test_p_values_hold_where_classes_are_rare_or_near_the_limit(shares):
 
 
 def test_the_rates_in_the_docs_are_those_measured():
-    page = (DOCS / "guard.md").read_text(encoding="utf-8")
+    page = (DOCS / "guard-study.md").read_text(encoding="utf-8")
     assert false_alarms.table() in page
     assert false_alarms.groups_table() in page
 
@@ -423,7 +425,7 @@ def test_per_class_ranks_within_the_group(net, tmp_path):
     x = images(50, 2)
     found, expected = guard(x), pooled(x)
     assert torch.equal(found.score, expected.score)
-    calibration, groups = guard._calibration, guard.groups_
+    calibration, groups = guard.calibration(), guard.groups_
     assert len(groups) > 1
     assert sorted(c for group in groups for c in group) == list(range(CLASSES))
     assert pooled.groups_ == [list(range(CLASSES))]
@@ -499,21 +501,58 @@ def test_a_marked_tensor_is_not_computed_twice(monkeypatch):
             x = gramwatch.mark(F.relu(self.conv1(x)), "again")
             return F.relu(self.conv2(x)).mean((2, 3))
 
-    net, repeated = made(Marked), []
-    plain = Collector.repeat
-    monkeypatch.setattr(Collector, "repeat", lambda *args: (repeated.append(1), plain(*args)))
+    net, computed = made(Marked), []
+    plain = kernels.compute
+    monkeypatch.setattr(kernels, "compute", lambda *args: computed.append(1) or plain(*args))
     guard = Guard(net, taps=["*", "again"]).fit(images(300, 0).split(100), progress=False)
-    assert len(repeated) == 3
+    assert len(computed) == 3 * (len(guard.tap_names) - 1)
     gram = GramDetector(net, taps=["*", "again"]).fit(images(300, 0).split(100), progress=False)
     x = images(9, 2, scale=2)
-    assert torch.equal(guard.measure(x).parts["gram"].deviations, gram.measure(x).deviations)
+    deviations = gram.measure(x).deviations
+    assert torch.equal(guard.measure(x).parts["gram"].deviations, deviations.double())
+    again, first = (gram.tap_names.index(name) for name in ("again", "relu"))
+    assert torch.equal(deviations[:, again], deviations[:, first])
 
 
 def test_large_statistics_are_measured_all_the_same(ready, monkeypatch):
-    x = images(9, 2, scale=2)
-    expected = ready(x)
-    monkeypatch.setattr(detector, "MOST_STATISTICS", 0)
-    torch.testing.assert_close(ready(x).score, expected.score)
+    """Each example by itself, then: rounding in the network differs with the size of its batch."""
+    x, passes = images(9, 2, scale=2), []
+    x[4] = torch.nan
+    with pytest.warns(GramwatchWarning, match=r"1 input\(s\) with NaN"):
+        expected = [ready(x[i : i + 1]) for i in range(9)]
+    monkeypatch.setattr(observation, "MOST_STATISTICS", 0)
+    ready.model.register_forward_hook(lambda *_: passes.append(1))
+    for record in (False, True):
+        ready.record_pass = record
+        with pytest.warns(GramwatchWarning, match=r"1 input\(s\) with NaN") as said:
+            found = ready(x)
+        assert len(said) == 1
+        assert len(passes) == 9
+        passes.clear()
+        for i, each in enumerate(expected):
+            for name in ("score", "p_value", "is_ood", "class_support", "deviations"):
+                torch.testing.assert_close(
+                    getattr(found[i], name), getattr(each, name), rtol=0, atol=0, equal_nan=True
+                )
+    measured = Together({"Guard": ready, "MSP": MSP(ready.model)}).measure([x], "judging", False)
+    assert torch.equal(ready.calibration().rule(measured["Guard"])[:, 0], found.score)
+    assert len(measured["MSP"]) == 9
+
+
+def test_a_fit_in_pieces_is_the_same(net, fitted, monkeypatch):
+    batches = images(300, 0).split(64)
+    monkeypatch.setattr(observation, "MOST_STATISTICS", 40_000)
+    guard = Guard(net).fit(batches, progress=False)
+    assert 1 < guard.planned(batches[0]).at_once < 64
+    gram, expected = guard.members["gram"], fitted.members["gram"]
+    for mine, theirs in zip(gram.tables(), expected.tables(), strict=True):
+        torch.testing.assert_close(mine, theirs)
+    x = images(20, 2, scale=1.3)
+    torch.testing.assert_close(guard.measure(x).values.float(), fitted.measure(x).values.float())
+    bad = torch.full((60, 1, 7, 7), torch.nan)
+    with pytest.warns(GramwatchWarning, match=r"60 training example\(s\) with NaN") as said:
+        Guard(net).fit([*batches, bad], progress=False)
+    assert sum("left out" in str(each.message) for each in said) == 1
 
 
 def test_the_network_is_not_changed(net):
@@ -527,7 +566,7 @@ def test_the_network_is_not_changed(net):
 
 def test_what_comes_first_is_said(net):
     guard = Guard(net)
-    with pytest.raises(NotFittedError, match="not calibrated"):
+    with pytest.raises(NotFittedError, match="not fitted"):
         guard(images(2, 0))
     with pytest.raises(NotFittedError, match="not fitted"):
         guard.calibrate([images(100, 0)], progress=False)
@@ -547,6 +586,9 @@ def test_settings_are_checked(net):
         Guard(net, members=[])
     with pytest.raises(ValueError, match="'odin' takes passes of its own"):
         Guard(net, members=["gram", "odin"])
+    msp = MSP(net)
+    with pytest.raises(ValueError, match="'a' is a member by two names"):
+        Guard.of({"a": msp, "b": msp})
     with pytest.raises(ValueError, match="'b' judges another network"):
         Guard.of({"a": MSP(net), "b": MSP(made())})
     with pytest.raises(ValueError, match="confidence='subtract'"):
@@ -803,11 +845,11 @@ def test_members_may_look_at_different_taps(net):
     found = guard.measure(images(9, 2))
     for name, settings in zip(together, kinds, strict=True):
         alone = Mahalanobis(net, **settings).fit(images(300, 0).split(64), progress=False)
-        assert torch.equal(found.parts[name], alone.score_inputs(images(9, 2))[1])
+        assert torch.equal(found.parts[name].values[:, 0], alone.score_inputs(images(9, 2))[1])
     broken = images(9, 2)
     broken[4, 0, 3, 3] = torch.nan
     assert guard.measure(broken).finite.tolist() == [i != 4 for i in range(9)]
-    assert shared_observer(together.values())[1] == [together["1"], together["2"], together["3"]]
+    assert leaves_of([guard, together["2"]]) == list(together.values())
 
 
 def test_labels_are_ignored(net):
@@ -838,6 +880,9 @@ def test_an_interrupted_fit_goes_on(net, ready, tmp_path):
         Guard(net, orders=[1, 2]).fit(images(300, 0).split(64), checkpoint=file, progress=False)
     with pytest.raises(ArtifactError, match="begun with level"):
         Guard(net, level=0.9).fit(images(300, 0).split(64), checkpoint=file, progress=False)
+    others = {**Guard(net).members, "energy": MSP(net)}
+    with pytest.raises(ArtifactError, match="begun with energy as energy: delete it to start anew"):
+        Guard.of(others).fit(images(300, 0).split(64), checkpoint=file, progress=False)
     guard = Guard(net).fit(images(300, 0).split(64), checkpoint=file, progress=False)
     assert file.exists()  # nothing is lost if the process ends before `save`
     guard.save(tmp_path / "guard.safetensors")
@@ -858,10 +903,27 @@ def test_a_guard_fitted_after_an_interruption_says_so_and_can_be_reset(net, read
     assert_same(guard.calibrate(images(200, 1).split(64), progress=False), ready, images(20, 2))
 
 
-def test_members_that_look_at_other_features_are_refused_at_once(net):
-    members = {"knn": METHODS["knn"](net), "vim": METHODS["vim"](net, features="hidden")}
-    with pytest.raises(ValueError, match="look at the same features"):
-        Guard.of(members)
+def test_an_interruption_between_two_members_leaves_a_checkpoint_that_is_whole(net, tmp_path, monkeypatch):
+    file, batches = tmp_path / "fit.safetensors", images(300, 0).split(64)
+    monkeypatch.setattr("gramwatch.detector.CHECKPOINT_SECONDS", 0.0)
+    guard, taken = Guard(net), []
+    ratio = guard.members["class_ratio"]
+
+    def breaking(observation):
+        taken.append(1)
+        if len(taken) == 3:  # Gram has taken the third batch in already
+            raise StoppedError
+        return type(ratio).take(ratio, observation)
+
+    ratio.take = breaking
+    with pytest.raises(StoppedError):
+        guard.fit(batches, checkpoint=file, progress=False)
+    resumed = Guard(net).fit(batches, checkpoint=file, progress=False)
+    whole = Guard(net).fit(batches, progress=False)
+    assert torch.equal(resumed.members["gram"].class_counts_, whole.members["gram"].class_counts_)
+    for each in (resumed, whole):
+        each.calibrate([images(200, 1)], progress=False)
+    assert_same(resumed, whole, images(20, 2))
 
 
 def test_a_guard_is_not_merged_with_itself(ready):
@@ -963,7 +1025,7 @@ def test_evaluating_a_guard_is_the_protocol_written_out(fitted):
     for _ in range(3):
         order = torch.randperm(120, generator=generator)
         rule = fitted.rule().fit(measured[order[:12]])
-        figures.append(auroc(rule(measured)[order[12:]], rule(other)))
+        figures.append(auroc(rule(measured)[order[12:], 0], rule(other)[:, 0]))
     assert result.figures()[0, 0] == pytest.approx(np.mean(figures), abs=1e-9)
     with pytest.raises(NotFittedError):
         fitted(inside)
@@ -1003,8 +1065,10 @@ def test_members_that_stand_beside_their_guard_work_once(net, monkeypatch):
     measured = together.measure(images(90, 1).split(30), "judging", False)
     assert len(passes) <= 3 + 4  # to find the taps and the layer that makes the logits
     assert sorted(calls) == ["judged"] * 3 + ["measured"] * 3
-    assert measured["Guard"].parts["fdbd"] is measured["fDBD"]
-    assert measured["Guard"].parts["gram"] is measured["Gram"]
+    of_guard = measured["Guard"].parts
+    assert torch.equal(of_guard["fdbd"].values, measured["fDBD"].values)
+    assert torch.equal(of_guard["gram"].values, measured["Gram"].values.double())
+    assert len({each.logits.data_ptr() for each in measured.values()}) == 1
     passes.clear()
     together.measure(images(90, 2).split(30), "judging", False)
     assert len(passes) == 3  # what was found serves further sets
@@ -1092,6 +1156,59 @@ def test_p_values_hold_on_cifar10(shared_weights, shared_data):
                 assert mean[1:, i].max() <= largest_share(alpha, 100, 100, 1)
 
 
-def test_a_copy_of_a_guard_judges_the_same(ready):
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda guard: pickle.loads(pickle.dumps(guard))])
+def test_a_copy_of_a_guard_judges_the_same_and_is_its_own(copied, ready):
+    fresh = copied(Guard(ready.model))
+    fresh.fit(images(300, 0).split(64), progress=False).calibrate(images(200, 1).split(64), progress=False)
     ready(images(3, 2))
-    assert_same(copy.deepcopy(ready), ready, images(9, 3))
+    ready.record_pass = True
+    other, x = copied(ready), images(9, 3)
+    assert other.record_pass
+    for each in (fresh, other):
+        assert_same(each, ready, x)
+    assert all(member.model is other.model for member in other.members.values())
+    before = ready(x)
+    other.reset().fit([images(200, 5)], progress=False)
+    with torch.no_grad():
+        other.model.head.bias += 1
+    assert torch.equal(ready(x).score, before.score)
+
+
+def test_a_verdict_in_inference_mode_is_the_same(ready):
+    x = images(9, 2)
+    with torch.inference_mode():
+        found = ready(x)
+    assert not found.score.is_inference()
+    assert torch.equal(found.score, ready(x).score)
+
+
+# --- shared members ----------------------------------------------------------------------------------
+
+
+def test_guards_that_share_a_member(net, ready):
+    """One fit serves both; each has a calibration of its own."""
+    gram, msp = ready.members["gram"], MSP(net)
+    other, x = Guard.of({"gram": gram, "msp": msp}), images(9, 2)
+    with pytest.raises(NotFittedError, match="not calibrated"):
+        other(x)
+    other.calibrate([images(200, 1)], progress=False)
+    gram.calibrate([images(200, 1)], progress=False)
+    before, alone = other(x), gram(x)
+    ready.calibrate([images(100, 3)], progress=False)
+    assert torch.equal(other(x).score, before.score)
+    assert torch.equal(gram(x).score, alone.score)
+    counts = gram.class_counts_
+    fit_together({"one": ready, "two": other}, [images(64, 4)], progress=False)
+    assert int(gram.class_counts_.sum()) == int(counts.sum()) + 64  # not twice
+    for each in (ready, other, gram):
+        with pytest.raises(NotFittedError, match="not calibrated"):
+            each(x)
+    other.reset()
+    for each in (ready, other, gram):
+        with pytest.raises(NotFittedError, match="not fitted"):
+            each(x)
+    assert ready.members["early_mahalanobis"].is_fitted
+    ready.reset().fit(images(300, 0).split(64), progress=False)
+    ready.calibrate(images(200, 1).split(64), progress=False)
+    again = Guard(net).fit(images(300, 0).split(64), progress=False)
+    assert_same(ready, again.calibrate(images(200, 1).split(64), progress=False), x)

@@ -10,25 +10,27 @@ import torch
 
 from gramwatch.deviation import TotalDeviation
 from gramwatch.evaluate import Row, evaluate_measured, scores_of_first_draw
-from gramwatch.joint import JointMeasurement, JointRule
+from gramwatch.joint import JointRule
+from gramwatch.measurement import Measurement
 from gramwatch.metrics import Difference, all_metrics
 from gramwatch.paper import against, guard_study
 from gramwatch.paper.false_alarm_study import shares
 from gramwatch.paper.false_alarms import simulated
 from gramwatch.paper.subject import PADDING, mirrored_and_shifted
 from gramwatch.report.why import BEST, draw_why, marks_of, read_figures
+from pictures import size_of_drawing
 
 DOCS = Path(__file__).parents[1] / "docs"
 
 
 @pytest.fixture
-def measured() -> JointMeasurement:
+def measured() -> Measurement:
     return simulated(300, torch.Generator().manual_seed(0))
 
 
-def scores_by(measured: JointMeasurement, standard: object, join: object) -> torch.Tensor:
+def scores_by(measured: Measurement, standard: object, join: object) -> torch.Tensor:
     totals = {"gram": TotalDeviation()}
-    return JointRule(totals, standard, join).fit(measured)(measured)  # type: ignore[arg-type]
+    return JointRule(totals, standard, join).fit(measured)(measured)[:, 0]  # type: ignore[arg-type]
 
 
 def test_every_rule_differs_from_guards_in_what_it_says() -> None:
@@ -46,22 +48,23 @@ def test_every_form_of_gram_has_its_row() -> None:
     assert [form.title for form in guard_study.forms_of("mnist_convnet")] == forms[:-1]  # it has no blocks
 
 
-def test_a_rule_takes_the_deviations_of_its_form(measured: JointMeasurement) -> None:
+def test_a_rule_takes_the_deviations_of_its_form(measured: Measurement) -> None:
     gram, energy = measured.parts["gram"], measured.parts["energy"]
-    said = {guard_study.GRAM: gram[:0], "other": gram, "energy": energy}
+    methods = {guard_study.GRAM: gram[:0], "other": gram, "energy": energy}
     form = guard_study.JoinVariant("", (guard_study.GRAM, "energy"), form="other")
-    assert form.parts(said)[guard_study.GRAM].deviations is gram.deviations
-    assert form.parts(said)["energy"] is energy
+    parts = form.measured(methods).parts
+    assert torch.equal(parts[guard_study.GRAM].deviations, gram.deviations)
+    assert torch.equal(parts["energy"].values, energy.values)
 
     halves = [
-        replace(form, part=part).parts(said)[guard_study.GRAM].deviations
+        replace(form, part=part).measured(methods).parts[guard_study.GRAM].deviations
         for part in (guard_study._first_half, guard_study._last_half)
     ]
     assert all(half.shape[1] for half in halves)
     assert torch.equal(torch.cat(halves, 1), gram.deviations)
 
 
-def test_gram_is_compressed_tap_by_tap(measured: JointMeasurement) -> None:
+def test_gram_is_compressed_tap_by_tap(measured: Measurement) -> None:
     gram = measured.parts["gram"]
     total = TotalDeviation().fit(gram.deviations, gram.probability)
     assert total.expectation_ is not None
@@ -100,20 +103,20 @@ def test_images_are_mirrored_and_shifted_as_in_training() -> None:
     assert len(seen) > 20
 
 
-def test_fisher_sums_logarithms_of_p_values(measured: JointMeasurement) -> None:
+def test_fisher_sums_logarithms_of_p_values(measured: Measurement) -> None:
     found = scores_by(measured, guard_study.LogarithmOfP(), guard_study.sum_of_members)
     members = JointRule({"gram": TotalDeviation()}).fit(measured).member_scores(measured)
     p = torch.stack([(1 + (members >= row).sum(0)) / 301 for row in members])
     torch.testing.assert_close(found, -p.log().sum(1), atol=1e-3, rtol=1e-3, check_dtype=False)
 
 
-def test_stouffer_is_symmetric_about_the_median(measured: JointMeasurement) -> None:
+def test_stouffer_is_symmetric_about_the_median(measured: Measurement) -> None:
     standard = guard_study.NormalDeviate().fit(torch.linspace(0, 1, 999).double()[:, None])
     z = standard(torch.tensor([[0.5], [0.975], [0.025]]).double())[:, 0]
     assert z.tolist() == pytest.approx([0, 1.96, -1.96], abs=0.02)
 
 
-def test_z_scores(measured: JointMeasurement) -> None:
+def test_z_scores(measured: Measurement) -> None:
     scores = torch.linspace(-1, 3, 101).double()[:, None]
     z = guard_study.ZScore(floor=None).fit(scores)(scores)[:, 0]
     assert z.mean().item() == pytest.approx(0, abs=1e-9)
@@ -144,9 +147,10 @@ def test_classes_may_lie_at_different_heights() -> None:
     predicted = torch.arange(4).repeat(500)
     logits = torch.nn.functional.one_hot(predicted, 4).double()
     scores = torch.randn(2000, generator=generator).double() + 3 * predicted
-    measured = JointMeasurement(logits, {"energy": scores})
-    found = guard_study.PerClass({}).fit(measured)(measured)
-    plain = JointRule({}).fit(measured)(measured)
+    finite = torch.ones(2000, dtype=torch.bool)
+    measured = Measurement.together({"energy": Measurement(scores[:, None], logits, finite)})
+    found = guard_study.PerClass({}).fit(measured)(measured)[:, 0]
+    plain = JointRule({}).fit(measured)(measured)[:, 0]
 
     def gap(x: torch.Tensor) -> float:
         medians = torch.stack([x[predicted == c].median() for c in range(4)])
@@ -156,7 +160,30 @@ def test_classes_may_lie_at_different_heights() -> None:
     assert found.median().item() == pytest.approx(0, abs=0.1)
 
 
-def test_joins(measured: JointMeasurement) -> None:
+def test_a_rule_is_fitted_anew_each_time(measured: Measurement) -> None:
+    other = simulated(200, torch.Generator().manual_seed(1))
+    for variant in guard_study.VARIANTS:
+        rule = replace(variant, members=("gram", "fdbd", "energy")).rule()
+        rule = replace(rule, totals={"gram": variant.total})
+        first = rule.fit(measured)(measured)
+        again = rule.fit(other).fit(measured)(measured)
+        assert torch.equal(first, again), variant.title
+        assert rule.standard.median_ is None
+        assert variant.total.expectation_ is None
+
+
+def test_rules_and_single_methods_stand_side_by_side(measured: Measurement) -> None:
+    methods = {guard_study.GRAM if name == "gram" else name: part for name, part in measured.parts.items()}
+    variant = guard_study.JoinVariant("both", (guard_study.GRAM, "energy"))
+    found = guard_study.WithRules(methods, [variant], ["fdbd"])
+    assert list(found) == ["both", "fdbd"]
+    assert len(found) == 2
+    assert found["fdbd"] is methods["fdbd"]
+    assert list(found["both"].parts) == [guard_study.GRAM, "energy"]
+    assert torch.equal(found["both"].parts["energy"].values, methods["energy"].values)
+
+
+def test_joins(measured: Measurement) -> None:
     z = torch.tensor([[-1.0, 2.0], [-3.0, -2.0]])
     assert guard_study._highest(z).tolist() == [2, -2]
     assert guard_study._squares(z).tolist() == [4, 0]
@@ -227,7 +254,7 @@ def test_the_summary_counts_and_averages() -> None:
     assert words.endswith("near set near: below ODIN by paired bootstrap (-3.00 to -1.00).")
 
 
-def test_the_first_draw_is_that_of_the_evaluation(measured: JointMeasurement) -> None:
+def test_the_first_draw_is_that_of_the_evaluation(measured: Measurement) -> None:
     generator = torch.Generator().manual_seed(1)
     inside, outside = {"Guard": measured}, {"far": {"Guard": simulated(200, generator)}}
     rules = {"Guard": JointRule({"gram": TotalDeviation()})}
@@ -268,7 +295,9 @@ def test_the_picture_is_drawn_for_several_networks_from_their_tables(tmp_path: P
     one, three = tmp_path / "one.png", tmp_path / "three.png"
     draw_why(one, {title: figures})
     draw_why(three, {title: figures, "b": figures, "c": figures})
-    assert three.stat().st_size > one.stat().st_size > 10_000
+    (width, height), (wider, higher) = size_of_drawing(one), size_of_drawing(three)
+    assert wider > width  # two networks side by side, the third below
+    assert higher > height
 
 
 # --- false alarms ------------------------------------------------------------------------------------
@@ -300,8 +329,8 @@ def test_a_p_value_that_does_not_hold_is_seen() -> None:
     rule = JointRule({"gram": TotalDeviation()})
 
     class Optimistic(JointRule):
-        def all_scores(self, measured: JointMeasurement) -> torch.Tensor:
-            scores = super().all_scores(measured)
+        def __call__(self, measured: Measurement) -> torch.Tensor:
+            scores = super().__call__(measured)
             return scores + 3 * (len(scores) > 400)  # only the fresh ones are so many
 
     found = shares(examples, Optimistic(rule.totals), 600, False, splits=20)
@@ -312,12 +341,12 @@ def test_the_shares_in_the_docs_are_those_of_the_study() -> None:
     page = (DOCS / "results/false_alarms-resnet20.md").read_text(encoding="utf-8")
     table = [line for line in page.splitlines() if line.startswith("|")]
     assert len(table) == 2 + 9
-    assert "\n".join(table) in (DOCS / "guard.md").read_text(encoding="utf-8")
+    assert "\n".join(table) in (DOCS / "guard-study.md").read_text(encoding="utf-8")
 
 
 def table_in_the_docs(first: str) -> list[list[str]]:
-    """The cells of the table in guard.md whose first line begins so, without the line below its head."""
-    lines = (DOCS / "guard.md").read_text(encoding="utf-8").splitlines()
+    """The cells of the table in guard-study.md whose first line begins so, without its second line."""
+    lines = (DOCS / "guard-study.md").read_text(encoding="utf-8").splitlines()
     begin = next(i for i, line in enumerate(lines) if line.startswith(first))
     end = next(i for i in range(begin, len(lines)) if not lines[i])
     head, _, *body = ([cell.strip() for cell in line.split("|")[1:-1]] for line in lines[begin:end])

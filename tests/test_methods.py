@@ -1,7 +1,8 @@
-"""What all rivals share, and those that see only the logits."""
+"""What all methods share, and the methods that see only the logits."""
 
 import dataclasses
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -10,10 +11,11 @@ from torch import nn
 
 import gramwatch
 from gramwatch import CalibrationError, InputError, NotFittedError, artifact
+from gramwatch.artifact import FINITE, NOT_NEGATIVE, Field
+from gramwatch.detector import fit_together
 from gramwatch.methods import METHODS, methods_table
-from gramwatch.methods.base import _Sample
+from gramwatch.methods.base import Method, Record, _Sample
 from gramwatch.observation import Observation
-from gramwatch.together import fit_together
 
 DOCS = Path(__file__).parents[1] / "docs" / "methods"
 LOGITS = torch.tensor([[2.0, -1.0, 0.5], [0.0, 0.0, 0.0], [30.0, -30.0, 4.0]])
@@ -132,7 +134,10 @@ def test_what_is_not_finite_scores_infinite_and_stays_out_of_the_fit(name, net, 
     worse = x[:210].clone()
     worse[200:] = torch.inf
     both = METHODS[name](net, **({"k": 5} if name in ("knn", "nnguide") else {}))
-    both.fit([(worse, labels[:210])], progress=False)
+    if both.learns:
+        with pytest.warns(gramwatch.GramwatchWarning, match=r"^10 training example\(s\) with NaN") as caught:
+            both.fit([(worse, labels[:210])], progress=False)
+        assert len(caught) == 1
     assert torch.allclose(both.score_inputs(x[:9])[1], detector.score_inputs(x[:9])[1], rtol=1e-5)
 
 
@@ -167,7 +172,7 @@ def test_a_method_that_must_be_fitted_says_so(net, data):
 
 def test_features_of_another_size_are_refused(net, data):
     for name, method in METHODS.items():
-        if "features" in method.needs and method.record.fitted:
+        if "features" in method.looks_at and method.record.fitted:
             detector = fitted(name, net, data)
             with pytest.raises(InputError, match=f"{name} was fitted on 12 features, 7 were given"):
                 detector.judged(Observation(LOGITS, torch.randn(3, 7), None))
@@ -223,6 +228,86 @@ def test_the_sample_is_bounded_uniform_and_repeatable():
     # 10 of 200 each: a fifth of all stays within 4 standard deviations over any quarter.
     assert abs(counts[:250].sum() / counts.sum() - 0.25) < 0.02
     assert counts.max() < 10 + 6 * 10**0.5
+
+
+class Extent(Method):
+    """How far the logits lie outside the range of training logits. Its states declare how they reduce."""
+
+    name = "extent"
+    record = Record("extent", "a test, 2026", "max_c max(z - top, bottom - z)", fitted=True)
+    running = True
+    kept: ClassVar = {
+        "top_": Field(("classes",), torch.float32, FINITE, reduce="max"),
+        "bottom_": Field(("classes",), torch.float32, FINITE, reduce="min"),
+        "sum_": Field(("classes",), torch.float64, FINITE, reduce="sum"),
+        "mean_": Field(("classes",), torch.float64, FINITE, reduce="mean"),
+        "count_": Field((), torch.int64, NOT_NEGATIVE, reduce="sum"),
+    }
+
+    def __init__(self, model, **options):
+        super().__init__(model, **options)
+        self.top_ = self.bottom_ = self.sum_ = self.mean_ = self.count_ = None
+
+    def take(self, observation):
+        z = observation.logits
+        self.add_states(
+            {
+                "top_": z.amax(0),
+                "bottom_": z.amin(0),
+                "sum_": z.double().sum(0),
+                "mean_": z.double().mean(0),
+                "count_": torch.tensor(len(z)),
+            }
+        )
+        return 0
+
+    def score(self, observation):
+        z = observation.logits
+        return torch.maximum(z - self.top_, self.bottom_ - z).amax(1)
+
+
+def test_states_are_fitted_further_merged_and_resumed_as_they_declare(net, data, tmp_path):
+    x = data[0]
+    with torch.no_grad():
+        z = net(x[:200])
+    expected = {
+        "top_": z.amax(0),
+        "bottom_": z.amin(0),
+        "sum_": z.double().sum(0),
+        "mean_": z.double().mean(0),
+        "count_": torch.tensor(200),
+    }
+    further = Extent(net).fit([x[:30]], progress=False).fit(x[30:200].split(64), progress=False)
+    merged = Extent(net).fit([x[:120]], progress=False)
+    merged.merge(Extent(net).fit([x[120:200]], progress=False))
+
+    def interrupted():
+        yield x[:70]
+        raise KeyboardInterrupt
+
+    checkpoint = tmp_path / "c.safetensors"
+    with pytest.raises(KeyboardInterrupt):
+        Extent(net).fit(interrupted(), checkpoint=checkpoint, progress=False)
+    resumed = Extent(net).fit([x[:70], x[70:200]], checkpoint=checkpoint, progress=False)
+    for detector in (further, merged, resumed):
+        found = detector.state()
+        assert found.keys() == expected.keys()
+        for name, state in expected.items():
+            torch.testing.assert_close(found[name], state)
+
+
+def test_states_that_do_not_declare_how_they_reduce_are_not_added(net, data, monkeypatch):
+    one, two = (Extent(net).fit([data[0][:50]], progress=False) for _ in range(2))
+    two.count_ = None
+    with pytest.raises(InputError, match="extent was saved without its number of examples"):
+        one.merge(two)
+    two.count_, two.sum_ = torch.tensor(50), None
+    with pytest.raises(InputError, match="extent was saved without sum_"):
+        two.merge(one)
+    silent = {name: dataclasses.replace(field, reduce=None) for name, field in Extent.kept.items()}
+    monkeypatch.setattr(Extent, "kept", silent)
+    with pytest.raises(NotImplementedError, match="extent says that it can be merged, but not how"):
+        one.merge(two)
 
 
 def test_the_table_of_methods_in_the_docs_is_that_of_the_records():

@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from gramwatch import artifact
+from gramwatch.detector import fit_together, plan_for
 from gramwatch.errors import GramwatchWarning, InputError, NotFittedError, TapError
 from gramwatch.methods import (
     FDBD,
@@ -25,8 +26,7 @@ from gramwatch.methods import (
 from gramwatch.methods.features import Neighbours, largest_products, unit
 from gramwatch.methods.vim import default_dimensions
 from gramwatch.observation import Head, Observation
-from gramwatch.together import fit_together
-from gramwatch.watch import shared_observer
+from gramwatch.taps import Look
 
 CASES = (KNN, NNGuide, ViM, FDBD, NCI, RelativeMahalanobis)
 WITH_HEAD = (ViM, FDBD, NCI)
@@ -83,10 +83,10 @@ def new(head: Head) -> Observation:
 
 
 def fitted(method: type[Method], net: nn.Module, training: Observation, **settings: object) -> Method:
-    rival = method(net, **{**SMALL.get(method, {}), **settings})
-    rival.take(training)
-    rival.finish()
-    return rival
+    detector = method(net, **{**SMALL.get(method, {}), **settings})
+    detector.take(training)
+    detector.finish()
+    return detector
 
 
 def double(tensor: Tensor | None) -> np.ndarray:
@@ -208,9 +208,9 @@ def test_formula(method: type[Method], device: str, net: Net, head: Head, traini
 def test_one_by_one_is_the_same(
     method: type[Method], net: Net, training: Observation, new: Observation
 ) -> None:
-    rival = fitted(method, net, training)
-    alone = torch.cat([rival.judged(new[i : i + 1]) for i in range(len(new))])
-    torch.testing.assert_close(rival.judged(new), alone, rtol=1e-9, atol=1e-9)
+    detector = fitted(method, net, training)
+    alone = torch.cat([detector.judged(new[i : i + 1]) for i in range(len(new))])
+    torch.testing.assert_close(detector.judged(new), alone, rtol=1e-9, atol=1e-9)
 
 
 class OneDevice(TorchDispatchMode):
@@ -226,21 +226,34 @@ class OneDevice(TorchDispatchMode):
 @pytest.mark.parametrize("method", CASES)
 def test_no_tensor_stays_behind(method: type[Method], net: Net, training: Observation, head: Head) -> None:
     """On another device, if one without values, everything happens there and not on the CPU."""
-    rival = fitted(method, net, training)
+    detector = fitted(method, net, training)
     elsewhere = observed(head, 25, 1, device="meta")
     with OneDevice():
-        assert rival.judged(elsewhere).device.type == "meta"
-    assert all(tensor.device.type == "cpu" for tensor in rival.state().values())
+        assert detector.judged(elsewhere).device.type == "meta"
+    assert all(tensor.device.type == "cpu" for tensor in detector.state().values())
+
+
+def test_a_copy_on_another_device_is_kept_until_the_next_fit(
+    net: Net, training: Observation, new: Observation
+) -> None:
+    detector, elsewhere = fitted(ViM, net, training), torch.device("meta")
+    copy = detector.on(elsewhere, "residual_")
+    assert copy.device == elsewhere
+    assert detector.on(elsewhere, "residual_") is copy
+    assert detector.on(torch.device("cpu"), "residual_") is detector.state()["residual_"]
+    detector.take(new)
+    detector.finish()
+    assert detector.on(elsewhere, "residual_") is not copy
 
 
 @pytest.mark.parametrize("method", CASES)
 def test_autocast_changes_nothing(
     method: type[Method], net: Net, training: Observation, new: Observation
 ) -> None:
-    rival = fitted(method, net, training)
+    detector = fitted(method, net, training)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         inside = fitted(method, net, training).judged(new)
-    assert torch.equal(inside, rival.judged(new))
+    assert torch.equal(inside, detector.judged(new))
 
 
 def test_autocast_finds_the_same_neighbours() -> None:
@@ -273,11 +286,11 @@ def test_fast_products_find_the_same_neighbours(
 
 @pytest.mark.parametrize("method", [KNN, ViM, RelativeMahalanobis])
 def test_far_away_scores_higher(method: type[Method], net: Net, training: Observation, head: Head) -> None:
-    rival = fitted(method, net, training)
+    detector = fitted(method, net, training)
     assert training.features is not None
     strange = -training.features
     far = Observation(head(strange), strange, head)
-    assert rival.judged(far).mean() > rival.judged(training).mean()
+    assert detector.judged(far).mean() > detector.judged(training).mean()
 
 
 # --- pytorch-ood ----------------------------------------------------------------------------------------
@@ -349,9 +362,9 @@ def test_pytorch_ood_elsewhere(net: Net, training: Observation, new: Observation
     def relative(scale: float) -> tuple[Tensor, Tensor]:
         both = Observation(training.logits, scale * dead, head, labels=labels)
         with pytest.warns(GramwatchWarning, match="singular"):
-            rival = fitted(RelativeMahalanobis, net, both)
+            detector = fitted(RelativeMahalanobis, net, both)
         theirs = detectors.RMD(None).fit_features(scale * dead, labels)
-        ours = rival.judged(Observation(new.logits, scale * new.features, head))
+        ours = detector.judged(Observation(new.logits, scale * new.features, head))
         return ours, theirs.predict_features(scale * new.features).double()
 
     (ours, theirs), (ours_larger, theirs_larger) = relative(1.0), relative(10.0)
@@ -403,9 +416,9 @@ def test_bank_in_pieces() -> None:
 def test_pieces_change_nothing(
     method: type[Method], piece: int, net: Net, training: Observation, new: Observation
 ) -> None:
-    rival = fitted(method, net, training)
-    assert isinstance(rival, KNN | NNGuide)
-    measure = rival._distance if isinstance(rival, KNN) else rival._guidance
+    detector = fitted(method, net, training)
+    assert isinstance(detector, KNN | NNGuide)
+    measure = detector._distance if isinstance(detector, KNN) else detector._guidance
     assert new.features is not None
     queries = unit(new.features)
     torch.testing.assert_close(measure(queries, piece), measure(queries), rtol=1e-12, atol=1e-12)
@@ -452,19 +465,19 @@ def test_faiss(
         monkeypatch.setattr(module, "IndexFlatIP", FlatIndex, raising=False)
         monkeypatch.setitem(sys.modules, "faiss", module)
         monkeypatch.setattr(FlatIndex, "searches", 0)
-    rival = fitted(method, net, training)
-    torch.testing.assert_close(rival.judged(new), without, rtol=1e-12, atol=1e-12)
+    detector = fitted(method, net, training)
+    torch.testing.assert_close(detector.judged(new), without, rtol=1e-12, atol=1e-12)
     if not real:
         assert FlatIndex.searches == 1
 
 
 def test_refitting_forgets_the_old_bank(net: Net, training: Observation, new: Observation) -> None:
-    rival = fitted(KNN, net, training)
-    rival.judged(new)
+    detector = fitted(KNN, net, training)
+    detector.judged(new)
     other = training[torch.arange(0, 90, 2)]
-    rival.take(other)
-    rival.finish()
-    assert torch.equal(rival.judged(new), fitted(KNN, net, other).judged(new))
+    detector.take(other)
+    detector.finish()
+    assert torch.equal(detector.judged(new), fitted(KNN, net, other).judged(new))
 
 
 @pytest.mark.parametrize("method", [KNN, NNGuide])
@@ -481,11 +494,11 @@ def test_too_few_for_k(method: type[Method], net: Net, training: Observation) ->
 def test_bank_is_bounded_and_sampled_by_the_seed(net: Net, training: Observation) -> None:
     banks = []
     for seed in (0, 0, 1):
-        rival = fitted(KNN, net, training, most_examples=20, seed=seed)
-        assert isinstance(rival, KNN)
-        assert rival.bank_ is not None
-        assert rival.bank_.shape == (20, WIDTH)
-        banks.append(rival.bank_)
+        detector = fitted(KNN, net, training, most_examples=20, seed=seed)
+        assert isinstance(detector, KNN)
+        assert detector.bank_ is not None
+        assert detector.bank_.shape == (20, WIDTH)
+        banks.append(detector.bank_)
     assert torch.equal(banks[0], banks[1])
     assert not torch.equal(banks[0], banks[2])
 
@@ -564,19 +577,19 @@ def test_fdbd_needs_two_classes(net: Net) -> None:
 def test_feature_at_the_mean(method: type[Method], net: Net, head: Head) -> None:
     """Nothing to divide by, and yet a number."""
     features = torch.stack((torch.ones(WIDTH), -torch.ones(WIDTH)))
-    rival = fitted(method, net, Observation(head(features), features, head))
+    detector = fitted(method, net, Observation(head(features), features, head))
     middle = torch.zeros(1, WIDTH)
-    assert rival.judged(Observation(head(middle), middle, head)).isfinite().all()
+    assert detector.judged(Observation(head(middle), middle, head)).isfinite().all()
 
 
 def test_fdbd_follows_the_head(net: Net, training: Observation, new: Observation, head: Head) -> None:
     """The distances between weights are those of the head at hand, not of one seen before."""
-    rival = fitted(FDBD, net, training)
-    before = rival.judged(new)
+    detector = fitted(FDBD, net, training)
+    before = detector.judged(new)
     other = Head(2 * head.weight, head.bias)
     changed = Observation(new.logits, new.features, other)
-    torch.testing.assert_close(rival.judged(changed), before / 2)
-    torch.testing.assert_close(rival.judged(new), before)
+    torch.testing.assert_close(detector.judged(changed), before / 2)
+    torch.testing.assert_close(detector.judged(new), before)
 
 
 def test_nci_alpha(net: Net, training: Observation, new: Observation) -> None:
@@ -599,11 +612,11 @@ def test_class_of_one_and_class_of_none(
     labels = torch.where(training.labels == 4, 0, training.labels)
     labels[0] = 9
     few = Observation(training.logits, training.features, head, labels=labels)
-    rival = fitted(RelativeMahalanobis, net, few)
-    assert isinstance(rival, RelativeMahalanobis)
-    assert rival.centres_ is not None
-    assert rival.centres_.shape == (5, WIDTH)  # 0, 1, 2, 3 and 9
-    np.testing.assert_allclose(double(rival.judged(new)), oracle_relative(few, new), rtol=1e-6)
+    detector = fitted(RelativeMahalanobis, net, few)
+    assert isinstance(detector, RelativeMahalanobis)
+    assert detector.centres_ is not None
+    assert detector.centres_.shape == (5, WIDTH)  # 0, 1, 2, 3 and 9
+    np.testing.assert_allclose(double(detector.judged(new)), oracle_relative(few, new), rtol=1e-6)
 
 
 def test_predicted_classes_stand_in(net: Net, training: Observation, new: Observation) -> None:
@@ -623,9 +636,9 @@ def test_singular_covariance(why: str, net: Net, training: Observation, new: Obs
     else:
         bad = training[:11]
     with pytest.warns(GramwatchWarning, match="singular: it was shrunk") as warnings:
-        rival = fitted(RelativeMahalanobis, net, bad)
+        detector = fitted(RelativeMahalanobis, net, bad)
     assert len(warnings) == 1
-    np.testing.assert_allclose(double(rival.judged(new)), oracle_relative(bad, new, 1e-3), rtol=1e-6)
+    np.testing.assert_allclose(double(detector.judged(new)), oracle_relative(bad, new, 1e-3), rtol=1e-6)
 
 
 def test_no_variation_within_classes(net: Net, training: Observation) -> None:
@@ -651,11 +664,11 @@ def test_through_a_network(method: type[Method], tmp_path: object) -> None:
     from pathlib import Path
 
     net = Net().eval()
-    rival = method(net, **SMALL.get(method, {}), level=0.9)
+    detector = method(net, **SMALL.get(method, {}), level=0.9)
     with pytest.raises(NotFittedError):
-        rival.score_all(loader(10, 2), progress=False)
-    rival.fit(loader(200, 0), progress=False).calibrate(loader(60, 1), progress=False)
-    scores = rival.score_all(loader(40, 2), progress=False)
+        detector.score_all(loader(10, 2), progress=False)
+    detector.fit(loader(200, 0), progress=False).calibrate(loader(60, 1), progress=False)
+    scores = detector.score_all(loader(40, 2), progress=False)
     with torch.no_grad():
         x = torch.cat([inputs for inputs, _ in loader(200, 0)])
         y = torch.cat([inputs for inputs, _ in loader(40, 2)])
@@ -665,51 +678,52 @@ def test_through_a_network(method: type[Method], tmp_path: object) -> None:
     wanted = expected(method, labelled, new)
     np.testing.assert_allclose(double(scores), wanted, rtol=1e-3, atol=1e-4)
 
-    path = Path(str(tmp_path)) / "rival.safetensors"
-    rival.save(path)
+    path = Path(str(tmp_path)) / "detector.safetensors"
+    detector.save(path)
     saved = artifact.read(path)
     assert saved.header["detector"] == method.name
     back = METHODS[method.name].from_artifact(saved, net)
     assert type(back) is method
-    assert back.threshold_ == rival.threshold_
+    assert back.threshold_ == detector.threshold_
     assert torch.equal(back.score_all(loader(40, 2), progress=False), scores)
-    assert all(getattr(back, name) == getattr(rival, name) for name in method.settings)
-    assert torch.equal(back(y).is_ood, rival(y).is_ood)
+    assert all(getattr(back, name) == getattr(detector, name) for name in method.settings)
+    assert torch.equal(back(y).is_ood, detector(y).is_ood)
 
 
 def test_fit_together_is_the_same() -> None:
     net = Net().eval()
     together = {method.name: method(net, **SMALL.get(method, {})) for method in CASES}
     fit_together(together, loader(200, 0), progress=False)
-    seen = shared_observer(together.values())[0](loader(40, 2)[0][0])
-    for method in CASES:
+    x = loader(40, 2)[0][0]
+    members = list(together.values())
+    observations = plan_for(members, Look(members[0].network, x))(x)
+    for method, observation in zip(CASES, observations, strict=True):
         alone = method(net, **SMALL.get(method, {})).fit(loader(200, 0), progress=False)
-        scores = alone.score_inputs(loader(40, 2)[0][0])[1]
-        assert torch.equal(together[method.name].judged(seen), scores)
+        assert torch.equal(together[method.name].judged(observation), alone.score_inputs(x)[1])
 
 
 @pytest.mark.parametrize("method", CASES)
 def test_named_features(method: type[Method]) -> None:
     net = Net().eval()
-    rival = method(net, **SMALL.get(method, {}), features="body")
+    detector = method(net, **SMALL.get(method, {}), features="body")
     if method in WITH_HEAD:
         with pytest.raises(TapError, match="needs the weights of the linear layer that makes the logits"):
-            rival.fit(loader(200, 0), progress=False)
+            detector.fit(loader(200, 0), progress=False)
     else:
-        rival.fit(loader(200, 0), progress=False)
-        assert rival.score_all(loader(40, 2), progress=False).isfinite().all()
+        detector.fit(loader(200, 0), progress=False)
+        assert detector.score_all(loader(40, 2), progress=False).isfinite().all()
 
 
 @pytest.mark.parametrize("method", CASES)
 def test_missing_observations(
     method: type[Method], net: Net, training: Observation, new: Observation
 ) -> None:
-    rival = fitted(method, net, training)
+    detector = fitted(method, net, training)
     with pytest.raises(InputError, match="penultimate features, which were not observed"):
-        rival.judged(Observation(new.logits, None, new.head))
+        detector.judged(Observation(new.logits, None, new.head))
     if method in (FDBD, NCI):
         with pytest.raises(TapError, match=f"{method.name} needs the weights"):
-            rival.judged(Observation(new.logits, new.features))
+            detector.judged(Observation(new.logits, new.features))
 
 
 @pytest.mark.parametrize("method", CASES)
@@ -722,9 +736,9 @@ def test_what_is_not_finite(method: type[Method], net: Net, training: Observatio
     features = training.features.clone()
     features[5, 0] = torch.nan
     broken = Observation(training.logits, features, training.head, labels=training.labels, finite=finite)
-    rival = fitted(method, net, broken)
-    assert torch.equal(rival.judged(new), fitted(method, net, training[finite]).judged(new))
-    scores = rival.judged(broken)
+    detector = fitted(method, net, broken)
+    assert torch.equal(detector.judged(new), fitted(method, net, training[finite]).judged(new))
+    scores = detector.judged(broken)
     assert scores[5] == torch.inf
     assert scores[finite].isfinite().all()
 
@@ -736,4 +750,4 @@ def test_record(method: type[Method]) -> None:
     assert record.fitted
     assert all((record.title, record.paper, record.equation, record.limits))
     assert record.cost != "none"
-    assert method.needs == ({"features", "head"} if method in WITH_HEAD else {"features"})
+    assert method.looks_at == ({"features", "head"} if method in WITH_HEAD else {"features"})

@@ -1,6 +1,7 @@
 """ODIN, Mahalanobis and adversarial examples: against transcriptions, and against pytorch-ood."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,13 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from gramwatch import artifact
+from gramwatch.detector import fit_together
 from gramwatch.errors import GramwatchWarning, InputError, NotFittedError
 from gramwatch.methods import MSP, ODIN, Mahalanobis, Method, fgsm
 from gramwatch.methods.mahalanobis import STEPS as LEE_STEPS
 from gramwatch.methods.odin import STEPS, TEMPERATURES
-from gramwatch.observation import Observation, Observer
-from gramwatch.together import fit_together
+from gramwatch.observation import Needs, Observation, Plan
+from gramwatch.taps import Network
 
 CLASSES = 3
 
@@ -63,17 +65,17 @@ def means_of(net: Net, x: Tensor) -> list[Tensor]:
 
 
 def mahalanobis(net: nn.Module, **choices: Any) -> Mahalanobis:
-    rival = Mahalanobis(net, **{"taps": TAPS, **choices})
-    rival.fit(labelled(90), progress=False)
-    return rival
+    detector = Mahalanobis(net, **{"taps": TAPS, **choices})
+    detector.fit(labelled(90), progress=False)
+    return detector
 
 
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode, torch.enable_grad])
 def test_an_observation_that_can_be_differentiated(net: Net, context: Any) -> None:
-    observer = Observer(net, ["features", "head", "channel_means"], taps=TAPS)
-    plain, test = observer(images(4)), images(4).requires_grad_()
+    plan = Plan.of(Network.of(net), [Needs(features=True, means=tuple(TAPS))], images(4))
+    (plain,), test = plan(images(4)), images(4).requires_grad_()
     with context():
-        seen = observer.differentiable(test)
+        (seen,) = plan.differentiable(test)
     assert seen.features is not None
     assert plain.features is not None
     for ours, theirs in zip(
@@ -131,7 +133,7 @@ def test_odin_without_step_and_temperature_is_msp(net: Net) -> None:
     plain = ODIN(net, temperature=1, eps=0)
     assert torch.allclose(plain.score_inputs(test)[1], MSP(net).score_inputs(test)[1], atol=1e-12)
     assert not plain.gradients
-    assert torch.equal(plain.judged(plain._observer(test)), plain.score_inputs(test)[1])
+    assert torch.equal(plain.judged(plain.observe(test)), plain.score_inputs(test)[1])
 
 
 def test_odin_makes_the_network_surer(net: Net) -> None:
@@ -147,8 +149,8 @@ def test_gradients_whatever_the_context(net: Net, context: Any, method: str) -> 
     def made(x: Tensor) -> Tensor:
         if method == "fgsm":
             return fgsm(net, x)
-        rival = ODIN(net, eps=0.02) if method == "odin" else mahalanobis(net, eps=0.02)
-        return rival.score_inputs(x)[1]
+        detector = ODIN(net, eps=0.02) if method == "odin" else mahalanobis(net, eps=0.02)
+        return detector.score_inputs(x)[1]
 
     expected = made(images(5))
     outside = images(5)
@@ -169,9 +171,9 @@ def test_nothing_of_the_model_changes(method: str) -> None:
     if method == "fgsm":
         fgsm(net, test)
     else:
-        rival = ODIN(net) if method == "odin" else mahalanobis(net, eps=0.01)
-        rival.score_inputs(test)
-        rival.calibrate([images(30)], progress=False)(test)
+        detector = ODIN(net) if method == "odin" else mahalanobis(net, eps=0.01)
+        detector.score_inputs(test)
+        detector.calibrate([images(30)], progress=False)(test)
     assert net.training
     assert net.fc.training
     assert not net.norm.training
@@ -368,12 +370,12 @@ def distances_by_hand(net: Net, loader: list[tuple[Tensor, Tensor]], test: Tenso
 def test_mahalanobis_as_in_the_paper(net: Net) -> None:
     test = images(7, seed=3)
     expected = distances_by_hand(net, labelled(90), test)
-    rival = mahalanobis(net)
-    assert not rival.gradients
-    found = rival.distances(rival._observer(test))
+    detector = mahalanobis(net)
+    assert not detector.gradients
+    found = detector.distances(detector.observe(test))
     assert found.shape == (7, 2)
     assert np.allclose(found, expected, rtol=1e-4)
-    logits, scores = rival.score_inputs(test)
+    logits, scores = detector.score_inputs(test)
     assert np.allclose(scores, expected.sum(1), rtol=1e-4)
     assert torch.allclose(logits, net(test).detach(), atol=1e-6)
     normalised = mahalanobis(net, join="normalised").score_inputs(test)[1]
@@ -406,30 +408,35 @@ def test_mahalanobis_in_batches_as_at_once(net: Net) -> None:
 
 
 def test_mahalanobis_keeps_no_examples(net: Net) -> None:
-    rival = Mahalanobis(net, taps=TAPS)
+    detector = Mahalanobis(net, taps=TAPS)
     for x, y in labelled(64):
-        rival.take(rival._observer(x, y))
-        assert rival._sample is None
-    assert rival._sums is not None
-    kept = [*rival._sums.products, *rival._sums.by_class, *rival._sums.origins, rival._sums.counts]
+        detector.take(replace(detector.observe(x), labels=y))
+        assert detector._sample is None
+    assert detector._sums is not None
+    kept = [
+        *detector._sums.products,
+        *detector._sums.by_class,
+        *detector._sums.origins,
+        detector._sums.counts,
+    ]
     assert {t.shape for t in kept} == {(5, 5), (4, 4), (3, 5), (3, 4), (5,), (4,), (3,)}
     assert all(t.dtype == torch.float64 for t in kept)
-    rival.finish()
-    assert rival._sums is None
+    detector.finish()
+    assert detector._sums is None
 
 
 def test_mahalanobis_far_from_zero_in_float64(net: Net) -> None:
     """Sums of squares of large numbers would lose what matters: they are taken about a first mean."""
     spread = torch.randn(400, 2, generator=torch.Generator().manual_seed(1))
-    rival = Mahalanobis(net)
+    detector = Mahalanobis(net)
     far = spread + 1000
     for part in far.split(100):
-        rival.take(Observation(torch.zeros(100, 1), channel_means=(part,)))
-    rival.finish()
+        detector.take(Observation(torch.zeros(100, 1), channel_means=(part,)))
+    detector.finish()
     exact = far.double() - far.double().mean(0)
     precision = torch.linalg.inv(exact.T @ exact / 400)
     expected = ((exact @ precision) * exact).sum(1)
-    found = rival.judged(Observation(torch.zeros(400, 1), channel_means=(far,)))
+    found = detector.judged(Observation(torch.zeros(400, 1), channel_means=(far,)))
     assert torch.allclose(found, expected, rtol=1e-6)
 
 
@@ -451,16 +458,16 @@ def test_mahalanobis_classes_with_one_example_and_with_none(net: Net) -> None:
     features = torch.randn(11, 2, generator=torch.Generator().manual_seed(1))
     labels = torch.tensor([0] * 10 + [2])
     logits = torch.zeros(11, 4)
-    rival = Mahalanobis(net)
-    rival.take(Observation(logits, channel_means=(features,), labels=labels))
-    rival.finish()
-    assert rival.classes_ is not None
-    assert rival.classes_.tolist() == [0, 2]
-    alone = rival.judged(Observation(logits[:1], channel_means=(features[10:],)))
+    detector = Mahalanobis(net)
+    detector.take(Observation(logits, channel_means=(features,), labels=labels))
+    detector.finish()
+    assert detector.classes_ is not None
+    assert detector.classes_.tolist() == [0, 2]
+    alone = detector.judged(Observation(logits[:1], channel_means=(features[10:],)))
     assert float(alone) == pytest.approx(0, abs=1e-12)  # it is its own class mean
     means, precision = gaussian_by_hand(features.double().numpy(), labels.numpy())
     x = np.array([5.0, -3.0])
-    found = rival.judged(Observation(logits[:1], channel_means=(torch.tensor([[5.0, -3.0]]),)))
+    found = detector.judged(Observation(logits[:1], channel_means=(torch.tensor([[5.0, -3.0]]),)))
     assert float(found) == pytest.approx(min((x - m) @ precision @ (x - m) for m in means.values()))
 
 
@@ -468,31 +475,31 @@ def test_mahalanobis_singular_covariance(net: Net) -> None:
     """One channel is dead and one is the sum of two others: said once, and the rest is as ever."""
     free = torch.randn(50, 2, generator=torch.Generator().manual_seed(1))
     features = torch.cat([free, free.sum(1, keepdim=True), torch.full((50, 1), 0.3)], 1)
-    rival = Mahalanobis(net)
+    detector = Mahalanobis(net)
     for part in features.split(20):
-        rival.take(Observation(torch.zeros(len(part), 2), channel_means=(part, part[:, :2])))
+        detector.take(Observation(torch.zeros(len(part), 2), channel_means=(part, part[:, :2])))
     with pytest.warns(GramwatchWarning, match=r"singular at 1 of 2 tap\(s\)") as caught:
-        rival.finish()
+        detector.finish()
     assert len(caught) == 1
-    assert rival.ranks_ is not None
-    assert rival.ranks_.tolist() == [2, 2]
-    found = rival.distances(Observation(torch.zeros(50, 2), channel_means=(features, features[:, :2])))
+    assert detector.ranks_ is not None
+    assert detector.ranks_.tolist() == [2, 2]
+    found = detector.distances(Observation(torch.zeros(50, 2), channel_means=(features, features[:, :2])))
     assert torch.allclose(found[:, 0], found[:, 1], rtol=1e-5)
     assert found.isfinite().all()
 
 
 def test_mahalanobis_fewer_examples_than_channels(net: Net) -> None:
     features = torch.randn(6, 20, generator=torch.Generator().manual_seed(1))
-    rival = Mahalanobis(net)
-    rival.take(Observation(torch.zeros(6, 2), channel_means=(features,)))
+    detector = Mahalanobis(net)
+    detector.take(Observation(torch.zeros(6, 2), channel_means=(features,)))
     with pytest.warns(GramwatchWarning, match="singular"):
-        rival.finish()
-    assert rival.ranks_ is not None
-    assert rival.ranks_.tolist() == [5]
+        detector.finish()
+    assert detector.ranks_ is not None
+    assert detector.ranks_.tolist() == [5]
     pseudo = np.linalg.pinv(np.cov(features.double().numpy().T, bias=True), rcond=1e-10)
     centred = (features - features.mean(0)).double().numpy()
     expected = [x @ pseudo @ x for x in centred]
-    found = rival.judged(Observation(torch.zeros(6, 2), channel_means=(features,)))
+    found = detector.judged(Observation(torch.zeros(6, 2), channel_means=(features,)))
     assert np.allclose(found, expected, rtol=1e-5)
 
 
@@ -546,11 +553,11 @@ def test_mahalanobis_with_a_step_for_each_tap(net: Net, scale: Any) -> None:
             with torch.no_grad():
                 after = means_of(net, image[None] - eps * found.sign() / divisor)[tap][0].double()
             expected[i, tap] = min(float((after - c) @ matrix @ (after - c)) for c in centres)
-    rival = mahalanobis(net, eps=eps, scale=scale)
-    assert rival.gradients
-    assert np.allclose(rival.score_inputs(test)[1], expected.sum(1), rtol=1e-4)
-    assert (rival.score_inputs(test)[1] < mahalanobis(net).score_inputs(test)[1]).all()
-    _, both, finite = rival._distances_on(test, [0.0, eps])
+    detector = mahalanobis(net, eps=eps, scale=scale)
+    assert detector.gradients
+    assert np.allclose(detector.score_inputs(test)[1], expected.sum(1), rtol=1e-4)
+    assert (detector.score_inputs(test)[1] < mahalanobis(net).score_inputs(test)[1]).all()
+    _, both, finite = detector._distances_on(test, [0.0, eps])
     assert np.allclose(both[1], expected, rtol=1e-4)
     assert torch.allclose(both[0].sum(1), mahalanobis(net).score_inputs(test)[1], rtol=1e-5)
     assert finite.all()
@@ -584,28 +591,28 @@ def test_mahalanobis_tune_weighs_the_tap_that_tells(net: Net) -> None:
     inside[:, :4] *= 4 * torch.rand(200, 1, generator=generator)
     outside[:, :4] *= 4 * torch.rand(200, 1, generator=generator)
     outside[:, 4] += 6
-    rival = Mahalanobis(two, taps=["noise", "signal"])
-    rival.fit([(training, torch.zeros(300, dtype=torch.long))], progress=False)
+    detector = Mahalanobis(two, taps=["noise", "signal"])
+    detector.fit([(training, torch.zeros(300, dtype=torch.long))], progress=False)
 
     def auroc(r: Method) -> float:
         a, b = (r.score_inputs(x)[1] for x in (inside, outside))
         return float((a[:, None] < b[None]).double().mean())
 
-    plain = auroc(rival)
-    rival.calibrate([inside], progress=False)
-    rival.tune(inside.split(64), outside.split(64), steps=[0.0], progress=False)
-    assert rival.join == "regression"
-    assert rival.eps == 0
-    assert rival.tuned_on_outliers
-    assert rival.weights_ is not None
-    assert rival.weights_[1] > 5 * rival.weights_[0].abs()
-    assert auroc(rival) > 0.99 > plain
+    plain = auroc(detector)
+    detector.calibrate([inside], progress=False)
+    detector.tune(inside.split(64), outside.split(64), steps=[0.0], progress=False)
+    assert detector.join == "regression"
+    assert detector.eps == 0
+    assert detector.tuned_on_outliers
+    assert detector.weights_ is not None
+    assert detector.weights_[1] > 5 * detector.weights_[0].abs()
+    assert auroc(detector) > 0.99 > plain
     with pytest.raises(NotFittedError, match="not calibrated"):
-        rival(inside)
-    rival.fit([(training, torch.zeros(300, dtype=torch.long))], progress=False)
-    assert not rival.tuned_on_outliers
+        detector(inside)
+    detector.fit([(training, torch.zeros(300, dtype=torch.long))], progress=False)
+    assert not detector.tuned_on_outliers
     with pytest.raises(NotFittedError, match="has no weights yet"):
-        rival.score_inputs(inside)
+        detector.score_inputs(inside)
 
 
 def test_mahalanobis_tune_chooses_the_step() -> None:
@@ -628,25 +635,25 @@ def test_mahalanobis_tune_chooses_the_step() -> None:
     training = torch.cat([0.1 * torch.randn(200, 1, generator=generator), torch.zeros(200, 1)], 1)
     away = 1 + 0.2 * torch.randn(80, 1, generator=generator)
     inside, outside = torch.cat([away, torch.zeros(80, 1)], 1), torch.cat([away, torch.ones(80, 1)], 1)
-    rival = Mahalanobis(Wall().eval(), taps=["tap"])
-    rival.fit([(training, torch.zeros(200, dtype=torch.long))], progress=False)
-    rival.tune([inside], [outside], steps=[0.0, 1.0], progress=False)
-    assert rival.eps == 1
-    assert rival.gradients
-    assert rival.score_inputs(inside)[1].mean() < rival.score_inputs(outside)[1].mean()
+    detector = Mahalanobis(Wall().eval(), taps=["tap"])
+    detector.fit([(training, torch.zeros(200, dtype=torch.long))], progress=False)
+    detector.tune([inside], [outside], steps=[0.0, 1.0], progress=False)
+    assert detector.eps == 1
+    assert detector.gradients
+    assert detector.score_inputs(inside)[1].mean() < detector.score_inputs(outside)[1].mean()
 
 
 def test_mahalanobis_saved_and_loaded(net: Net, tmp_path: Path) -> None:
     test = images(6, seed=4)
     for choices in ({}, {"join": "normalised"}, {"eps": 0.01, "scale": [0.2, 0.3, 0.4]}):
-        rival = mahalanobis(net, **choices)
-        rival.calibrate([images(30, seed=9)], progress=False)
-        rival.save(tmp_path / "m.safetensors")
+        detector = mahalanobis(net, **choices)
+        detector.calibrate([images(30, seed=9)], progress=False)
+        detector.save(tmp_path / "m.safetensors")
         again = Mahalanobis.from_artifact(artifact.read(tmp_path / "m.safetensors"), net)
         assert isinstance(again, Mahalanobis)
-        assert (again.join, again.eps, again.scale) == (rival.join, rival.eps, rival.scale)
-        assert torch.equal(again.score_inputs(test)[1], rival.score_inputs(test)[1])
-        assert torch.equal(again(test).p_value, rival(test).p_value)
+        assert (again.join, again.eps, again.scale) == (detector.join, detector.eps, detector.scale)
+        assert torch.equal(again.score_inputs(test)[1], detector.score_inputs(test)[1])
+        assert torch.equal(again(test).p_value, detector(test).p_value)
         assert not again.tuned_on_outliers
     tuned = mahalanobis(net)
     tuned.tune([telling(2, 0)], [telling(3, 2)], steps=[0.0, 0.005], progress=False)
@@ -657,24 +664,26 @@ def test_mahalanobis_saved_and_loaded(net: Net, tmp_path: Path) -> None:
 
 
 def test_mahalanobis_fitted_together_as_alone(net: Net) -> None:
-    rivals: dict[str, Method] = {"a": Mahalanobis(net, taps=TAPS), "b": ODIN(net, taps=TAPS)}
-    fit_together(rivals, labelled(90), progress=False)
+    methods: dict[str, Method] = {"a": Mahalanobis(net, taps=TAPS), "b": ODIN(net, taps=TAPS)}
+    fit_together(methods, labelled(90), progress=False)
     test = images(5)
-    assert torch.equal(rivals["a"].score_inputs(test)[1], mahalanobis(net).score_inputs(test)[1])
-    assert torch.equal(rivals["b"].score_inputs(test)[1], ODIN(net).score_inputs(test)[1])
+    assert torch.equal(methods["a"].score_inputs(test)[1], mahalanobis(net).score_inputs(test)[1])
+    assert torch.equal(methods["b"].score_inputs(test)[1], ODIN(net).score_inputs(test)[1])
 
 
 def test_mahalanobis_broken_inputs(net: Net) -> None:
     training = labelled(90)
     broken = [(x.clone(), y) for x, y in training]
     broken[0][0][2] = math.nan
-    rival = Mahalanobis(net, taps=TAPS).fit(broken, progress=False)
-    assert isinstance(rival, Mahalanobis)
+    with pytest.warns(GramwatchWarning, match=r"^1 training example\(s\) with NaN") as caught:
+        detector = Mahalanobis(net, taps=TAPS).fit(broken, progress=False)
+    assert len(caught) == 1
+    assert isinstance(detector, Mahalanobis)
     test = images(4)
     test[1] = math.nan
     for eps in (0.0, 0.01):
-        rival.eps = eps
-        assert rival.score_inputs(test)[1].isinf().tolist() == [False, True, False, False]
+        detector.eps = eps
+        assert detector.score_inputs(test)[1].isinf().tolist() == [False, True, False, False]
 
 
 def test_mahalanobis_errors(net: Net) -> None:
@@ -684,17 +693,20 @@ def test_mahalanobis_errors(net: Net) -> None:
         Mahalanobis(net).score_inputs(images(2))
     with pytest.raises(NotFittedError):
         Mahalanobis(net).tune([images(2)], [images(2)], progress=False)
-    with pytest.raises(InputError, match="no finite training example"):
+    with (
+        pytest.warns(GramwatchWarning, match=r"2 training example\(s\) with NaN"),
+        pytest.raises(InputError, match="no finite training example"),
+    ):
         Mahalanobis(net).fit([images(2) * math.nan], progress=False)
     with pytest.raises(InputError, match="labels from 0 to 7 were given, the network has classes 0 to 2"):
         Mahalanobis(net).fit([(images(2), torch.tensor([0, 7]))], progress=False)
     with pytest.raises(InputError, match="no covariance"):
         Mahalanobis(net).fit([(images(2), torch.tensor([0, 1]))], progress=False)
-    rival = mahalanobis(net)
+    detector = mahalanobis(net)
     with pytest.raises(InputError, match=r"fitted on 2 tap\(s\) with 9 channels in all, 1 tap"):
-        rival.judged(Observation(torch.zeros(1, 3), channel_means=(torch.zeros(1, 5),)))
+        detector.judged(Observation(torch.zeros(1, 3), channel_means=(torch.zeros(1, 5),)))
     with pytest.raises(InputError, match="cannot be tuned on 4 finite outlying"):
-        rival.tune([images(40)], [images(4)], steps=[0.0], progress=False)
+        detector.tune([images(40)], [images(4)], steps=[0.0], progress=False)
     with pytest.raises(NotFittedError, match="has no weights yet"):
         mahalanobis(net, join="regression").score_inputs(images(2))
     with pytest.raises(InputError, match="judges by gradients"):
@@ -702,7 +714,7 @@ def test_mahalanobis_errors(net: Net) -> None:
     with pytest.raises(InputError, match="one floating-point tensor, not a tuple"):
         mahalanobis(net, eps=0.01).score_inputs((images(2), images(2)))
     with pytest.raises(ValueError, match="steps must be some"):
-        rival.tune([images(40)], [images(40)], steps=[], progress=False)
+        detector.tune([images(40)], [images(40)], steps=[], progress=False)
 
 
 # --- adversarial examples -----------------------------------------------------------------------------
@@ -733,10 +745,10 @@ def test_fgsm_labels_default_to_predictions(net: Net) -> None:
 
 
 def test_fgsm_gives_something_to_tune_on(net: Net) -> None:
-    rival = mahalanobis(net)
+    detector = mahalanobis(net)
     made = [fgsm(net, x, y, eps=1.0) for x, y in labelled(60, seed=8)]
-    rival.tune(labelled(60, seed=9), made, steps=[0.0], progress=False)
-    assert rival.tuned_on_outliers
+    detector.tune(labelled(60, seed=9), made, steps=[0.0], progress=False)
+    assert detector.tuned_on_outliers
 
 
 def test_fgsm_errors(net: Net) -> None:

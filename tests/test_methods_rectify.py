@@ -1,6 +1,7 @@
 """ReAct, ASH, SCALE and DICE: against the papers' loops in float64, and against pytorch-ood."""
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from gramwatch import artifact
-from gramwatch.errors import InputError, NotFittedError, TapError
+from gramwatch.detector import fit_together
+from gramwatch.errors import GramwatchWarning, InputError, NotFittedError, TapError
 from gramwatch.methods import ASH, DICE, METHODS, SCALE, Energy, Method, ReAct
 from gramwatch.methods.shaping import kept
 from gramwatch.observation import Head, Observation
-from gramwatch.together import fit_together
 
 CASES: list[tuple[type[Method], dict[str, Any]]] = [
     (ReAct, {}),
@@ -66,7 +67,7 @@ def logits_by_hand(weight: np.ndarray, bias: np.ndarray, features: list[float]) 
     ]
 
 
-def by_hand(rival: Method, training: np.ndarray, features: np.ndarray, head: nn.Linear) -> list[float]:
+def by_hand(detector: Method, training: np.ndarray, features: np.ndarray, head: nn.Linear) -> list[float]:
     """Each method as its paper has it, one number at a time."""
     weight, bias = head.weight.detach().double().numpy(), head.bias.detach().double().numpy()
     width = features.shape[1]
@@ -74,23 +75,23 @@ def by_hand(rival: Method, training: np.ndarray, features: np.ndarray, head: nn.
     for row in features:
         h = [float(v) for v in row]
         masked = weight
-        if isinstance(rival, ReAct):
-            clip = float(np.percentile([v for r in training for v in r], rival.percentile))
+        if isinstance(detector, ReAct):
+            clip = float(np.percentile([v for r in training for v in r], detector.percentile))
             h = [min(v, clip) for v in h]
-        elif isinstance(rival, ASH | SCALE):
-            count = width - round(width * rival.percentile / 100)
+        elif isinstance(detector, ASH | SCALE):
+            count = width - round(width * detector.percentile / 100)
             top = sorted(range(width), key=lambda d, h=h: -h[d])[:count]
             before, after = sum(h), sum(h[d] for d in top)
-            if isinstance(rival, SCALE):
+            if isinstance(detector, SCALE):
                 h = [v * math.exp(before / after) for v in h]
             else:
                 by = {"p": lambda v: v, "b": lambda _, s=before, k=count: s / k}
                 by["s"] = lambda v, s=before, t=after: v * math.exp(s / t)
-                h = [by[rival.variant](h[d]) if d in top else 0.0 for d in range(width)]
-        elif isinstance(rival, DICE):
+                h = [by[detector.variant](h[d]) if d in top else 0.0 for d in range(width)]
+        elif isinstance(detector, DICE):
             mean = [sum(float(r[d]) for r in training) / len(training) for d in range(width)]
             value = [[weight[c][d] * mean[d] for d in range(width)] for c in range(len(weight))]
-            least = float(np.percentile(value, 100 * rival.sparsity))
+            least = float(np.percentile(value, 100 * detector.sparsity))
             masked = np.array(
                 [
                     [weight[c][d] if value[c][d] > least else 0.0 for d in range(width)]
@@ -103,12 +104,12 @@ def by_hand(rival: Method, training: np.ndarray, features: np.ndarray, head: nn.
 
 @pytest.mark.parametrize(("method", "choices"), CASES, ids=NAMES)
 def test_as_in_the_paper(method: type[Method], choices: dict[str, Any], net: Net) -> None:
-    rival, test = fitted(method, net, **choices), images(9, seed=2)
-    logits, scores = rival.score_inputs(test)
+    detector, test = fitted(method, net, **choices), images(9, seed=2)
+    logits, scores = detector.score_inputs(test)
     with torch.no_grad():
         training, features = (net.pooled(x).double().numpy() for x in (images(60), test))
         assert torch.allclose(logits, net(test), atol=1e-6)
-    expected = torch.tensor(by_hand(rival, training, features, net.fc), dtype=torch.float64)
+    expected = torch.tensor(by_hand(detector, training, features, net.fc), dtype=torch.float64)
     assert scores.dtype == torch.float64
     assert torch.allclose(scores, expected, atol=1e-5)
     assert not torch.allclose(scores, Energy(net).score_inputs(test)[1], atol=1e-4)
@@ -210,16 +211,16 @@ def test_clipping_before_and_after_pooling_differ(net: Net) -> None:
 
 @pytest.mark.parametrize(("method", "choices"), CASES, ids=NAMES)
 def test_saved_and_loaded(method: type[Method], choices: dict[str, Any], net: Net, tmp_path: Path) -> None:
-    rival = fitted(method, net, **choices).calibrate(images(40, seed=5).split(16), progress=False)
-    rival.save(tmp_path / "rival.safetensors")
-    saved = artifact.read(tmp_path / "rival.safetensors")
+    detector = fitted(method, net, **choices).calibrate(images(40, seed=5).split(16), progress=False)
+    detector.save(tmp_path / "detector.safetensors")
+    saved = artifact.read(tmp_path / "detector.safetensors")
     assert saved.header["detector"] == method.name
     again = METHODS[method.name].from_artifact(saved, net)
     test = images(9, seed=2)
-    assert torch.equal(again.score_inputs(test)[1], rival.score_inputs(test)[1])
-    assert again.threshold_ == rival.threshold_
+    assert torch.equal(again.score_inputs(test)[1], detector.score_inputs(test)[1])
+    assert again.threshold_ == detector.threshold_
     for name in method.settings:
-        assert getattr(again, name) == getattr(rival, name)
+        assert getattr(again, name) == getattr(detector, name)
     assert not again.tuned_on_outliers
     assert not again.gradients
 
@@ -242,9 +243,20 @@ def test_nothing_of_the_model_changes(method: type[Method], choices: dict[str, A
 
 @pytest.mark.parametrize("method", [ReAct, ASH, SCALE, DICE])
 def test_without_the_last_layer(method: type[Method]) -> None:
-    rival = method(Net(), features="conv")
+    detector = method(Net(), features="conv")
     with pytest.raises(TapError, match=f"{method.name} needs the weights of the linear layer"):
-        rival.fit([images(8)], progress=False).score_inputs(images(2))
+        detector.fit([images(8)], progress=False).score_inputs(images(2))
+
+
+@pytest.mark.parametrize("method", [ReAct, DICE])
+def test_a_missing_last_layer_is_said_at_the_first_batch(method: type[Method]) -> None:
+    def batches() -> Iterator[Tensor]:
+        yield images(8)
+        yield images(8)
+        raise AssertionError("the fit went on")
+
+    with pytest.raises(TapError, match=f"{method.name} needs the weights of the linear layer"):
+        method(Net(), features="conv").fit(batches(), progress=False)
 
 
 @pytest.mark.parametrize("method", [ReAct, ASH, SCALE, DICE])
@@ -257,10 +269,10 @@ def test_a_last_layer_without_bias(method: type[Method]) -> None:
 @pytest.mark.parametrize("method", [ASH, SCALE])
 @pytest.mark.parametrize("variant", ["s", "p", "b"])
 def test_features_that_are_all_zero_are_judged_by_the_bias(method: type[Method], variant: str) -> None:
-    rival = method(Net(), **({"variant": variant} if method is ASH else {}))
+    detector = method(Net(), **({"variant": variant} if method is ASH else {}))
     head = Head(torch.ones(2, 20), torch.tensor([1.0, 2.0]))
     seen = Observation(torch.zeros(1, 2), torch.zeros(1, 20), head)
-    assert float(rival.judged(seen)) == pytest.approx(-math.log(math.e + math.e**2))
+    assert float(detector.judged(seen)) == pytest.approx(-math.log(math.e + math.e**2))
 
 
 def test_broken_inputs_score_infinity(net: Net) -> None:
@@ -274,9 +286,9 @@ def test_broken_inputs_score_infinity(net: Net) -> None:
 def test_fitted_together_as_alone(net: Net) -> None:
     together: dict[str, Method] = {m.name: m(net) for m in (ReAct, ASH, SCALE, DICE)}
     fit_together(together, images(60).split(16), progress=False)
-    for rival in together.values():
-        alone = fitted(type(rival), net)
-        assert torch.equal(rival.score_inputs(images(5))[1], alone.score_inputs(images(5))[1])
+    for detector in together.values():
+        alone = fitted(type(detector), net)
+        assert torch.equal(detector.score_inputs(images(5))[1], alone.score_inputs(images(5))[1])
 
 
 def test_other_features_than_fitted_on(net: Net) -> None:
@@ -298,5 +310,10 @@ def test_errors(net: Net) -> None:
     for method in (ReAct, DICE):
         with pytest.raises(NotFittedError):
             method(net).score_inputs(images(2))
-        with pytest.raises(InputError, match="no finite training example"):
+        with pytest.raises(InputError, match="no example: there is nothing to fit"):
             method(net).fit([], progress=False)
+        with (
+            pytest.warns(GramwatchWarning, match=r"2 training example\(s\) with NaN"),
+            pytest.raises(InputError, match="no finite training example"),
+        ):
+            method(net).fit([images(2) * math.nan], progress=False)

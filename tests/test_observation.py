@@ -6,8 +6,18 @@ import torch.nn.functional as F
 from torch import nn
 
 from gramwatch import GramDetector, InputError, TapError, networks
-from gramwatch.observation import Observation, Observer
-from gramwatch.taps import find_head
+from gramwatch.detector import plan_for
+from gramwatch.methods import METHODS
+from gramwatch.observation import Needs, Observation, Plan
+from gramwatch.taps import Look, Network, find_head
+
+
+def planned(net: nn.Module, needs: Needs, x: torch.Tensor) -> Plan:
+    return Plan.of(Network.of(net), [needs], x)
+
+
+def observe(net: nn.Module, needs: Needs, x: torch.Tensor) -> Observation:
+    return planned(net, needs, x)(x)[0]
 
 
 class Plain(nn.Module):
@@ -57,8 +67,7 @@ class Named(Plain):
 @pytest.mark.parametrize("make", [Plain, Convolutional, Named])
 def test_features_are_the_input_of_the_layer_that_makes_the_logits(make):
     net, x = make().eval(), torch.randn(5, 1, 8, 8)
-    observer = Observer(net, ["features", "head"])
-    seen = observer(x)
+    seen = observe(net, Needs(features=True), x)
     with torch.no_grad():
         assert torch.equal(seen.features, net.features(x))
         assert torch.equal(seen.logits, net(x))
@@ -72,27 +81,37 @@ def test_a_network_whose_logits_no_linear_layer_makes_is_refused(make):
     net, x = make().eval(), torch.randn(5, 1, 8, 8)
     assert find_head(net, x) is None
     with pytest.raises(TapError, match=f"logits of {make.__name__} are not made by one linear layer"):
-        Observer(net, ["features"])(x)
-    assert Observer(net)(x).features is None
+        planned(net, Needs(features=True), x)
+    assert observe(net, Needs(), x).features is None
 
 
 def test_features_can_be_named():
     net, x = Averaged().eval(), torch.randn(5, 1, 8, 8)
-    seen = Observer(net, ["features"], features="conv")(x)
+    seen = observe(net, Needs(features=True, features_at="conv"), x)
     with torch.no_grad():
         assert torch.allclose(seen.features, net.conv(x).mean((2, 3)), atol=1e-6)
     assert seen.head is None
     with pytest.raises(TapError, match="no tap matches 'nothing'"):
-        Observer(net, ["features"], features="nothing")(x)
+        planned(net, Needs(features=True, features_at="nothing"), x)
     with pytest.raises(TapError, match="names 4 taps"):
-        Observer(net, ["features"], features="*")(x)
+        planned(net, Needs(features=True, features_at="*"), x)
+
+
+def test_a_layer_may_have_the_name_of_a_selection():
+    net, x = Plain().eval(), torch.randn(5, 1, 8, 8)
+    net.all = net.conv
+    del net.conv
+    net.features = lambda x: F.relu(net.all(x)).mean((2, 3))
+    seen = observe(net, Needs(features=True, features_at="all", means="all"), x)
+    assert len(seen.channel_means) == 2
+    assert torch.equal(seen.features, seen.channel_means[0])
 
 
 def test_channel_means_are_those_of_each_tap():
     net, x = Plain().eval(), torch.randn(5, 1, 8, 8)
-    observer = Observer(net, ["channel_means"], taps="all")
-    seen = observer(x)
-    assert observer.taps.names == ["conv", "relu"]
+    plan = planned(net, Needs(means="all"), x)
+    (seen,) = plan(x)
+    assert plan.taps.names == ["conv", "relu"]
     with torch.no_grad():
         conv = net.conv(x)
     assert torch.allclose(seen.channel_means[0], conv.mean((2, 3)), atol=1e-6)
@@ -104,7 +123,7 @@ def test_channel_means_are_those_of_each_tap():
     [(networks.resnet34, 512), (networks.densenet_bc_100_12, 342), (networks.wide_resnet_40_2, 128)],
 )
 def test_the_papers_networks_show_their_features(make, width):
-    seen = Observer(make().eval(), ["features", "head"])(torch.randn(2, 3, 32, 32))
+    seen = observe(make().eval(), Needs(features=True), torch.randn(2, 3, 32, 32))
     assert seen.features.shape == (2, width)
     assert torch.allclose(seen.head(seen.features), seen.logits, atol=1e-4)
 
@@ -114,26 +133,32 @@ def test_what_is_not_finite_is_marked():
     x[1, 0, 3, 3] = torch.nan
     x[2] = 1e38
     net.conv.weight.data *= 100
-    assert Observer(net, ["features"])(x).finite.tolist() == [True, False, False, True]
+    assert observe(net, Needs(features=True), x).finite.tolist() == [True, False, False, True]
 
 
 def test_an_unknown_need_and_an_empty_batch_are_refused():
-    with pytest.raises(ValueError, match="an observation has no"):
-        Observer(Plain(), ["gradients"])
+    class Curious(METHODS["msp"]):
+        looks_at = frozenset({"gradients"})
+
+    with pytest.raises(ValueError, match=r"cannot look at \['gradients'\]"):
+        Curious(Plain())
+    plan = planned(Plain(), Needs(), torch.randn(2, 1, 8, 8))
     with pytest.raises(InputError, match="empty"):
-        Observer(Plain())(torch.empty(0, 1, 8, 8))
+        plan(torch.empty(0, 1, 8, 8))
+    with pytest.raises(InputError, match="empty"):
+        planned(Plain(), Needs(features=True), torch.empty(0, 1, 8, 8))
 
 
 def test_observations_are_joined_and_taken_apart():
     net = Plain().eval()
-    observer = Observer(net, ["features", "channel_means"])
     x, labels = torch.randn(6, 1, 8, 8), torch.arange(6)
-    whole = observer(x, labels)
-    joined = Observation.joined([observer(x[:2], labels[:2]), observer(x[2:], labels[2:])])
+    plan = planned(net, Needs(features=True, means="all"), x)
+    (whole,), (first,), (rest,) = plan(x, labels), plan(x[:2], labels[:2]), plan(x[2:], labels[2:])
+    joined = Observation.joined([first, rest])
     assert torch.allclose(joined.features, whole.features, atol=1e-6)
     assert torch.equal(joined.labels, labels)
     assert torch.equal(joined.classes, labels)
-    assert torch.equal(observer(x).classes, whole.predicted)
+    assert torch.equal(plan(x)[0].classes, whole.predicted)
     some = joined[torch.tensor([4, 1])]
     assert len(some) == 2
     assert some.labels.tolist() == [4, 1]
@@ -141,21 +166,25 @@ def test_observations_are_joined_and_taken_apart():
 
 
 @pytest.mark.filterwarnings("ignore:.*fewer than 20:gramwatch.GramwatchWarning")
-@pytest.mark.parametrize("needs", [[], ["features"], ["features", "head", "channel_means"]])
-def test_a_gram_detector_can_watch_the_same_pass(needs):
+@pytest.mark.parametrize("name", ["msp", "knn", "fdbd", "mahalanobis"])
+def test_a_gram_detector_shares_a_pass_with_a_method(name):
     net, x = Plain().eval(), torch.randn(40, 1, 8, 8)
     net.head.bias.data -= net(x).mean(0)
     gram = GramDetector(net, taps=["relu"]).fit([x], progress=False)
     y = torch.randn(7, 1, 8, 8)
     runs = []
     net.register_forward_hook(lambda *_: runs.append(1))
-    observer = Observer(net, needs)
-    observer(y)
+    method = METHODS[name](net)
+    plan = plan_for([gram, method], Look(gram.network, y))
     runs.clear()
-    collector = gram.collector(y)
-    seen = observer(y, beside=[collector])
+    mine, other = plan(y)
     assert len(runs) == 1
-    found = gram.measured(y, seen.logits, collector.statistics)
-    alone = gram.measure(y)
+    found, alone = gram.measured(mine), gram.measure(y)
+    (apart,) = plan_for([method], Look(method.network, y))(y)
+    for a, b in ((other.features, apart.features), (other.logits, apart.logits)):
+        assert (a is None and b is None) or torch.equal(a, b)
+    for a, b in zip(other.channel_means, apart.channel_means, strict=True):
+        assert torch.equal(a, b)
+    assert other.statistics is None
     assert torch.equal(found.deviations, alone.deviations)
     assert torch.equal(found.logits, alone.logits)

@@ -49,9 +49,10 @@ def test_the_readme_quickstart_runs(tmp_path):
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
     assert blocks
-    (tmp_path / "quickstart.py").write_text("\n".join(blocks), encoding="utf-8")
+    strict = "import gramwatch, warnings\nwarnings.simplefilter('error', gramwatch.GramwatchWarning)"
+    (tmp_path / "quickstart.py").write_text("\n".join([strict, *blocks]), encoding="utf-8")
     done = subprocess.run(
-        [sys.executable, "-W", "error::gramwatch.GramwatchWarning", "quickstart.py"],
+        [sys.executable, "quickstart.py"],
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -59,13 +60,6 @@ def test_the_readme_quickstart_runs(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "guard.safetensors").is_file()
-
-
-def test_the_readme_names_the_commands():
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    for command in ("make demo", "make test", "make test-real"):
-        assert command in readme
-    assert "make test" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
 
 
 def test_the_version_is_in_the_changelog():

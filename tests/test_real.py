@@ -9,12 +9,12 @@ import oracle
 import real_data
 from gramwatch import CalibrationError, GramDetector, evaluate, kernels
 from gramwatch.datasets import synthetic
+from gramwatch.detector import fit_together
 from gramwatch.methods import METHODS
 from gramwatch.metrics import auroc
 from gramwatch.networks import densenet_bc_100_12
-from gramwatch.observation import Observer
-from gramwatch.taps import observe
-from gramwatch.together import fit_together
+from gramwatch.observation import Needs, Plan
+from gramwatch.taps import Network, observe
 
 ORDERS = range(1, 11)
 
@@ -152,11 +152,11 @@ def test_densenet_rivals_are_where_they_were_measured(densenet, shared_data):
 def test_densenet_rivals_rank_as_those_of_pytorch_ood(densenet, shared_data):
     """AUROC within 0.05 percent points on the same features of real images, with the same settings."""
     others = pytest.importorskip("pytorch_ood.detector")
-    observer = Observer(densenet, ["features", "head"])
     images, labels = real_data.cifar10(shared_data, "train_0", 600)
-    training = observer(images, labels)
-    inside = observer(real_data.cifar10(shared_data, "test_0", 200)[0])
-    outside = observer(real_data.normalised(real_data.tiny_imagenet(shared_data, 200, 32, "antialiased")))
+    plan = Plan.of(Network.of(densenet), [Needs(features=True)], images)
+    (training,) = plan(images, labels)
+    (inside,) = plan(real_data.cifar10(shared_data, "test_0", 200)[0])
+    (outside,) = plan(real_data.normalised(real_data.tiny_imagenet(shared_data, 200, 32, "antialiased")))
     head = nn.Linear(342, 10)
     head.load_state_dict({"weight": training.head.weight, "bias": training.head.bias})
     head.requires_grad_(False)

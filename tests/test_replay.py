@@ -111,11 +111,35 @@ def test_a_guard_that_would_record_judges_the_same_on_a_cpu() -> None:
     assert guard.record_pass
 
 
+@pytest.mark.parametrize("per_class", [False, True])
+def test_what_a_gpu_would_record_is_the_verdict(per_class: bool) -> None:
+    torch.manual_seed(0)
+    guard = gramwatch.Guard(
+        Net().eval(), per_class=per_class, members=("gram", "fdbd", "class_ratio", "energy")
+    )
+    guard.fit(batches(8), progress=False).calibrate(batches(8), progress=False)
+    some = batches(1)[0]
+    some["image"][3] = torch.nan
+    expected = guard._verdict(some)
+    copied = []
+
+    def copy(t: Tensor) -> Tensor:
+        copied.append(t)
+        return t.clone()
+
+    seen = guard._seen(some)
+    apart = seen.changed(copy)
+    assert len(copied) == len({id(t) for t in copied})  # those that members share are copied once
+    for found in (guard._judged_seen(apart), guard._judged_inputs(Nest(some).changed(torch.clone))):
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+
+
 def test_nothing_in_a_guard_asks_for_values_before_its_end() -> None:
     torch.manual_seed(0)
     guard = gramwatch.Guard(Net().eval(), per_class=True).fit(batches(8), progress=False)
     guard.calibrate(batches(8), progress=False)
     some = batches(1)[0]
     guard(some)
-    assert not asks_for_values(lambda: guard._looked_and_judged(Nest(some)), "cpu")
+    assert not asks_for_values(lambda: guard._judged_inputs(Nest(some)), "cpu")
     assert asks_for_values(lambda: guard(some), "cpu")  # how many are broken, at the end

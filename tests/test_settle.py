@@ -1,13 +1,16 @@
 """Members that a network gives nothing to look at: a guard does without them and says so."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 import gramwatch
 from gramwatch import CalibrationError, GramwatchWarning, Guard, InputError, TapError
+from gramwatch.detector import fit_together
 from gramwatch.methods import METHODS, EarlyMahalanobis
-from gramwatch.together import fit_together
 
 CLASSES = 3
 
@@ -81,7 +84,7 @@ def test_methods_on_features_need_no_tap_but_the_head():
     knn = METHODS["knn"](model).fit([table(80, 0)], progress=False)
     knn.calibrate([table(50, 1)], progress=False)
     assert knn(table(20, 2)).is_ood.double().mean() < 0.5
-    torch.testing.assert_close(knn._observer(table(4, 2)).features, table(4, 2), rtol=0, atol=0)
+    torch.testing.assert_close(knn.observe(table(4, 2)).features, table(4, 2), rtol=0, atol=0)
 
 
 def test_logistic_regression_is_guarded_by_energy(tmp_path):
@@ -129,6 +132,43 @@ def test_what_is_left_out_is_the_same_in_parts_merged_resumed_and_together(tmp_p
     with pytest.warns(GramwatchWarning, match="left out of the guard"):
         fit_together({"Guard": beside, "MSP": METHODS["msp"](model)}, [first, second], progress=False)
     assert_same(beside.calibrate([table(100, 1)], progress=False), whole, table(20, 2))
+
+
+def test_after_a_reset_all_members_are_tried_again_and_what_is_left_out_is_said_again(tmp_path):
+    model = nn.Linear(6, CLASSES)
+    guard = Guard(model)
+    for _ in range(2):
+        assert list(guard.members) == ["gram", "early_mahalanobis", "class_ratio", "energy"]
+        with pytest.warns(GramwatchWarning, match=LEFT_OUT.format("Linear")) as said:
+            ready(guard)
+        assert len(said) == 1
+        # Said once: a further warning would be an error.
+        guard.fit([table(9, 3)], progress=False).calibrate([table(100, 1)], progress=False)
+        guard(table(5, 2))
+        assert list(guard.members) == ["energy"]
+        assert repr(guard).startswith("Guard(Linear: energy, threshold")
+        guard.reset()
+    assert "not calibrated" in repr(guard)
+
+    with pytest.warns(GramwatchWarning, match="left out"):
+        ready(guard).save(tmp_path / "guard.safetensors")
+    loaded = gramwatch.load(tmp_path / "guard.safetensors", model)
+    assert list(loaded.members) == ["energy"]
+    loaded.fit([table(9, 3)], progress=False)  # nothing is left out anew: a warning would be an error
+    for copied in (copy.deepcopy(guard), pickle.loads(pickle.dumps(guard))):
+        assert_same(copied, guard, table(20, 2))
+        copied.reset()
+        assert len(copied.members) == 4
+    assert list(guard.members) == ["energy"]
+
+
+def test_a_guard_whose_first_look_fails_leaves_nobody_out():
+    guard = Guard(nn.Linear(6, CLASSES))
+    with pytest.raises(InputError, match="could not be run"):
+        guard.fit([torch.randn(4, 5)], progress=False)
+    assert len(guard.members) == 4
+    with pytest.warns(GramwatchWarning, match="left out of the guard"):
+        ready(guard)
 
 
 def test_a_first_stage_of_one_channel(tmp_path):

@@ -118,6 +118,21 @@ def test_other_channels_are_an_error_and_other_sizes_that_the_network_refuses():
             detector.fit([images(4, 2, 9)], progress=False)
 
 
+def test_a_loaded_detector_refuses_the_same_at_its_first_batch(tmp_path):
+    fixed = centred(
+        nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(3 * 36, CLASSES)).eval()
+    )
+    for make in (Guard, GramDetector):
+        detector = make(fixed).fit([images(100, 0)], progress=False)
+        detector.calibrate([images(100, 1)], progress=False).save(tmp_path / "detector.safetensors")
+        loaded = gramwatch.load(tmp_path / "detector.safetensors", fixed)
+        for use in (loaded, lambda x, loaded=loaded: loaded.fit([x], progress=False)):
+            with pytest.raises(InputError, match=r"float32 \(3, 8, 8\) were given, .* \(2, 8, 8\)"):
+                use(torch.randn(4, 3, 8, 8))
+            with pytest.raises(InputError, match=r"fails on inputs of float32 \(2, 9, 9\), .* \(2, 8, 8\)"):
+                use(images(4, 2, 9))
+
+
 @pytest.mark.parametrize(
     ("fitted", "given", "form", "size"),
     [

@@ -1910,8 +1910,7 @@ def test_the_head_may_be_an_addmm(head, found):
     assert find_taps(net, x).names == ["hidden", "relu"]
     assert find_head(net, x) == found
     if found is not None:
-        rival = gramwatch.methods.METHODS["react"](net)
-        seen = rival._observer(x)
+        seen = gramwatch.methods.METHODS["react"](net).observe(x)
         torch.testing.assert_close(seen.features, net.hidden(x).relu(), rtol=0, atol=0)
         torch.testing.assert_close(seen.head(seen.features), net(x), rtol=1e-5, atol=1e-5)
 

@@ -125,6 +125,8 @@ class Recorder:
 
     def _after(self, name):
         def hook(module, args, out):
+            if isinstance(module, nn.RNNBase):
+                out, _ = out  # and its last state
             if isinstance(out, Tensor):
                 self._alive.append(out)
                 self.outputs.setdefault(name, []).append(out.clone())
@@ -152,6 +154,8 @@ def expected_channels(model: nn.Module, recorder: Recorder, name: str, kind: str
         return None  # a function
     if kind in ("convolution", "linear"):
         return width_of(module) if isinstance(module, LAYERS) else None
+    if kind == "recurrent":
+        return module.hidden_size * (2 if module.bidirectional else 1)
     if base not in recorder.widths:
         return None
     if isinstance(parent, NORMS):  # timm's BatchNormAct2d and the like normalise, then call their activation
@@ -250,7 +254,7 @@ def test_architecture(name):
                     assert (module_name if call == 0 else f"{module_name}#{call + 1}") in seen
 
     # Channels, and with them all values, are what the modules say.
-    told = {"convolution": 0, "linear": 0, "activation": 0}
+    told = {"convolution": 0, "linear": 0, "activation": 0, "recurrent": 0}
     for tap in taps:
         channels = expected_channels(model, recorder, tap.name, tap.kind)
         assert seen[tap.name].shape[:2] == (2, tap.channels)

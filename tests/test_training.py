@@ -13,12 +13,13 @@ from torch import nn
 from torch.distributions import Categorical, Dirichlet, kl_divergence
 
 import gramwatch
-from gramwatch import InputError, TrainingError, metrics, networks, training
+from gramwatch import InputError, TrainingError, artifact, metrics, networks, training
 from gramwatch.datasets import CATALOGUE, ImageSet
+from gramwatch.detector import Together, fit_together
 from gramwatch.methods import METHODS, MSP, TRAINED, dirichlet, methods_table
 from gramwatch.methods.semantic import SemanticHead
-from gramwatch.observation import Observation, Observer
-from gramwatch.taps import find_head
+from gramwatch.observation import Needs, Observation, Plan
+from gramwatch.taps import Network, find_head
 from gramwatch.training import OBJECTIVES, checkpoint, loop, objective_of, recipe, train
 from gramwatch.training.images import PADDING, Images
 from gramwatch.training.semantic import random_vectors, read_vectors
@@ -129,10 +130,25 @@ def test_every_objective_s_own_score_tells_outliers_where_it_must(name, nets, pl
         assert auroc(detector, plane.test[0], plane.around) < 0.95
 
 
-@pytest.mark.parametrize("measure", ["mutual_information", "max_probability"])
-def test_a_prior_network_s_other_measures_tell_them_too(measure, nets, plane):
-    detector = TRAINED["prior_network"](nets["prior_network"][0], measure=measure)
+@pytest.mark.parametrize("uncertainty", ["mutual_information", "max_probability"])
+def test_a_prior_network_s_other_uncertainties_tell_them_too(uncertainty, nets, plane):
+    detector = TRAINED["prior_network"](nets["prior_network"][0], uncertainty=uncertainty)
     assert auroc(detector, plane.test[0], plane.around) > 0.95
+
+
+def test_an_earlier_file_of_a_prior_network_loads(nets, plane, tmp_path):
+    """Earlier files call the uncertainty `measure`."""
+    net, path = nets["prior_network"][0], tmp_path / "d.safetensors"
+    detector = TRAINED["prior_network"](net, uncertainty="mutual_information")
+    detector.calibrate([normalised(plane.test[0])], progress=False).save(path)
+    header = {
+        key: value for key, value in artifact.read(path).header.items() if key not in ("checksum", "tensors")
+    }
+    header["settings"]["measure"] = header["settings"].pop("uncertainty")
+    artifact.write(path, header, {"calibration.scores": detector.calibration_scores_})
+    again = gramwatch.load(path, net)
+    assert again.uncertainty == "mutual_information"
+    assert again.threshold_ == detector.threshold_
 
 
 def test_a_prior_network_trains_by_the_reverse_divergence_too(plane):
@@ -156,7 +172,7 @@ def test_own_scores_stand_beside_gram_and_the_others(name, nets, plane, tmp_path
     own = TRAINED[name](net)
     others = {title: METHODS[title](net) for title in ("msp", "energy", "react", "vim")}
     detectors = {"Gram": gramwatch.GramDetector(net), "own": own, **others}
-    gramwatch.together.fit_together(detectors, [normalised(plane.images[:500])], progress=False)
+    fit_together(detectors, [normalised(plane.images[:500])], progress=False)
     result = gramwatch.evaluate(
         detectors,
         [normalised(plane.test[0])],
@@ -195,13 +211,13 @@ def test_own_scores_have_a_record_a_page_and_a_row(name):
 
 def test_settings_of_own_scores_are_checked(nets):
     net = nets["cross_entropy"][0]
-    with pytest.raises(ValueError, match="measure must be one of"):
-        TRAINED["prior_network"](net, measure="variance")
+    with pytest.raises(ValueError, match="uncertainty must be one of"):
+        TRAINED["prior_network"](net, uncertainty="variance")
     with pytest.raises(ValueError, match="eps must be zero or positive"):
         TRAINED["variational_dirichlet"](net, eps=-1)
     with pytest.raises(InputError, match="Sequential has 0 SemanticHeads"):
         TRAINED["semantic"](net)
-    with pytest.raises(InputError, match="judges by a tensor inside the network"):
+    with pytest.raises(InputError, match="semantic looks at the predicted vectors, which were not observed"):
         TRAINED["semantic"](nets["semantic"][0]).judged(Observation(torch.zeros(1, 3)))
 
 
@@ -320,11 +336,25 @@ def test_other_methods_find_the_layer_that_makes_the_logits_of_a_semantic_networ
     net = nets["semantic"][0]
     inputs = normalised(plane.between[:20])
     assert find_head(net, inputs) is not None
-    seen = Observer(net, ["features", "head"])(inputs)
+    (seen,) = Plan.of(Network.of(net), [Needs(features=True)], inputs)(inputs)
     assert seen.features.shape == (20, 5 * 12)
     assert torch.allclose(seen.head(seen.features), seen.logits, atol=1e-5)
     squared = net[5].predict(net[:5](inputs)).double().square().sum(1)
     assert torch.allclose(TRAINED["semantic"](net).score_inputs(inputs)[1], -squared, rtol=1e-5)
+
+
+def test_the_semantic_score_shares_a_pass_with_gram(nets, plane):
+    net, runs = nets["semantic"][0], []
+    own = TRAINED["semantic"](net)
+    detectors = {"gram": gramwatch.GramDetector(net), "own": own}
+    fit_together(detectors, [normalised(plane.images[:500])], progress=False)
+    together, inputs = Together(detectors), normalised(plane.between)
+    together.measure([inputs], "measuring", progress=False)
+    hook = net.register_forward_hook(lambda *_: runs.append(1))
+    found = together.measure([inputs], "measuring", progress=False)
+    hook.remove()
+    assert len(runs) == 1
+    assert torch.equal(found["own"].values[:, 0], own.score_inputs(inputs)[1])
 
 
 # --- label vectors -------------------------------------------------------------------------------------

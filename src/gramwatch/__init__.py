@@ -1,7 +1,7 @@
 """gramwatch: know when a classifier is looking at something it was never trained on."""
 
 from gramwatch import statistics
-from gramwatch.detector import Detection, GramDetector
+from gramwatch.detector import Detector, fit_together
 from gramwatch.errors import (
     ArtifactError,
     CalibrationError,
@@ -16,8 +16,10 @@ from gramwatch.errors import (
     TrainingError,
 )
 from gramwatch.evaluate import Evaluation, evaluate
+from gramwatch.gram import GramDetector
 from gramwatch.guard import Guard
 from gramwatch.loading import load
+from gramwatch.measurement import Detection
 from gramwatch.taps import Tap, Taps, find_taps, mark
 from gramwatch.version import __version__
 
@@ -26,6 +28,7 @@ __all__ = [
     "CalibrationError",
     "DataError",
     "Detection",
+    "Detector",
     "Evaluation",
     "GramDetector",
     "GramwatchError",
@@ -42,6 +45,7 @@ __all__ = [
     "__version__",
     "evaluate",
     "find_taps",
+    "fit_together",
     "load",
     "mark",
     "statistics",

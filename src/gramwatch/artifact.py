@@ -88,6 +88,9 @@ class Field:
     """None: any numbers."""
     optional: bool = False
     """Whether what is saved is complete without it."""
+    reduce: Literal["sum", "min", "max", "mean"] | None = None
+    """How the tensors of two sets of examples become that of both; "mean": weighed by the tensor `count_`.
+    None: it cannot be said of this tensor alone."""
 
 
 Shapes = dict[str, Field]
@@ -412,7 +415,11 @@ def reading(path: Path) -> Iterator[None]:
     """Whatever a file's contents make go wrong is an `ArtifactError` that names the file."""
     try:
         yield
-    except (ArtifactError, OSError, MemoryError, torch.cuda.OutOfMemoryError):
+    except ArtifactError as error:
+        if str(path) in str(error):
+            raise
+        raise ArtifactError(f"{path}: {error}") from None
+    except (OSError, MemoryError, torch.cuda.OutOfMemoryError):
         raise
     except Exception as error:
         raise ArtifactError(f"{path} is corrupt: {type(error).__name__}: {error!s:.500}") from error

@@ -15,6 +15,9 @@ from gramwatch.errors import InputError
 Inputs = Any
 """What a network is called with: a tensor, a tuple of arguments, or a mapping of keyword arguments."""
 
+Signature = list[list[Any]]
+"""Shape of one example and dtype of each tensor of an input; None for a size that varies."""
+
 _T = TypeVar("_T")
 
 
@@ -28,6 +31,8 @@ IMAGES = ("pixel_values", "image", "images", "img", "input", "inputs", "x", "dat
 
 def count_examples(inputs: Inputs) -> int:
     """How many examples a batch holds: the length of its first tensor."""
+    if isinstance(inputs, Tensor) and inputs.ndim:
+        return len(inputs)
     first = next(tensors_in(inputs), None)
     if first is None or first.ndim == 0:
         raise InputError(
@@ -122,7 +127,7 @@ def batches_in(loader: Iterable[Any]) -> Iterable[Any]:
 def on_device(inputs: _T, model: nn.Module) -> _T:
     """The inputs on the device of the network's parameters."""
     device = device_of(model)
-    if device is None:
+    if device is None or (isinstance(inputs, Tensor) and inputs.device == device):
         return inputs
     return mapped(inputs, lambda t: t.to(device, non_blocking=True))  # type: ignore[no-any-return]
 
@@ -227,7 +232,7 @@ def all_finite(inputs: Inputs) -> Tensor:
     return functools.reduce(torch.logical_and, finite)
 
 
-def signature(inputs: Inputs) -> list[list[Any]]:
+def signature(inputs: Inputs) -> Signature:
     """Shape of one example and dtype of each tensor of an input, to notice other inputs later."""
     return [[list(t.shape[1:]), str(t.dtype).removeprefix("torch.")] for t in tensors_in(inputs)]
 

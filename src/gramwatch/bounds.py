@@ -7,22 +7,17 @@ predicted is judged by the bounds pooled over all classes.
 
 from abc import ABC, abstractmethod
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from gramwatch import kernels
 
 COPIED = 2**23
 """Where bounds must be copied to be worked on, so many numbers of a table are copied at once (32 MB)."""
-
-UpdatePart = Callable[[Tensor, Tensor, slice], None]
-"""Takes in some features of some examples: statistics `(N, some)`, predicted classes, which features."""
 
 
 class Bounds(ABC):
@@ -54,10 +49,6 @@ class Bounds(ABC):
 
         An example whose class is negative is left out.
         """
-
-    @abstractmethod
-    def in_parts(self) -> AbstractContextManager[UpdatePart]:
-        """Take in a batch part by part, each feature of each example once, in any order."""
 
     @abstractmethod
     def merge(self, other: "Bounds") -> None:
@@ -115,15 +106,10 @@ class MinMax(Bounds):
     def _forget(self) -> None:
         self._never: Tensor | None = None
 
-    def update(self, statistics: Tensor, predicted: Tensor, features: slice = slice(None)) -> None:
-        """Widen the range of each example's predicted class to take it in, or some features of it."""
+    def update(self, statistics: Tensor, predicted: Tensor) -> None:
+        """Widen the range of each example's predicted class to take it in."""
         self._forget()
-        _widen(statistics, predicted, *(self._state[name][:, features] for name in ("minimum", "maximum")))
-
-    @contextmanager
-    def in_parts(self) -> Iterator[UpdatePart]:
-        """Each part is taken in at once."""
-        yield self.update
+        _widen(statistics, predicted, self._state["minimum"], self._state["maximum"])
 
     def merge(self, other: Bounds) -> None:
         """The smaller minimum and the larger maximum of the two."""
@@ -222,10 +208,10 @@ class HalfMinMax(MinMax):
             "exponent": torch.full(exponents, _LEAST_EXPONENT, dtype=torch.int8, device=device),
         }
 
-    def update(self, statistics: Tensor, predicted: Tensor, features: slice = slice(None)) -> None:
-        """Widen the range of each example's predicted class to take it in, or some features of it."""
+    def update(self, statistics: Tensor, predicted: Tensor) -> None:
+        """Widen the range of each example's predicted class to take it in."""
         self._forget()
-        groups, group = self._groups(features)
+        group = self._groups(slice(None))[1]
         at_once = _at_once(statistics.shape[1])
         for some, classes in zip(statistics.split(at_once), predicted.split(at_once), strict=True):
             present, index = classes.unique(return_inverse=True)
@@ -233,11 +219,11 @@ class HalfMinMax(MinMax):
             low = torch.full(shape, torch.inf, dtype=torch.float32, device=some.device)
             high = torch.full_like(low, -torch.inf)
             _widen(some, torch.where(classes < 0, -1, index), low, high)
-            peak = low.new_zeros(len(present), groups.stop - groups.start)
+            peak = low.new_zeros(len(present), len(self._edges) - 1)
             peak.scatter_reduce_(1, group.expand_as(low), torch.maximum(high, -low), "amax")
             # Examples left out are an empty range by now, which changes nothing in the pooled row.
             rows = torch.where(present < 0, self.classes, present)
-            self._take_in(self._state, rows, low, high, _exponent(peak), features)
+            self._take_in(self._state, rows, low, high, _exponent(peak))
 
     def merge(self, other: Bounds) -> None:
         """The smaller minimum and the larger maximum of the two."""
@@ -247,7 +233,7 @@ class HalfMinMax(MinMax):
         merged = {name: tensor.clone() for name, tensor in self._state.items()}
         for rows in self._some_rows():
             values = self._values(theirs, rows, slice(None))
-            self._take_in(merged, rows, *values, theirs["exponent"][rows], slice(None))
+            self._take_in(merged, rows, *values, theirs["exponent"][rows])
         self._replace(merged)
 
     def lookup(self, predicted: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -289,34 +275,19 @@ class HalfMinMax(MinMax):
         return state["minimum"][rows, features] * scale, state["maximum"][rows, features] * scale
 
     def _take_in(
-        self,
-        state: dict[str, Tensor],
-        rows: Tensor,
-        low: Tensor,
-        high: Tensor,
-        needed: Tensor,
-        features: slice,
+        self, state: dict[str, Tensor], rows: Tensor, low: Tensor, high: Tensor, needed: Tensor
     ) -> None:
         """Widen some rows to hold the ranges from `low` to `high`, whose groups need such exponents."""
-        groups, group = self._groups(features)
-        before = state["exponent"][rows, groups]
-        exponent = torch.maximum(before, needed)
-        start, stop, _ = features.indices(self._edges[-1])
-        whole = slice(self._edges[groups.start], self._edges[groups.stop])
-        if whole != slice(start, stop) and bool((exponent > before).any()):
-            # Only a part of a group is given: the rest must follow its exponent.
-            padding = (start - whole.start, whole.stop - stop)
-            low, high = pad(low, padding, value=torch.inf), pad(high, padding, value=-torch.inf)
-            features, group = whole, self._groups(whole)[1]
-        minimum, maximum = self._values(state, rows, features)
-        scale = _power_of_two(exponent)[:, group]
+        exponent = torch.maximum(state["exponent"][rows], needed)
+        minimum, maximum = self._values(state, rows, slice(None))
+        scale = _power_of_two(exponent)[:, self._groups(slice(None))[1]]
         minimum = -_rounded_up(torch.minimum(minimum, low, out=minimum).neg_(), scale)
         maximum = _rounded_up(torch.maximum(maximum, high, out=maximum), scale)
 
         def write() -> None:
-            state["minimum"][rows, features] = minimum
-            state["maximum"][rows, features] = maximum
-            state["exponent"][rows, groups] = exponent
+            state["minimum"][rows] = minimum
+            state["maximum"][rows] = maximum
+            state["exponent"][rows] = exponent
 
         try:
             write()
@@ -372,23 +343,6 @@ class MeanVariance(Bounds):
     def update(self, statistics: Tensor, predicted: Tensor) -> None:
         """Join the batch's own mean and squared deviations, class by class, with those so far."""
         batch = _moments(statistics, predicted, self.classes)
-        self._replace(_joined_moments(self._state, batch))
-
-    @contextmanager
-    def in_parts(self) -> Iterator[UpdatePart]:
-        """The batch's own moments are gathered first, with a count for each feature."""
-        batch = {name: torch.zeros_like(self._state["mean"]) for name in self.state_names}
-
-        def update(statistics: Tensor, predicted: Tensor, features: slice) -> None:
-            kept = predicted >= 0
-            present, index = predicted[kept].unique(return_inverse=True)
-            part = _moments(statistics[kept], index, len(present))
-            before = {name: tensor[present, features] for name, tensor in batch.items()}
-            for name, tensor in _joined_moments(before, part).items():
-                batch[name][present, features] = tensor
-
-        yield update
-        batch["count"] = batch["count"].flatten(1)[:, 0].view_as(self._state["count"])
         self._replace(_joined_moments(self._state, batch))
 
     def merge(self, other: Bounds) -> None:

@@ -70,17 +70,12 @@ def tap_deviations(statistics: Tensor, predicted: Tensor, bounds: Bounds, layout
         found = kernels.deviations(statistics, rows, minimum, maximum, layout.starts, layout.weights)
         if found is not None:
             return found
-    parts = [slice(*edges) for edges in itertools.pairwise(layout.starts.tolist())]
-    sums = [part_deviation(statistics[:, part], predicted, bounds, layout, part) for part in parts]
-    return torch.stack(sums, 1)
-
-
-def part_deviation(
-    statistics: Tensor, predicted: Tensor, bounds: Bounds, layout: Layout, features: slice
-) -> Tensor:
-    """What some features `(N, some)` add to delta_l of their tap, `(N,)`."""
     delta = outside_range if isinstance(bounds, MinMax) else squared_distance
-    return (delta(statistics, *bounds.rows(predicted, features)) * layout.weights[features]).sum(1)
+    sums = []
+    for part in (slice(*edges) for edges in itertools.pairwise(layout.starts.tolist())):
+        outside = delta(statistics[:, part], *bounds.rows(predicted, part))
+        sums.append((outside * layout.weights[part]).sum(1))
+    return torch.stack(sums, 1)
 
 
 class _Divisors(NamedTuple):

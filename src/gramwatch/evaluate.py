@@ -4,7 +4,7 @@ import csv
 import io
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -12,15 +12,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from gramwatch.detector import GramDetector, Measurement
-from gramwatch.deviation import TotalDeviation
-from gramwatch.errors import CalibrationError, InputError
-from gramwatch.guard import Guard
-from gramwatch.joint import JointMeasurement, JointRule
-from gramwatch.methods.base import Method
+from gramwatch.detector import Detector, Together
+from gramwatch.errors import CalibrationError, GramwatchError, InputError
+from gramwatch.measurement import AsMeasured, Measurement, Rule
 from gramwatch.methods.msp import MSP
 from gramwatch.metrics import METRICS, all_metrics
-from gramwatch.together import Detector, Measured, Together
+
+Measured = Mapping[str, Measurement]
+"""What each method measured of a set."""
 
 
 @dataclass(frozen=True)
@@ -143,14 +142,14 @@ def evaluate(
     together = Together(by_name)
     inside = together.measure(in_distribution, "in-distribution", progress)
     sets = {name: together.measure(loader, name, progress) for name, loader in out_of_distribution.items()}
-    totals: dict[str, TotalDeviation | JointRule] = {}
-    for name, detector in by_name.items():
-        if isinstance(detector, GramDetector):
-            totals[name] = TotalDeviation(detector.normalise, detector.confidence)
-        elif isinstance(detector, Guard):
-            totals[name] = detector.rule()
     result = evaluate_measured(
-        inside, sets, totals, draws=draws, validation_share=validation_share, seed=seed
+        inside,
+        sets,
+        {name: detector.rule() for name, detector in by_name.items()},
+        draws=draws,
+        validation_share=validation_share,
+        seed=seed,
+        check=lambda name, rule: by_name[name].check_rule(rule),
     )
     return Evaluation(result.rows, f"{result.protocol} {_outliers_seen(by_name)}")
 
@@ -158,30 +157,38 @@ def evaluate(
 def evaluate_measured(
     inside: Measured,
     sets: Mapping[str, Measured],
-    totals: Mapping[str, TotalDeviation | JointRule],
+    rules: Mapping[str, Rule],
     *,
     draws: int = 10,
     validation_share: float = 0.1,
     seed: int = 0,
+    check: Callable[[str, Any], None] = lambda name, rule: None,
 ) -> Evaluation:
     """`evaluate` of what was measured already.
 
     Args:
-        inside: what each method says of the in-distribution test data.
+        inside: what each method measured of the in-distribution test data.
         sets: the same of each out-of-distribution set.
-        totals: how the deviations of a method, or what the members of a guard say, become its score. They
-            are fitted anew in each draw.
+        rules: how what a method measured becomes its score, fitted anew in each draw. A method without a
+            rule measured its score.
         draws: as in `evaluate`, like the rest.
         validation_share: the share drawn.
         seed: of the draws.
+        check: gets each method's name and its rule as fitted in the first draw.
 
     """
     figures: dict[tuple[str, str], list[dict[str, float]]] = {}
     total, size = _count(inside), 0
-    for validation, test in _drawn(total, draws, validation_share, seed):
+    for draw, (validation, test) in enumerate(_drawn(total, draws, validation_share, seed)):
         size = len(validation)
         for method, measured in inside.items():
-            score = _scoring(measured, totals.get(method), validation)
+            rule = _fitted(rules.get(method, AsMeasured()), measured, validation)
+            if draw == 0:
+                check(method, rule)
+
+            def score(measured: Measurement, rule: Rule = rule) -> torch.Tensor:
+                return rule(measured)[:, 0]
+
             scores = score(measured)[test]
             for name, outside in sets.items():
                 found = all_metrics(scores, score(outside[method]))
@@ -200,15 +207,16 @@ def scores_of_first_draw(
     method: str,
     inside: Measured,
     sets: Mapping[str, Measured],
-    totals: Mapping[str, TotalDeviation | JointRule],
+    rules: Mapping[str, Rule],
     *,
     validation_share: float = 0.1,
     seed: int = 0,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """What `evaluate_measured` compares in its first draw: a method's scores of test data and sets."""
     validation, test = next(_drawn(_count(inside), 1, validation_share, seed))
-    score = _scoring(inside[method], totals.get(method), validation)
-    return score(inside[method])[test], {name: score(each[method]) for name, each in sets.items()}
+    rule = _fitted(rules.get(method, AsMeasured()), inside[method], validation)
+    scores = {name: rule(each[method])[:, 0] for name, each in sets.items()}
+    return rule(inside[method])[test, 0], scores
 
 
 def _drawn(
@@ -225,16 +233,9 @@ def _drawn(
 
 
 def _by_name(detectors: Detector | Mapping[str, Detector]) -> dict[str, Detector]:
-    if isinstance(detectors, GramDetector):
-        return {"Gram": detectors, "MSP": MSP(detectors.model)}
-    if isinstance(detectors, Guard):
-        members = {
-            each.record.title if isinstance(each, Method) else name.capitalize(): each
-            for name, each in detectors.members.items()
-        }
-        return {"Guard": detectors, **members, "MSP": MSP(detectors.model)}
-    if isinstance(detectors, Method):
-        return {detectors.record.title: detectors}
+    if isinstance(detectors, Detector):
+        shown = {detectors.title: detectors, **detectors.shown_beside()}
+        return shown | {"MSP": MSP(detectors.network)} if detectors.stands_beside_baseline else shown
     if not detectors:
         raise InputError("there is no detector: give at least one, by name")
     first = next(iter(detectors.values()))
@@ -245,47 +246,32 @@ def _by_name(detectors: Detector | Mapping[str, Detector]) -> dict[str, Detector
 
 
 def _outliers_seen(detectors: Mapping[str, Detector]) -> str:
-    trained = [
-        name for name, detector in detectors.items() if getattr(detector, "trained_on_outliers", False)
-    ]
+    trained = [name for name, detector in detectors.items() if detector.trained_on_outliers]
     if trained:
         return f"The network was trained with outliers ({', '.join(trained)}): every method had them."
-    tuned = [name for name, detector in detectors.items() if getattr(detector, "tuned_on_outliers", False)]
+    tuned = [name for name, detector in detectors.items() if detector.tuned_on_outliers]
     if not tuned:
         return "No method saw an outlier."
     return f"Tuned on outliers: {', '.join(tuned)}. No other method saw one."
 
 
 def _count(measured: Measured) -> int:
-    first = next(iter(measured.values()))
-    return len(first) if isinstance(first, torch.Tensor) else len(first.finite)
+    return len(next(iter(measured.values())))
 
 
-def _scoring(
-    inside: Measurement | torch.Tensor | JointMeasurement,
-    total: TotalDeviation | JointRule | None,
-    validation: torch.Tensor,
-) -> Callable[[Any], torch.Tensor]:
-    """How scores follow from what was measured of a set, by some of the in-distribution examples."""
-    if isinstance(inside, torch.Tensor):
-        return lambda measured: measured
+def _fitted(rule: Rule, inside: Measurement, validation: torch.Tensor) -> Rule:
+    """The rule fitted to some of the in-distribution examples."""
+    if not rule.standardises:
+        return rule
     chosen = inside[validation[inside.finite[validation]]]
-    if not len(chosen.logits):
+    if not len(chosen):
         raise InputError(f"all {len(validation)} in-distribution examples of a draw hold NaN or infinity")
-    if isinstance(chosen, JointMeasurement):
-        assert isinstance(total, JointRule)
-        return replace(total).fit(chosen)
-    assert isinstance(total, TotalDeviation)
     try:
-        fitted = replace(total).fit(chosen.deviations, chosen.probability)
+        return rule.fit(chosen)
+    except GramwatchError:
+        raise
     except ValueError as error:
         raise CalibrationError(str(error)) from None
-    return lambda measured: _gram(fitted, measured)
-
-
-def _gram(total: TotalDeviation, measured: Measurement) -> torch.Tensor:
-    score = total(measured.deviations, measured.probability)
-    return torch.where(measured.finite, score, torch.inf)
 
 
 def _row(method: str, name: str, examples: int, figures: list[dict[str, float]]) -> Row:

@@ -1,12 +1,11 @@
 """Guard: Gram, which sees texture, joined with scores that see meaning, from one forward pass.
 
-The rule is in `joint`, the ranks are in `threshold`; here is the object a user holds.
+The rule is in `joint`, the ranks are in `threshold`; here is the detector that is made of detectors.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from functools import cache
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,33 +13,24 @@ from torch import Tensor, nn
 
 from gramwatch import artifact
 from gramwatch.artifact import Field
-from gramwatch.batches import Inputs, on_device, on_device_ahead
-from gramwatch.detector import (
-    Detection,
-    Fits,
-    GramDetector,
-    Measurement,
-    check_deviating,
-    check_enough,
-    check_level,
-    check_not_itself,
-    how_many_rank,
-)
+from gramwatch.batches import Inputs, count_examples, on_device
+from gramwatch.detector import Detector
 from gramwatch.deviation import TotalDeviation
-from gramwatch.errors import ArtifactError, InputError, NoTapError, NotFittedError, TapError, warn
-from gramwatch.joint import Calibration, JointMeasurement, JointRule
+from gramwatch.errors import ArtifactError, NoTapError, TapError, warn
+from gramwatch.gram import GramDetector
+from gramwatch.joint import JointRule
+from gramwatch.measurement import Calibration, Measurement, how_many_rank
 from gramwatch.methods import METHODS, TRAINED
-from gramwatch.methods.base import Method
+from gramwatch.observation import Observation
 from gramwatch.replay import Nest, Replay
-from gramwatch.taps import Network, find_head, find_taps, unwrap
+from gramwatch.taps import Look, Network, unwrap
 from gramwatch.taps.running import InputsAdapter, LogitsAdapter
-from gramwatch.threshold import Ranks, threshold
-from gramwatch.watch import Seen, Single, Watch
+from gramwatch.threshold import Ranks
 
 MEMBERS = ("gram", "early_mahalanobis", "class_ratio", "energy")
 """Whose scores are joined, unless others are named."""
 SHRINK = 50
-"""Of how many examples the mean over all taps is worth, beside the calibration examples: `TotalDeviation`."""
+"""Weight of the mean over all taps, counted in calibration examples: see `TotalDeviation`."""
 STANDARD = {
     "median": artifact.FINITE,
     "tail": artifact.POSITIVE_OR_INFINITE,
@@ -49,11 +39,46 @@ STANDARD = {
 """What scores are standardised by, and saved."""
 MOST_CLASSES = 2**24
 """A file with more classes is refused."""
-SINGLES: dict[str, type[Single]] = {GramDetector.__name__: GramDetector, **METHODS, **TRAINED}
-"""Every detector that looks for itself, by what its file calls it."""
 
 
-class Guard:
+def single(name: str) -> type[Detector]:
+    """The detector, not a guard, that files call so; or a plain error."""
+    known: dict[str, type[Detector]] = {GramDetector.name: GramDetector, **METHODS, **TRAINED}
+    if name not in known:
+        raise ArtifactError(
+            f"it holds a {name!r:.60}, which this version does not know. If that is a method of your own, "
+            "make it known first: gramwatch.methods.register(...)"
+        )
+    return known[name]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a verdict is made from: the measurements of some members, observations for the others."""
+
+    measured: Mapping[str, Measurement]
+    observed: Mapping[str, Observation]
+
+    @property
+    def constant(self) -> None:
+        """What is there beside tensors: nothing that changes."""
+
+    def changed(self, change: Callable[[Tensor], Tensor]) -> "Seen":
+        """The same with every tensor changed once; those that are shared stay shared."""
+        made: dict[int, Tensor] = {}
+
+        def once(t: Tensor) -> Tensor:
+            if id(t) not in made:
+                made[id(t)] = change(t)
+            return made[id(t)]
+
+        return Seen(
+            {name: each.changed(once) for name, each in self.measured.items()},
+            {name: each.changed(once) for name, each in self.observed.items()},
+        )
+
+
+class Guard(Detector):
     """Tells whether a classifier is looking at something it was never trained on, by several scores at once.
 
     Gram sees texture, early Mahalanobis what the network makes of it on the way, class ratio and energy what
@@ -91,7 +116,10 @@ class Guard:
 
     """
 
-    _verdict: Replay[Any] | None
+    name = "Guard"
+    title = "Guard"
+    stands_beside_baseline = True
+    _recorded: Replay[Any] | None
 
     def __init__(
         self,
@@ -107,7 +135,7 @@ class Guard:
         inputs: InputsAdapter = None,
         logits: LogitsAdapter = None,
     ) -> None:
-        made: dict[str, Single] = {}
+        made: dict[str, Detector] = {}
         network = Network.of(model, inputs, logits)
         for name in members:
             if name == "gram":
@@ -118,80 +146,70 @@ class Guard:
                 made[name] = METHODS[name](network, level=level)
             else:
                 raise ValueError(f"there is no member '{name}': choose from gram, {', '.join(METHODS)}")
-        self._begin(made, level, per_class)
+        self._join(made, level, per_class)
 
     @classmethod
-    def of(cls, members: Mapping[str, Single], *, level: float = 0.95, per_class: bool = False) -> "Guard":
+    def of(cls, members: Mapping[str, Detector], *, level: float = 0.95, per_class: bool = False) -> "Guard":
         """A guard of detectors of one network that may be in use elsewhere too.
 
         What is fitted is shared: after one of them is fitted further, calibrate the guard anew.
         """
         guard = cls.__new__(cls)
-        guard._begin(dict(members), level, per_class)
+        guard._join(dict(members), level, per_class)
         return guard
 
-    def _begin(self, members: dict[str, Single], level: float, per_class: bool) -> None:
-        check_level(level)
+    def _join(self, members: dict[str, Detector], level: float, per_class: bool) -> None:
         if not members:
             raise ValueError("a guard needs at least one member")
-        self.network = next(iter(members.values())).network
+        network = next(iter(members.values())).network
         for name, member in members.items():
-            if member.network != self.network:
+            if member.network != network:
                 raise ValueError(f"'{name}' judges another network than the first member")
-            if isinstance(member, Method) and member.alone:
+            if member.alone:
                 raise ValueError(f"'{name}' takes passes of its own, and a guard has one: leave it out")
-            if isinstance(member, GramDetector) and member.confidence == "subtract":
+            if sum(member is each for each in members.values()) > 1:
+                raise ValueError(f"'{name}' is a member by two names: give it one")
+            if getattr(member, "confidence", "") == "subtract":
                 raise ValueError(f"'{name}' has confidence='subtract', which a guard cannot join")
-        features = {each.features for each in members.values() if isinstance(each, Method)}
-        if len(features) > 1:
-            raise ValueError(f"the members of a guard look at the same features, not at {features}")
         self._all_members, self.members = members, members
-        self._fits = Fits()
-        self.level, self.per_class = float(level), bool(per_class)
-        self.metadata: dict[str, Any] = {}
+        self.per_class = bool(per_class)
         self._chosen = list(members)
-        self._watch: Watch | None = None
+        self._record_pass = False
+        super().__init__(network, level=level)
+
+    def _begin(self) -> None:
+        self.members = self._all_members
+        self._settled = False
         self._weights: list[Tensor] = []
-        self._settled = self._record_pass = False
-        self.forget_calibration()
+        super()._begin()
 
     def reset(self) -> "Guard":
         """Forget all training and calibration data, of all members; settings stay."""
         for member in self._all_members.values():
             member.reset()
-        self.members, self._fits = self._all_members, Fits()
-        self._watch, self._settled = None, False
-        self.forget_calibration()
-        return self
+        return super().reset()
 
     # --- what is known so far ------------------------------------------------------------------------
 
     @property
-    def model(self) -> nn.Module:
-        """The network that is guarded."""
-        return self.network.model
-
-    def to(self, device: torch.device | str) -> "Guard":
-        """Move the network to a device, and what was learnt of it with it."""
-        for member in self.members.values():
-            member.to(device)
-        return self
+    def leaves(self) -> tuple[Detector, ...]:
+        """The members."""
+        return tuple(self.members.values())
 
     @property
-    def record_pass(self) -> bool:
-        """On a GPU, let the forward pass be part of the CUDA graph, from the fourth batch of a shape on.
+    def is_fitted(self) -> bool:
+        """Whether all members are."""
+        return all(member.is_fitted for member in self.members.values())
 
-        Off unless set. A host that launches many small operations is often slower than the GPU that carries
-        them out, and this does without the host. It is for networks that do the same for all inputs of one
-        shape; what they do in Python is done no more. Parameters that change in place are followed, others in
-        their place are not. Each shape, up to four, takes as much memory as the network's pass over it.
-        """
-        return self._record_pass
+    @property
+    def trained_on_outliers(self) -> bool:  # type: ignore[override]
+        """Whether the network was trained with outliers for one of the members: a table has to say so."""
+        return any(member.trained_on_outliers for member in self.members.values())
 
-    @record_pass.setter
-    def record_pass(self, record: bool) -> None:
-        self._record_pass = bool(record)
-        self._verdict = None
+    @property
+    def tuned_on_outliers(self) -> bool:  # type: ignore[override]
+        """Whether one of the members has itself seen outliers: a table has to say so."""
+        return any(member.tuned_on_outliers for member in self.members.values())
 
     @property
     def grams(self) -> dict[str, GramDetector]:
@@ -199,119 +217,87 @@ class Guard:
         return {name: each for name, each in self.members.items() if isinstance(each, GramDetector)}
 
     @property
-    def calibration_scores_(self) -> Tensor:
-        """The in-distribution scores that rank, ascending."""
-        return self._calibrated().scores[:, 0].sort().values
+    def tap_names(self) -> tuple[str, ...] | None:
+        """The taps of the Gram member whose deviations a detection shows."""
+        return next((gram.tap_names for gram in self.grams.values()), None)
 
-    @property
-    def threshold_(self) -> float:
-        """The score above which an input is out-of-distribution."""
-        scores = self._calibrated().scores[:, 0]
-        if self.per_class:
-            raise ValueError("with per_class=True classes have thresholds of their own: see found.is_ood")
-        return threshold(scores, self.level)
+    def shown_beside(self) -> dict[str, Detector]:
+        """Its members."""
+        return {each.title: each for each in self.members.values()}
 
     @property
     def groups_(self) -> list[list[int]]:
         """The classes that are ranked together, group by group; all in one without `per_class`."""
-        group_of = self._calibrated().ranks.group_of
+        group_of = self.calibration().ranks.group_of
         return [(group_of == group).nonzero().flatten().tolist() for group in range(int(group_of.max()) + 1)]
 
     @property
-    def trained_on_outliers(self) -> bool:
-        """Whether the network was trained with outliers for one of the members: a table has to say so."""
-        return any(isinstance(each, Method) and each.trained_on_outliers for each in self.members.values())
+    def record_pass(self) -> bool:
+        """On a GPU, let the forward pass be part of the CUDA graph, from the fourth batch of a shape on.
 
-    @property
-    def tuned_on_outliers(self) -> bool:
-        """Whether one of the members has itself seen outliers: a table has to say so."""
-        return any(isinstance(each, Method) and each.tuned_on_outliers for each in self.members.values())
+        Off unless set. A host that launches many small operations is often slower than the GPU that carries
+        them out, and this does without the host. It is for networks that do the same for all inputs of one
+        shape: their Python code is not run again. In-place parameter updates are seen. Replacing a parameter
+        object is not. Each shape, up to four, takes as much memory as the network's pass over it.
+        """
+        return self._record_pass
 
-    def rule(self) -> JointRule:
-        """How the scores become one, not fitted."""
-        return JointRule(
-            {
-                name: TotalDeviation(gram.normalise, gram.confidence, shrink=SHRINK)
-                for name, gram in self.grams.items()
-            }
-        )
+    @record_pass.setter
+    def record_pass(self, record: bool) -> None:
+        self._record_pass = bool(record)
+        self._recorded = None
+
+    def to(self, device: torch.device | str) -> "Guard":
+        """Move the network to a device, and what was learnt of it with it."""
+        for member in self.members.values():
+            member.to(device)
+        return self
 
     def forget_calibration(self) -> None:
         """What was calibrated no longer holds: there is more training data."""
-        self._calibration: Calibration | None = None
-        self._how: dict[str, Any] = {}
-        self._moved: tuple[torch.device, Calibration] | None = None
-        self._verdict = None
-
-    def _calibrated(self) -> Calibration:
-        if self._calibration is None:
-            raise NotFittedError(
-                "this guard is not calibrated: call guard.fit(train_loader), then "
-                "guard.calibrate(validation_loader)"
-            )
-        return self._calibration
-
-    def _calibrated_on(self, device: torch.device) -> Calibration:
-        """The calibration on a device, kept there."""
-        if self._moved is None or self._moved[0] != device:
-            self._moved = (device, self._calibrated().to(device))
-        return self._moved[1]
+        super().forget_calibration()
+        self._recorded = None
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies: what was recorded on a GPU stays where it is."""
-        return {**vars(self), "_verdict": None}
+        return {**vars(self), "_recorded": None}
+
+    def _described_fit(self) -> str:
+        return " + ".join(self.members)
 
     def __repr__(self) -> str:
         state = "not calibrated"
         if self._calibration is not None:
             state = "calibrated per class" if self.per_class else f"threshold {self.threshold_:.4g}"
-        return f"Guard({type(unwrap(self.model)).__name__}: {' + '.join(self.members)}, {state})"
+        return f"Guard({type(unwrap(self.model)).__name__}: {self._described_fit()}, {state})"
 
     # --- fit -----------------------------------------------------------------------------------------
 
-    def fit(
-        self,
-        loader: Iterable[Any],
-        *,
-        checkpoint: str | PathLike[str] | None = None,
-        progress: bool = True,
-    ) -> "Guard":
-        """Take in what training data looks like, all members from the same forward passes.
+    @property
+    def learns(self) -> bool:
+        """Whether one of the members needs training data."""
+        return any(member.learns for member in self.members.values())
 
-        Fitting again adds to what was seen before and asks for a new calibration. An interruption keeps
-        all finished batches.
+    def take(self, observation: Observation) -> int:
+        """A guard itself takes in nothing: its members do."""
+        return 0
 
-        Args:
-            loader: as for `GramDetector.fit`.
-            checkpoint: as for `GramDetector.fit`.
-            progress: show a progress bar (on a terminal only).
+    def check_adding(self, checkpoint: bool) -> None:
+        """Members that keep examples cannot take up an earlier fit."""
+        for member in self.members.values():
+            member.check_adding(checkpoint)
 
-        """
-        self._check_adding(checkpoint is not None)
-        done = self._resume(checkpoint)
-        self._fits.begin(checkpoint)
-        self.forget_calibration()
-        for gram in self.grams.values():
-            gram.forget_calibration()
+    def check_useful(self) -> None:
+        """Say which members are of no use."""
+        for member in self.members.values():
+            if member.says_nothing:
+                warn(f"{member.says_nothing}. Until then it says the same of every input")
 
-        def take(batch: tuple[Inputs, Tensor | None]) -> None:
-            self.settle(batch[0])
-            self._watching().take(*batch)
-
-        def write(done: int) -> None:
-            if checkpoint is not None and all(gram.has_examples() for gram in self.grams.values()):
-                self._write(checkpoint, batches=done)
-
-        batches = on_device_ahead(self.network.batches(loader, "fitting", progress), self.model)
-        self._fits.run(batches, take, done, write)
-        self._watching().finish()
-        return self
-
-    def settle(self, inputs: Inputs) -> None:
+    def settle(self, look: Look) -> None:
         """At the first batch, leave out members that cannot be used on this network."""
         if self._settled:
             return
-        unusable = _unusable(self.network, self.members, on_device(inputs, self.model))
+        unusable = {name: why for name, each in self.members.items() if (why := why_not(each, look))}
         if len(unusable) == len(self.members):
             reasons = "; ".join(dict.fromkeys(unusable.values()))
             raise TapError(f"no member can be used, {', '.join(unusable)}: {reasons}")
@@ -320,194 +306,118 @@ class Guard:
             warn(f"{', '.join(names)} is left out of the guard: {why}")
         if unusable:
             self.members = {name: each for name, each in self.members.items() if name not in unusable}
-            self._watch = None
+            self._plan = None
         self._settled = True
 
-    def _watching(self) -> Watch:
-        if self._watch is None:
-            self._watch = Watch(self.members.values())
-        return self._watch
-
-    def _check_adding(self, checkpoint: bool) -> None:
-        """Members that keep examples cannot take up an earlier fit."""
-        for name, each in self.members.items():
-            if isinstance(each, Method) and each.record.fitted and not each.running:
-                if checkpoint:
-                    raise ValueError(f"'{name}' keeps examples, which a checkpoint does not: leave it out")
-                if each.state():
-                    raise ValueError(f"'{name}' is fitted already and cannot add to it: make a new guard")
-
-    @torch.inference_mode()
-    def merge(self, other: "Guard") -> "Guard":
-        """Join what another guard of the same network, fitted on other data, has seen.
-
-        Every member must be of a kind that merges exactly, as the default ones are; otherwise an error names
-        it. Both keep their settings; the calibration must be done anew.
-        """
-        check_not_itself(self, other)
-        for name, mine, theirs in self._differing_settings(other):
-            raise ValueError(f"the two differ in {name}: {mine!r} and {theirs!r}")
+    def check_merge(self, other: Detector) -> None:
+        """Make sure that another guard can be merged into this one, member by member."""
+        super().check_merge(other)
+        assert isinstance(other, Guard)
         if list(self.members) != list(other.members):
             raise ValueError(f"the two have the members {list(self.members)} and {list(other.members)}")
-        pairs: list[tuple[Any, Any]] = [(each, other.members[name]) for name, each in self.members.items()]
-        for mine, theirs in pairs:
-            if type(mine) is not type(theirs):
-                raise ValueError(f"the two have members of different kinds: {mine!r} and {theirs!r}")
-            mine.check_merge(theirs)
-        for mine, theirs in pairs:
-            mine.merge(theirs)
-        self.forget_calibration()
-        return self
+        for name, member in self.members.items():
+            if type(member) is not type(other.members[name]):
+                raise ValueError(
+                    f"the two have members of different kinds: {member!r} and {other.members[name]!r}"
+                )
+            member.check_merge(other.members[name])
+
+    def _merge(self, other: "Guard") -> None:
+        for name, member in self.members.items():
+            member.merge(other.members[name])
 
     # --- calibrate and judge -------------------------------------------------------------------------
 
-    @torch.inference_mode()
-    def calibrate(
-        self, loader: Iterable[Any], *, split: bool = True, seed: int = 0, progress: bool = True
-    ) -> "Guard":
-        """Set the threshold from in-distribution data that was not used for training.
+    def measured(self, observation: Observation) -> Measurement:
+        """A guard has no observation of its own: see `measured_from`."""
+        raise TypeError("a guard is measured by its members: call guard.measure(inputs)")
 
-        Args:
-            loader: as for `fit`.
-            split: half of the data, drawn by `seed`, standardises; the other half ranks. Then fresh
-                in-distribution inputs are flagged at a rate of at most `1 - level`. With `False` the same
-                data do both, and the rate is only approximate.
-            seed: of the split; stored.
-            progress: show a progress bar (on a terminal only).
+    def measured_from(self, measured: Mapping[Detector, Measurement]) -> Measurement:
+        """What all members measure of a batch, side by side."""
+        return Measurement.together({name: measured[each] for name, each in self.members.items()})
 
-        """
-        measured = self.measure_all(loader, "calibrating", progress)
-        finite = measured.finite
-        if not finite.all():
-            warn(f"{int((~finite).sum())} calibration example(s) with NaN or infinity were left out")
-            measured = measured[finite]
-        check_enough(len(measured.logits), self.level, split)
-        for name, part in measured.parts.items():
-            if isinstance(part, Measurement) and not self.grams[name].saw_no_difference():
-                check_deviating(part.deviations)
-        found = Calibration.of(
-            measured, self.rule(), self.level, per_class=self.per_class, split=split, seed=seed
+    def rule(self) -> JointRule:
+        """How what the members measure becomes one score, not fitted."""
+        return JointRule(
+            {
+                name: TotalDeviation(gram.normalise, gram.confidence, shrink=SHRINK)
+                for name, gram in self.grams.items()
+            }
         )
-        self._warn_of_silence(found.rule)
-        examples, classes = measured.logits.shape
-        self.forget_calibration()
-        self._calibration = found
-        self._how = {"split": split, "seed": seed, "examples": examples, "classes": classes}
-        return self
 
-    def _warn_of_silence(self, rule: JointRule) -> None:
+    def check_calibration(self, measured: Measurement) -> None:
+        """Refuse training examples as calibration data."""
         for name, gram in self.grams.items():
-            gram.warn_of_silent_taps(rule.totals[name])
+            if not gram.saw_no_difference():
+                gram.check_calibration(measured.parts[name])
+
+    def check_rule(self, rule: JointRule) -> None:
+        """Name the taps and the members that a score leaves out."""
+        for name, gram in self.grams.items():
+            gram.check_total(rule.totals[name])
         assert rule.standard.tail_ is not None
         for name, tail in zip(self.members, rule.standard.tail_.tolist(), strict=True):
             if tail == torch.inf:
                 warn(f"{name} says the same of all calibration examples and is left out of the score")
 
-    def __call__(self, inputs: Any) -> Detection:
-        """Judge a batch in one forward pass.
+    def shown(self, measured: Measurement) -> dict[str, Tensor]:
+        """What the first Gram member shows."""
+        name, gram = next(iter(self.grams.items()), (None, None))
+        return {} if gram is None or name is None else gram.shown(measured.parts[name])
 
-        An input that is not finite, or makes the network's activations so, gets an infinite score.
-        """
-        self._calibrated()
-        verdict = self._replay()
-        inputs = self.network.read(inputs)
-        given = self._nest(inputs) if self._record_pass else self._look(inputs)
-        # Out of inference mode, so that the results are ordinary tensors; what was seen is copied for that.
-        with torch.inference_mode(False), torch.no_grad():
-            made = (t.clone() if t.is_inference() else t for t in verdict(given))
-            logits, predicted, score, p_values, is_ood, sound, *of_gram = made
-            found = Detection(
-                logits=logits,
-                predicted=predicted,
-                score=score,
-                p_value=p_values[0],
-                is_ood=is_ood,
-                deviations=of_gram[0] if of_gram else None,
-                class_support=of_gram[1] if of_gram else None,
-                parts=dict(zip(self.members, p_values[1:], strict=True)),
-                taps=self._tap_names(),
-            )
-            # The device is waited for here and nowhere before.
-            broken = len(predicted) - int(sound)
-        if broken:
-            warn(f"{broken} input(s) with NaN or infinity: their score is infinite")
-        return found
+    def _parts(self, p_values: Tensor) -> Mapping[str, Tensor]:
+        return dict(zip(self.members, p_values, strict=True))
 
-    def _tap_names(self) -> tuple[str, ...] | None:
-        """The taps of the Gram member whose deviations a detection shows."""
-        return next((tuple(gram.taps.names) for gram in self.grams.values()), None)
-
-    def _replay(self) -> "Replay[Any]":
-        if self._verdict is None and self._record_pass:
+    def _verdict(self, inputs: Inputs) -> tuple[Tensor, ...]:
+        weight = next(self.network.model.parameters(), None)
+        if weight is None or not weight.is_cuda:  # only what a GPU does is recorded
+            return super()._verdict(inputs)
+        inputs = on_device(inputs, self.network.model)
+        if count_examples(inputs) > self.planned(inputs).at_once:  # and only what it does at once
+            return super()._verdict(inputs)
+        if self._recorded is None and self._record_pass:
             self._weights = [*self.model.parameters(), *self.model.buffers()]
-            self._verdict = Replay(self._looked_and_judged, self._tables)
-        self._verdict = self._verdict or Replay(self._judged)
-        return self._verdict
+            self._recorded = Replay(self._judged_inputs, self._tables)
+        if self._recorded is None:
+            self._recorded = Replay(self._judged_seen)
+        if self._record_pass:
+            places = tuple(weight.data_ptr() for weight in self._weights)
+            return self._recorded(Nest(inputs, places))
+        return self._recorded(self._seen(inputs))
 
-    def _nest(self, inputs: Inputs) -> Nest:
-        """The inputs, and where the network's weights lie: elsewhere, they are others than those recorded."""
-        return Nest(on_device(inputs, self.model), tuple(weight.data_ptr() for weight in self._weights))
+    @torch.inference_mode()
+    def _seen(self, inputs: Inputs) -> Seen:
+        """One forward pass; Gram's measurement, by kernels of its own, and what the others will look at."""
+        (shown,) = self.planned(inputs).run(inputs)
+        seen = dict(zip(self.members, shown, strict=True))
+        grams = self.grams
+        return Seen(
+            {name: gram.measured(seen[name]) for name, gram in grams.items()},
+            {name: each for name, each in seen.items() if name not in grams},
+        )
+
+    def _judged_inputs(self, inputs: Nest) -> tuple[Tensor, ...]:
+        return self._judged_seen(self._seen(inputs.value))
+
+    def _judged_seen(self, seen: Seen) -> tuple[Tensor, ...]:
+        """All that a verdict consists of, from what was seen; a GPU is not waited for."""
+        measured = {
+            name: seen.measured[name] if name in seen.measured else each.measured(seen.observed[name])
+            for name, each in self.members.items()
+        }
+        return self._judged(Measurement.together(measured))
 
     def _tables(self) -> list[Tensor]:
         return [table for gram in self.grams.values() for table in gram.tables()]
 
-    def _looked_and_judged(self, inputs: Nest) -> tuple[Tensor, ...]:
-        return self._judged(self._look(inputs.value))
-
-    def _judged(self, seen: Seen) -> tuple[Tensor, ...]:
-        """All that a verdict consists of, from what was seen; a GPU is not waited for."""
-        measured = self._measured(seen)
-        score, p_values, is_ood = self._calibrated_on(measured.logits.device).judged(measured)
-        predicted = measured.predicted
-        of_gram: tuple[Tensor, ...] = ()
-        for gram, deviating in list(seen.deviations.items())[:1]:
-            of_gram = (deviating.deviations, gram.class_support(predicted))
-        return measured.logits, predicted, score, p_values.T, is_ood, measured.finite.sum(), *of_gram
-
-    @torch.inference_mode()
-    def measure(self, inputs: Inputs) -> JointMeasurement:
-        """What all members say of a batch, without the calibration: what scores are made of."""
-        return self._measured(self._look(inputs))
-
-    @torch.inference_mode()
-    def _look(self, inputs: Inputs) -> Seen:
-        return self._watching().look(on_device(inputs, self.model))
-
-    def _measured(self, seen: Seen) -> JointMeasurement:
-        parts = {name: seen.said_by(each) for name, each in self.members.items()}
-        return JointMeasurement(seen.observation.logits, parts)
-
-    def measure_all(
-        self, loader: Iterable[Any], doing: str = "measuring", progress: bool = True
-    ) -> JointMeasurement:
-        """`measure` over a whole loader, on the CPU."""
-        batches = (inputs for inputs, _ in self.network.batches(loader, doing, progress))
-        parts = [self.measure(inputs) for inputs in on_device_ahead(batches, self.model)]
-        if not parts:
-            raise InputError(f"the loader yielded no example: {doing} needs some")
-        return JointMeasurement.joined(parts)
-
     # --- save and load -------------------------------------------------------------------------------
 
-    def _settings(self) -> dict[str, Any]:
+    def settings_as_json(self) -> dict[str, Any]:
+        """The arguments that it was made with; those of its members are theirs."""
         return {"members": self._chosen, "level": self.level, "per_class": self.per_class}
 
-    def _differing_settings(self, other: "Guard") -> Iterator[tuple[str, Any, Any]]:
-        theirs = other._settings()
-        for name, mine in self._settings().items():
-            if mine != theirs[name]:
-                yield name, mine, theirs[name]
-
-    def save(self, path: str | PathLike[str]) -> None:
-        """Write the guard with all its members to one safetensors file. The network itself is not saved."""
-        for each in self.members.values():
-            if isinstance(each, Method):
-                each.check_fitted()
-        self._write(path)
-        self._fits.saved(path)
-
-    def _write(self, path: str | PathLike[str], batches: int | None = None) -> None:
-        artifact.check_writable(path)
+    def contents(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """What is to be saved: plain values, and tensors, all members included."""
         members: dict[str, Any] = {}
         tensors: dict[str, Tensor] = {}
         for name, each in self.members.items():
@@ -515,6 +425,7 @@ class Guard:
             tensors |= {f"members.{name}.{key}": tensor for key, tensor in own.items()}
         found = self._calibration
         if found is not None:
+            assert found.predicted is not None
             tensors |= {"calibration.scores": found.scores, "calibration.predicted": found.predicted}
             if self.per_class:
                 tensors["calibration.groups"] = found.ranks.group_of
@@ -524,34 +435,22 @@ class Guard:
                 assert total.expectation_ is not None
                 tensors[f"calibration.expectation.{name}"] = total.expectation_
         header = {
-            "detector": type(self).__name__,
-            "settings": self._settings(),
-            "network": artifact.fingerprint(self.model),
+            "detector": self.name,
+            "settings": self.settings_as_json(),
             "members": members,
-            "calibration": None if found is None else self._how,
-            "batches": batches,
-            "metadata": self.metadata,
+            "calibration": None if found is None else dict(found.how),
         }
-        if self.network.adapters:
-            header["adapters"] = self.network.adapters
-        artifact.write(path, header, tensors)
-
-    @classmethod
-    def from_artifact(
-        cls, saved: artifact.Saved, model: nn.Module | Network, accept_other_weights: bool = False
-    ) -> "Guard":
-        """The guard in an opened file; `gramwatch.load` is the short way."""
-        return saved.restored(cls, model, accept_other_weights)
+        return header, tensors
 
     @classmethod
     def described(
         cls, header: Mapping[str, Any], model: nn.Module | Network
     ) -> tuple["Guard", artifact.Shapes]:
         """The guard without its tensors, and what these must be."""
-        members: dict[str, Single] = {}
+        members: dict[str, Detector] = {}
         shapes: artifact.Shapes = {}
         for name, own in header["members"].items():
-            members[name], expected = SINGLES[own["detector"]].described(own, model)
+            members[name], expected = single(own["detector"]).described(own, model)
             shapes |= {f"members.{name}.{key}": field for key, field in expected.items()}
         settings, how = header["settings"], header["calibration"]
         artifact.check_types(settings, members=list[str], level=float, per_class=bool)
@@ -584,8 +483,6 @@ class Guard:
             start = f"members.{name}."
             own = {key.removeprefix(start): t for key, t in tensors.items() if key.startswith(start)}
             each.restore(header["members"][name], own)
-            if isinstance(each, Method) and header["batches"] is None:
-                each.check_fitted()
         how = header["calibration"]
         if how is None:
             return
@@ -597,54 +494,36 @@ class Guard:
         scores, predicted = tensors["calibration.scores"], tensors["calibration.predicted"]
         together = torch.zeros(int(how["classes"]), dtype=torch.int64)
         ranks = Ranks.of(scores, self.level, predicted, tensors.get("calibration.groups", together))
-        self._calibration = Calibration(rule, scores, predicted, ranks)
-        self._how = {key: how[key] for key in ("split", "seed", "examples", "classes")}
+        how = {key: how[key] for key in ("split", "seed", "examples", "classes")}
+        self._calibration = Calibration(rule, scores, predicted, ranks, how)
 
-    def _resume(self, checkpoint: str | PathLike[str] | None) -> int:
-        """Take over the state of an interrupted fit; the number of batches it holds."""
-        if checkpoint is None or not Path(checkpoint).exists():
-            return 0
-        saved = artifact.read(checkpoint)
-        batches = saved.batches()
-        before = Guard.from_artifact(saved, self.network)
-        anew = "delete it to start anew"
-        for name, mine, theirs in self._differing_settings(before):
-            raise ArtifactError(f"{checkpoint} was begun with {name} = {theirs!r}, not {mine!r}: {anew}")
+    def _check_resumed(self, before: "Guard", checkpoint: str | PathLike[str], anew: str) -> None:
         for name, earlier in before.members.items():
-            own: Any = self.members[name]
-            for setting, mine, theirs in own.differing_settings(earlier):
+            member = self.members[name]
+            if type(member) is not type(earlier):
+                raise ArtifactError(f"{checkpoint} was begun with {earlier.name} as {name}: {anew}")
+            for setting, mine, theirs in member.differing_settings(earlier):
                 what = f"{setting} = {theirs!r}, not {mine!r}, for {name}"
                 raise ArtifactError(f"{checkpoint} was begun with {what}: {anew}")
-            own.take_over(earlier)
+
+    def take_over(self, before: "Guard") -> None:
+        """Go on from what another guard has seen; members that it left out stay out."""
+        for name, earlier in before.members.items():
+            self.members[name].take_over(earlier)
         self.members = {name: each for name, each in self.members.items() if name in before.members}
-        self._watch = None
-        return batches
+        self._plan = None
 
 
-def _unusable(network: Network, members: Mapping[str, Single], inputs: Inputs) -> dict[str, str]:
-    """The members that cannot be used on their network, and why not."""
-
-    @cache
-    def headless() -> str:
-        name = type(unwrap(network.model)).__name__
-        why = f"the logits of {name} are not made by one linear layer, whose input it needs"
-        return why if find_head(network, inputs) is None else ""
-
-    @cache
-    def tapless(selection: str | tuple[str, ...]) -> str:
-        try:
-            find_taps(network, inputs, selection)
-        except NoTapError as error:
-            return str(error)
-        return ""
-
-    def why_not(member: Single) -> str:
-        taps = member.selection if isinstance(member, GramDetector) else member.taps
-        where = taps if isinstance(taps, str) else tuple(taps)
-        if isinstance(member, GramDetector):
-            return tapless(where)
-        why = headless() if member.features is None and member.needs & {"features", "head"} else ""
-        return why or (tapless(where) if "channel_means" in member.needs else "")
-
-    reasons = {name: why_not(member) for name, member in members.items()}
-    return {name: why for name, why in reasons.items() if why}
+def why_not(member: Detector, look: Look) -> str:
+    """Why a member cannot be used on a network; empty if it can."""
+    needs = member.needs
+    if needs.features and needs.features_at is None and look.head is None:
+        name = type(unwrap(look.network.model)).__name__
+        return f"the logits of {name} are not made by one linear layer, whose input it needs"
+    statistics = None if needs.statistics is None or member.known_taps else needs.statistics.taps
+    try:
+        for where in filter(None, (needs.means, statistics)):
+            look.taps(where)
+    except NoTapError as error:
+        return str(error)
+    return ""

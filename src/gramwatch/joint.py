@@ -7,65 +7,16 @@ E, lower quartile, median and percentile are taken over in-distribution data alo
 others (see `threshold`).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import dataclass, field, replace
-from functools import cached_property, reduce
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from gramwatch.batches import all_finite
-from gramwatch.detector import Measurement, halves
 from gramwatch.deviation import TotalDeviation
 from gramwatch.errors import CalibrationError
-from gramwatch.threshold import Ranks, class_groups
-
-Part = Measurement | Tensor
-"""What one member says of a set: Gram its deviations, the others their scores."""
-
-
-@dataclass(frozen=True)
-class JointMeasurement:
-    """What all members say of N inputs, before any calibration."""
-
-    logits: Tensor
-    parts: Mapping[str, Part]
-
-    @cached_property
-    def predicted(self) -> Tensor:
-        """The predicted class, D_c."""
-        return self.logits.argmax(1)
-
-    @cached_property
-    def finite(self) -> Tensor:
-        """Which examples, and all that was seen of them, are free of NaN and infinity, `(N,)`."""
-        found = [part.finite for part in self.parts.values() if isinstance(part, Measurement)]
-        scores = [part for part in self.parts.values() if isinstance(part, Tensor)]
-        if scores:
-            found.append(all_finite(torch.stack(scores, 1)))
-        return reduce(torch.logical_and, found)
-
-    def __getitem__(self, index: Any) -> "JointMeasurement":
-        """The measurement of some examples."""
-        return JointMeasurement(self.logits[index], {name: part[index] for name, part in self.parts.items()})
-
-    @staticmethod
-    def joined(batches: "Sequence[JointMeasurement]") -> "JointMeasurement":
-        """Several batches together, on the CPU."""
-        parts = {name: joined_parts([each.parts[name] for each in batches]) for name in batches[0].parts}
-        return JointMeasurement(torch.cat([each.logits.cpu() for each in batches]), parts)
-
-
-def joined_parts(parts: Sequence[Part]) -> Part:
-    """What one member says of several batches, on the CPU."""
-    if isinstance(parts[0], Measurement):
-        return Measurement.joined(parts)  # type: ignore[arg-type]
-    return torch.cat([part.cpu() for part in parts])  # type: ignore[union-attr]
-
-
-# --- the rule ----------------------------------------------------------------------------------------
+from gramwatch.measurement import Measurement
 
 
 def gram_score(total: TotalDeviation, measured: Measurement) -> Tensor:
@@ -84,7 +35,7 @@ def mean_over_taps(
 
     Taps whose expectation is zero are left out.
     """
-    terms = total.terms(measured.deviations, measured.probability)
+    terms = total.terms(measured.values, measured.probability)
     if total.confidence == "divide_total":
         terms = terms / measured.probability[:, None]
     return change(terms).sum(1) / total.counted(terms)
@@ -144,7 +95,7 @@ class Standard:
 
 @dataclass
 class JointRule:
-    """How the scores of the members become one.
+    """How what the members of a guard measure becomes one score.
 
     Args:
         totals: for each member that measures deviations, how they are totalled.
@@ -158,34 +109,31 @@ class JointRule:
     standard: Standard = field(default_factory=Standard)
     join: Callable[[Tensor], Tensor] = sum_of_members
     gram: Callable[[TotalDeviation, Measurement], Tensor] = gram_score
+    standardises = True
 
-    def fit(self, measured: JointMeasurement) -> "JointRule":
-        """Take expectations, medians and tails from in-distribution examples, all finite."""
-        self.totals = {
-            name: replace(total).fit(part.deviations, part.probability)
+    def fit(self, measured: Measurement) -> "JointRule":
+        """The rule with expectations, medians and tails of in-distribution examples, all finite."""
+        parts = measured.parts
+        totals = {
+            name: replace(total).fit(parts[name].deviations, measured.probability)
             for name, total in self.totals.items()
-            if isinstance(part := measured.parts[name], Measurement)
         }
-        self.standard = copy(self.standard).fit(self.member_scores(measured))
-        return self
+        rule = replace(self, totals=totals)
+        return replace(rule, standard=copy(self.standard).fit(rule.member_scores(measured)))
 
-    def member_scores(self, measured: JointMeasurement) -> Tensor:
+    def member_scores(self, measured: Measurement) -> Tensor:
         """The score of each member, not standardised, `(N, members)`, in float64."""
         scores = [
-            self.gram(self.totals[name], part) if isinstance(part, Measurement) else part.double()
+            self.gram(self.totals[name], part) if name in self.totals else part.values[:, 0].double()
             for name, part in measured.parts.items()
         ]
         return torch.stack(scores, 1)
 
-    def all_scores(self, measured: JointMeasurement) -> Tensor:
+    def __call__(self, measured: Measurement) -> Tensor:
         """The joint score, then each member's: `(N, 1 + members)`; infinite where something is not finite."""
         scores = self.member_scores(measured)
         every = torch.cat([self.join(self.standard(scores)).unsqueeze(1), scores], 1)
         return torch.where(measured.finite.unsqueeze(1), every, torch.inf)
-
-    def __call__(self, measured: JointMeasurement) -> Tensor:
-        """The score of each example, `(N,)`: higher is more out-of-distribution."""
-        return self.all_scores(measured)[:, 0]
 
     def to(self, device: torch.device) -> "JointRule":
         """The same on another device."""
@@ -202,48 +150,3 @@ class JointRule:
             if isinstance(value, Tensor):
                 setattr(standard, name, value.to(device))
         return replace(self, totals=totals, standard=standard)
-
-
-@dataclass(frozen=True)
-class Calibration:
-    """A rule that was fitted, and the in-distribution scores that rank."""
-
-    rule: JointRule
-    scores: Tensor
-    """The joint score, then each member's, of the examples that rank: `(n, 1 + members)`."""
-    predicted: Tensor
-    """Their predicted classes, `(n,)`."""
-    ranks: Ranks
-
-    @staticmethod
-    def of(
-        measured: JointMeasurement,
-        rule: JointRule,
-        level: float,
-        *,
-        per_class: bool = False,
-        split: bool = True,
-        seed: int = 0,
-    ) -> "Calibration":
-        """From in-distribution examples, all finite: half of them fit the rule, the others rank.
-
-        With `per_class`, the half that fits the rule also decides which classes are ranked together.
-        """
-        every = torch.arange(len(measured.logits))
-        normalising, ranking = halves(len(every), seed) if split else (every, every)
-        standard, ranked = measured[normalising], measured[ranking]
-        rule, classes = replace(rule).fit(standard), measured.logits.shape[1]
-        groups = (
-            class_groups(standard.predicted, classes, level) if per_class else torch.zeros(classes).long()
-        )
-        scores, predicted = rule.all_scores(ranked), ranked.predicted
-        return Calibration(rule, scores, predicted, Ranks.of(scores, level, predicted, groups))
-
-    def judged(self, measured: JointMeasurement) -> tuple[Tensor, Tensor, Tensor]:
-        """The joint score `(N,)`, the p-values of it and of each member `(N, 1 + members)`, the verdict."""
-        scores = self.rule.all_scores(measured)
-        return scores[:, 0], *self.ranks.judged(scores, measured.predicted)
-
-    def to(self, device: torch.device) -> "Calibration":
-        """The same on another device; the scores that were ranked stay."""
-        return replace(self, rule=self.rule.to(device), ranks=self.ranks.to(device))

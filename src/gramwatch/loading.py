@@ -5,11 +5,10 @@ from os import PathLike
 from torch import nn
 
 from gramwatch import artifact
-from gramwatch.errors import ArtifactError
-from gramwatch.guard import SINGLES, Guard
+from gramwatch.detector import Detector
+from gramwatch.guard import Guard, single
 from gramwatch.taps import Network
 from gramwatch.taps.running import InputsAdapter, LogitsAdapter, adapted
-from gramwatch.together import Detector
 
 
 def load(
@@ -33,9 +32,7 @@ def load(
     """
     saved = artifact.read(path)
     network = adapted(saved.header.get("adapters", {}), Network.of(model, inputs, logits))
-    name = saved.header["detector"]
-    if name == Guard.__name__:
-        return Guard.from_artifact(saved, network, accept_other_weights)
-    if name in SINGLES:
-        return SINGLES[name].from_artifact(saved, network, accept_other_weights)
-    raise ArtifactError(f"{path} holds a {name!r:.60}, which this version does not know")
+    with artifact.reading(saved.path):
+        name = saved.header["detector"]
+        kind = Guard if name == Guard.name else single(name)
+    return kind.from_artifact(saved, network, accept_other_weights)

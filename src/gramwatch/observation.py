@@ -1,25 +1,86 @@
-"""Observation: what one forward pass shows of a batch, for any number of detectors at once.
+"""Observation: what one forward pass shows of a batch; and the plan of such a pass.
 
-Detectors ask for what they need, an `Observer` runs the network once and collects just that: the logits
-always; the penultimate features and the linear layer that makes the logits of them; the mean of every
-channel at every tap.
+Detectors say what they need of a pass. A `Plan` is made once, from one look at the network, for any number of
+detectors: which tensors are watched, what is computed of each, where the features are. Carrying it out gives
+each detector its `Observation`, all of them from one forward pass.
 """
 
-import operator
-from collections.abc import Callable, Iterable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from gramwatch.batches import Inputs, all_finite, count_examples, on_device
-from gramwatch.detector import Collector
+from gramwatch import kernels
+from gramwatch.batches import Inputs, Signature, all_finite, count_examples, mapped, on_device, signature
 from gramwatch.errors import InputError, TapError
-from gramwatch.taps import Network, Taps, find_calls, find_head, find_taps, observe, unwrap
+from gramwatch.statistics import distinct_orders
+from gramwatch.taps import Look, Network, Tap, Taps, observe, unwrap
+from gramwatch.taps.running import warn_if_compiled
 
-NEEDS = ("features", "head", "channel_means")
-"""What a detector may ask for beside the logits."""
+WIDEST_TRIANGLE = 1024
+"""`statistic="auto"` takes the pairs of a vector up to this many channels, row sums above."""
+MOST_STATISTICS = 2**30
+"""If the statistics of a batch would take more bytes, the batch is run in pieces."""
+
+Selection = str | tuple[str, ...]
+"""Which taps: as for `find_taps`."""
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Gram statistics that a detector asks for: at which taps, which statistic, of which orders."""
+
+    taps: Selection
+    statistic: str
+    orders: tuple[int, ...]
+
+    def at(self, tap: Tap) -> "StatisticsAtTap":
+        """What is computed at one tap."""
+        statistic, channels = self.statistic, tap.channels
+        if statistic == "auto":
+            pairs = tap.is_vector and channels <= WIDEST_TRIANGLE
+            statistic = "triangle" if pairs else "row_sums"
+        features = channels * (channels + 1) // 2 if statistic == "triangle" else channels
+        if statistic == "triangle" and tap.is_vector:
+            orders = distinct_orders(self.orders)
+            return StatisticsAtTap(statistic, tuple(orders), tuple(orders.values()), features)
+        return StatisticsAtTap(statistic, self.orders, (1,) * len(self.orders), features)
+
+
+@dataclass(frozen=True)
+class StatisticsAtTap:
+    """What is computed at one tap: a statistic of some orders, each of which stands for so many."""
+
+    statistic: str
+    orders: tuple[int, ...]
+    weights: tuple[int, ...]
+    features: int
+    """Statistics of each order."""
+
+    @property
+    def size(self) -> int:
+        """How many statistics that are."""
+        return len(self.orders) * self.features
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a detector needs of a pass beside the logits."""
+
+    features: bool = False
+    """The penultimate features, and the linear layer that makes the logits of them."""
+    features_at: str | None = None
+    """The name of a tap whose channel means count as the features, instead of that layer's input."""
+    means: Selection | None = None
+    """The taps whose channel means are needed."""
+    statistics: Statistics | None = None
+    """The Gram statistics that are needed."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +99,7 @@ class Head:
 
 @dataclass(frozen=True)
 class Observation:
-    """What one forward pass shows of a batch of N inputs."""
+    """What one forward pass shows one detector of a batch of N inputs."""
 
     logits: Tensor
     """`(N, classes)`"""
@@ -52,6 +113,10 @@ class Observation:
     """The labels that came with the inputs, `(N,)`, if any did."""
     finite: Tensor | None = None
     """Which examples, and all that was seen of them, are free of NaN and infinity, `(N,)`."""
+    statistics: Tensor | None = None
+    """The Gram statistics of all taps side by side, `(N, statistics)`; `finite` says nothing of these."""
+    form: Signature | None = None
+    """Shapes and dtypes of the inputs."""
 
     def __len__(self) -> int:
         return len(self.logits)
@@ -76,20 +141,20 @@ class Observation:
         def each(t: Tensor | None) -> Tensor | None:
             return None if t is None else change(t)
 
-        return Observation(
-            change(self.logits),
-            each(self.features),
-            self.head,
-            tuple(change(t) for t in self.channel_means),
-            each(self.labels),
-            each(self.finite),
+        return replace(
+            self,
+            logits=change(self.logits),
+            features=each(self.features),
+            channel_means=tuple(change(t) for t in self.channel_means),
+            labels=each(self.labels),
+            finite=each(self.finite),
+            statistics=each(self.statistics),
         )
 
-    def kept(self, needs: Iterable[str]) -> "Observation":
-        """The finite examples on the CPU, with what is needed of them beside logits and labels."""
-        means = self.channel_means if "channel_means" in needs else ()
-        features = self.features if "features" in needs else None
-        trimmed = replace(self, features=features, channel_means=means, finite=None)
+    @cached_property
+    def kept(self) -> "Observation":
+        """The finite examples on the CPU, for those who keep examples; all of them share one copy."""
+        trimmed = replace(self, finite=None, statistics=None)
         return (trimmed if self.finite is None else trimmed[self.finite]).changed(Tensor.cpu)
 
     @staticmethod
@@ -105,115 +170,155 @@ class Observation:
         return Observation(logits, each("features"), parts[0].head, means, each("labels"), each("finite"))
 
 
-class ChannelMeans:
-    """Gathers the channel means of one batch at taps of its own, beside an observer who looks at others."""
+class GramTable:
+    """Where the Gram statistics of some taps lie side by side."""
 
-    repeat = None
-
-    def __init__(self, taps: Taps) -> None:
+    def __init__(self, asked: Statistics, taps: Taps) -> None:
         self.taps = taps
-        self.means: list[Tensor] = []
-        """`(N, channels)` for each tap, when the network has run."""
+        self.at = [asked.at(tap) for tap in taps]
+        self.starts = [0, *accumulate(each.size for each in self.at)]
 
-    def receive(self, number: int, maps: Tensor) -> None:
-        """Take the means of one tap."""
-        self.means.append(maps.mean(2, dtype=torch.float32))
+    def empty(self, maps: Tensor) -> Tensor:
+        """Room for the statistics of a batch."""
+        return torch.empty(len(maps), self.starts[-1], dtype=torch.float32, device=maps.device)
 
-    def seen_in(self, observation: Observation) -> Observation:
-        """What was observed, with these means."""
-        finite = all_finite(self.means)
-        if observation.finite is not None:
-            finite = finite & observation.finite
-        return replace(observation, channel_means=tuple(self.means), finite=finite)
+    def place(self, table: Tensor, number: int) -> Tensor:
+        """The part of a table that holds one tap's statistics, `(N, orders, features)`."""
+        at = self.at[number]
+        shape = (len(table), len(at.orders), at.features)
+        return table.as_strided(shape, (self.starts[-1], at.features, 1), self.starts[number])
 
 
-class Observer:
-    """Runs a network and collects from one forward pass what detectors ask for.
+class Plan:
+    """What to watch in a network, and what to compute of it, for some detectors.
 
     Args:
-        model: any classifier that returns logits.
-        needs: some of `NEEDS`.
-        taps: whose channel means to collect, as for `find_taps`.
-        features: the name of a tap whose channel means are to count as the features, instead of the input of
-            the layer that makes the logits.
+        look: what a look at the network found out.
+        needs: of each detector.
+        known: taps that were found before, as those of a saved detector.
 
     """
 
     def __init__(
-        self,
-        model: nn.Module | Network,
-        needs: Iterable[str] = (),
-        *,
-        taps: str | Iterable[str] = "all",
-        features: str | None = None,
+        self, look: Look, needs: Sequence[Needs], known: Mapping[Statistics, Taps] | None = None
     ) -> None:
-        self.network = Network.of(model)
-        self.model = self.network.model
-        self.needs = frozenset(needs)
-        unknown = self.needs - set(NEEDS)
-        if unknown:
-            raise ValueError(f"an observation has no {sorted(unknown)}, only {', '.join(NEEDS)}")
+        self.network, self.needs = look.network, list(needs)
+        warn_if_compiled(self.network.model)
+        self.form: Signature | None = None
+        """Shapes and dtypes of inputs that all detectors were found to accept."""
+        self.explained: Callable[[Inputs], AbstractContextManager[None]] = lambda inputs: nullcontext()
+        """What refuses inputs that a detector does not accept, and explains why the network fails on them."""
         self.head: Head | None = None
-        """The linear layer that makes the logits, after the first batch; None where there is none."""
-        self.taps: Taps | None = None
-        self._selection, self._features_name = taps, features
-        self._head_call: int | None = None
-        self._features_call: int | None = None
-        self._together: _Together | None = None
+        """The linear layer that makes the logits, after the first pass; None where nobody asked for it."""
+        known = known or {}
+        self._means = {asked: look.taps(asked) for asked in _asked(each.means for each in needs)}
+        self._named = {(name,): _one(look, name) for name in _asked(each.features_at for each in needs)}
+        asked = _asked(each.statistics for each in needs)
+        self.tables = {each: GramTable(each, known.get(each) or look.taps(each.taps)) for each in asked}
+        self._head_call = look.head if any(each.features and not each.features_at for each in needs) else None
+        self._check_head()
+        watched = [
+            *self._means.values(),
+            *self._named.values(),
+            *(each.taps for each in self.tables.values()),
+        ]
+        taps = {tap.call: tap for each in watched for tap in each}
+        operations = (
+            watched[0].operations if watched else look.operations if self._head_call is not None else ()
+        )
+        self.taps = Taps((taps[call] for call in sorted(taps)), operations)
+        self._share_out()
 
-    def _prepare(self, inputs: Inputs) -> Taps:
-        if self.taps is None:
-            found = Taps((), ())  # nothing is watched, so nothing is looked for
-            if "channel_means" in self.needs:
-                found = find_taps(self.network, inputs, self._selection)
-            taps = {tap.call: tap for tap in found}
-            if self._features_name is not None:
-                named = find_taps(self.network, inputs, [self._features_name])
-                if len(named) != 1:
-                    raise TapError(f"features='{self._features_name}' names {len(named)} taps: name one")
-                self._features_call = named[0].call
-                taps[named[0].call], found = named[0], named
-            elif self.needs & {"features", "head"}:
-                self._head_call = find_head(self.network, inputs)
-                if self._head_call is None:
-                    name = type(unwrap(self.model)).__name__
-                    raise TapError(
-                        f"the logits of {name} are not made by one linear layer, so its penultimate features "
-                        "cannot be found: name a tap, features='...'"
-                    )
-                found = found if found.operations else find_calls(self.model, inputs)
-            self.taps = Taps((taps[call] for call in sorted(taps)), found.operations)
-        return self.taps
+    @staticmethod
+    def of(network: Network, needs: Sequence[Needs], inputs: Inputs) -> "Plan":
+        """The plan of a pass over a network that nothing is known of yet."""
+        return Plan(Look(network, on_device(inputs, network.model)), needs)
+
+    def _check_head(self) -> None:
+        wanted = any(each.features and not each.features_at for each in self.needs)
+        if wanted and self._head_call is None:
+            raise TapError(
+                f"the logits of {type(unwrap(self.network.model)).__name__} are not made by one linear "
+                "layer, so its penultimate features cannot be found: name a tap, features='...'"
+            )
+
+    def _share_out(self) -> None:
+        """For each watched tensor: whether its means are wanted, and which tables want its statistics."""
+        place = {tap.call: number for number, tap in enumerate(self.taps)}
+        averaged = {tap.call for each in (*self._means.values(), *self._named.values()) for tap in each}
+        tables = list(self.tables.values())
+        self._own = [{place[tap.call]: own for own, tap in enumerate(table.taps)} for table in tables]
+        self._wanted = [
+            (tap.call in averaged, [(i, own[number]) for i, own in enumerate(self._own) if number in own])
+            for number, tap in enumerate(self.taps)
+        ]
+        self._numbers = {
+            asked: [place[tap.call] for tap in taps] for asked, taps in (self._means | self._named).items()
+        }
+        self._bytes = 4 * sum(table.starts[-1] for table in tables)
+
+    @property
+    def at_once(self) -> int:
+        """How many examples are run together, so that their statistics fit into memory."""
+        return max(1, MOST_STATISTICS // self._bytes) if self._bytes else sys.maxsize
+
+    def pieces(self, inputs: Inputs, labels: Tensor | None) -> Iterator[tuple[Inputs, Tensor | None]]:
+        """The batch, or parts of it whose statistics fit into memory."""
+        total, at_once = count_examples(inputs), self.at_once
+        if total <= at_once:
+            yield inputs, labels
+            return
+        for start in range(0, total, at_once):
+            part = slice(start, start + at_once)
+            some = mapped(inputs, lambda t: t[part] if t.ndim and t.shape[0] == total else t)  # noqa: B023
+            yield some, None if labels is None else labels[part]
+
+    def run(self, inputs: Inputs, labels: Tensor | None = None) -> Iterator[list[Observation]]:
+        """What each detector sees of a batch in one forward pass, or in several if it is large."""
+        form = signature(inputs)
+        whole = count_examples(inputs) <= self.at_once
+        with nullcontext() if form == self.form else self.explained(inputs):
+            for some, of_some in [(inputs, labels)] if whole else self.pieces(inputs, labels):
+                yield self._pass(some, of_some, gradients=False)
+        self.form = form
 
     @torch.inference_mode()
-    def __call__(
-        self, inputs: Inputs, labels: Tensor | None = None, beside: "Sequence[Collector | ChannelMeans]" = ()
-    ) -> Observation:
-        """One forward pass, which others may watch as well."""
-        return self._pass(inputs, labels, beside, gradients=False)
+    def __call__(self, inputs: Inputs, labels: Tensor | None = None) -> list[Observation]:
+        """One forward pass: what it shows to each detector. The inputs are on the network's device."""
+        return self._pass(inputs, labels, gradients=False)
 
-    def means_of(self, inputs: Inputs) -> ChannelMeans:
-        """What gathers the channel means that this observer would, in another's pass over these inputs."""
-        return ChannelMeans(self._prepare(on_device(inputs, self.model)))
-
-    def differentiable(self, inputs: Inputs) -> Observation:
-        """One forward pass whose observation can be differentiated with respect to the inputs."""
+    def differentiable(self, inputs: Inputs) -> list[Observation]:
+        """One forward pass whose observations can be differentiated with respect to the inputs."""
         with torch.inference_mode(False), torch.enable_grad():
-            return self._pass(inputs, None, (), gradients=True)
+            return self._pass(inputs, None, gradients=True)
 
-    def _pass(
-        self,
-        inputs: Inputs,
-        labels: Tensor | None,
-        beside: "Sequence[Collector | ChannelMeans]",
-        gradients: bool,
-    ) -> Observation:
+    def _pass(self, inputs: Inputs, labels: Tensor | None, gradients: bool) -> list[Observation]:
+        form = signature(inputs)
         if count_examples(inputs) == 0:
             raise InputError("the batch is empty")
-        inputs = on_device(inputs, self.model)
-        taps = self._prepare(inputs)
-        own = ChannelMeans(taps)
+        means: dict[int, Tensor] = {}
+        layouts, filled = list(self.tables.values()), [torch.empty(0)] * len(self.tables)
         features: list[Tensor] = []
+
+        def receive(number: int, maps: Tensor) -> None:
+            averaged, tables = self._wanted[number]
+            for i, own in tables:
+                if not filled[i].numel():
+                    filled[i] = layouts[i].empty(maps)
+                at = layouts[i].at[own]
+                kernels.compute(at.statistic, maps, at.orders, layouts[i].place(filled[i], own))
+            if averaged:
+                means[number] = maps.mean(2, dtype=torch.float32)
+
+        def repeat(number: int, earlier: int) -> bool:
+            """Copy the statistics of an earlier tap with the very same tensor, if nothing else is wanted."""
+            averaged, tables = self._wanted[number]
+            if averaged or any(earlier not in self._own[i] for i, _ in tables):
+                return False
+            for i, own in tables:
+                before = layouts[i].place(filled[i], self._own[i][earlier])
+                layouts[i].place(filled[i], own).copy_(before)
+            return True
 
         def at_head(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
             features.append(x.flatten(1).float())
@@ -222,79 +327,58 @@ class Observer:
                 zero = weight.new_zeros(len(weight))
                 self.head = Head(weight, zero if bias is None else bias.detach().float())
 
-        watched, receive, repeat = self._watching(
-            [(each.taps, each.receive, each.repeat) for each in (own, *beside)]
-        )
-        head = (self._head_call, at_head)
         logits = observe(
-            self.network, watched, inputs, receive, repeat, head=head, gradients=gradients
+            self.network, self.taps, inputs, receive, repeat, (self._head_call, at_head), gradients
         ).float()
-        means = own.means
-        features += [mean for tap, mean in zip(taps, means, strict=True) if tap.call == self._features_call]
-        finite = all_finite([inputs, logits, features, means])
-        return Observation(
+        base = Observation(
             logits,
             features[0] if features else None,
             self.head,
-            tuple(means) if "channel_means" in self.needs else (),
-            None if labels is None else labels.to(logits.device),
-            finite,
+            labels=None if labels is None else labels.to(logits.device),
+            finite=all_finite([inputs, logits]),
+            form=form,
+        )
+        shown: dict[Needs, Observation] = {}
+        tables = dict(zip(self.tables, filled, strict=True))
+        for each in self.needs:
+            if each not in shown:
+                shown[each] = self._shown(base, each, means, tables)
+        return [shown[each] for each in self.needs]
+
+    def _shown(
+        self,
+        base: Observation,
+        needs: Needs,
+        means: Mapping[int, Tensor],
+        tables: Mapping[Statistics, Tensor],
+    ) -> Observation:
+        """What one detector sees of a pass."""
+        numbers = self._numbers.get(needs.means, ()) if needs.means is not None else ()
+        own, features, head = tuple([means[number] for number in numbers]), None, None
+        if needs.features:
+            features, head = base.features, base.head
+            if needs.features_at is not None:
+                features, head = means[self._numbers[(needs.features_at,)][0]], None
+        more = [*own, *(() if features is None else (features,))]
+        finite = base.finite & all_finite(more) if more and base.finite is not None else base.finite
+        return replace(
+            base,
+            features=features,
+            head=head,
+            channel_means=own,
+            finite=finite,
+            statistics=None if needs.statistics is None else tables[needs.statistics],
         )
 
-    def _watching(self, watchers: "Sequence[Watcher]") -> "Watcher":
-        """All who watch a pass, as one."""
-        watchers = [each for each in watchers if len(each[0])] or watchers[:1]
-        if len(watchers) == 1:
-            return watchers[0]
-        watched = [taps for taps, _, _ in watchers]
-        if self._together is None or not self._together.is_of(watched):
-            self._together = _Together(watched)
-        return self._together.taps, *self._together.handing_over(watchers)
+
+def _asked(wishes: Iterable[Any]) -> list[Any]:
+    """What is asked for, each once."""
+    return list(dict.fromkeys(wish for wish in wishes if wish is not None))
 
 
-Receive = Callable[[int, Tensor], None]
-Repeat = Callable[[int, int], bool | None]
-Watcher = tuple[Taps, Receive, Repeat | None]
-
-
-class _Together:
-    """The taps of several watchers of one network together, and which of them are whose."""
-
-    def __init__(self, watched: Sequence[Taps]) -> None:
-        taps = {tap.call: tap for each in watched for tap in each}
-        self.taps = Taps((taps[call] for call in sorted(taps)), watched[0].operations)
-        self._watched = list(watched)
-        place = {tap.call: number for number, tap in enumerate(self.taps)}
-        self._own = [{place[tap.call]: n for n, tap in enumerate(each)} for each in watched]
-        self._wanting = [
-            [(watcher, own[number]) for watcher, own in enumerate(self._own) if number in own]
-            for number in range(len(self.taps))
-        ]
-
-    def is_of(self, watched: Sequence[Taps]) -> bool:
-        """Whether these are the same taps, by identity: asked for every batch."""
-        return len(watched) == len(self._watched) and all(map(operator.is_, watched, self._watched))
-
-    def handing_over(self, watchers: Sequence[Watcher]) -> tuple[Receive, Repeat]:
-        """What hands each tensor to those it is for.
-
-        They are told that a tensor is one they have seen before where this is so for all who want it.
-        """
-        wanting, receives = self._wanting, [receive for _, receive, _ in watchers]
-
-        def receive_all(number: int, maps: Tensor) -> None:
-            for watcher, own in wanting[number]:
-                receives[watcher](own, maps)
-
-        def repeat_all(number: int, earlier: int) -> bool:
-            repeating = []
-            for watcher, own in wanting[number]:
-                repeat = watchers[watcher][2]
-                if repeat is None or earlier not in self._own[watcher]:
-                    return False
-                repeating.append((repeat, own, self._own[watcher][earlier]))
-            for repeat, own, before in repeating:
-                repeat(own, before)
-            return True
-
-        return receive_all, repeat_all
+def _one(look: Look, name: str) -> Taps:
+    """The one tap of a name."""
+    named = look.taps([name])
+    if len(named) != 1:
+        raise TapError(f"features='{name}' names {len(named)} taps: name one")
+    return named

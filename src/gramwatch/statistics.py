@@ -148,45 +148,28 @@ def triangle(x: Tensor, orders: Iterable[int], channel_axis: int = 1) -> Tensor:
     """The flattened upper triangle of the p-th order Gram matrix, diagonal included (Algorithm 1)."""
     orders = check_orders(orders)
     maps = _maps(x, channel_axis)
-    channels = maps.shape[1]
-    found = maps.new_empty(maps.shape[0], len(orders), channels * (channels + 1) // 2, dtype=torch.float32)
-    flat = found.flatten(1)
-    for samples, features, values in triangle_pieces(maps, orders):
-        flat[samples, features] = values
+    total, channels, pixels = maps.shape
+    found = maps.new_empty(total, len(orders), channels * (channels + 1) // 2, dtype=torch.float32)
+    if pixels == 1:
+        return _vector_triangle(maps[:, :, 0], orders, found)
+    for samples, position, start, gram in _gram_pieces(maps, orders):
+        i, j = torch.triu_indices(gram.shape[1], channels, offset=start, device=gram.device)
+        first = start * channels - start * (start - 1) // 2
+        found[samples, position, first : first + i.numel()] = gram[:, i, j].float()
     return found
 
 
-def triangle_pieces(maps: Tensor, orders: tuple[int, ...]) -> Iterator[tuple[slice, slice, Tensor]]:
-    """`triangle` of maps `(N, C, pixels)` without ever holding all of it.
-
-    Yields some samples, some of the `orders * C (C + 1) / 2` features, and their values. Every feature of
-    every sample comes once, in no particular order.
-    """
-    channels = maps.shape[1]
-    size = channels * (channels + 1) // 2
-    if maps.shape[2] == 1:
-        yield from _vector_pieces(maps[:, :, 0], orders)
-        return
-    for samples, position, start, gram in _gram_pieces(maps, orders):
-        i, j = torch.triu_indices(gram.shape[1], channels, offset=start, device=gram.device)
-        first = position * size + start * channels - start * (start - 1) // 2
-        yield samples, slice(first, first + i.numel()), gram[:, i, j].float()
-
-
-def _vector_pieces(vectors: Tensor, orders: tuple[int, ...]) -> Iterator[tuple[slice, slice, Tensor]]:
-    """`triangle_pieces` of vectors `(N, C)`: with one pixel a root undoes its power, up to sign.
+def _vector_triangle(vectors: Tensor, orders: tuple[int, ...], found: Tensor) -> Tensor:
+    """`triangle` of vectors `(N, C)`, written to `found`: with one pixel a root undoes its power, up to sign.
 
     `root((a_i a_j)^p)` is `a_i a_j` for odd `p` and its magnitude for even ones.
     """
-    total, channels = vectors.shape
-    size = channels * (channels + 1) // 2
-    samples_at_once = max(1, PIECE // size)
-    for first in range(0, total, samples_at_once):
-        samples = slice(first, min(first + samples_at_once, total))
-        piece = vectors[samples]
-        pairs = torch.cat([piece[:, i : i + 1] * piece[:, i:] for i in range(channels)], 1).float()
+    at_once = max(1, PIECE // found.shape[2])
+    for vector, out in zip(vectors.split(at_once), found.split(at_once), strict=True):
+        pairs = torch.cat([vector[:, i : i + 1] * vector[:, i:] for i in range(vector.shape[1])], 1).float()
         for position, order in enumerate(orders):
-            yield samples, slice(position * size, (position + 1) * size), pairs if order % 2 else pairs.abs()
+            out[:, position] = pairs if order % 2 else pairs.abs()
+    return found
 
 
 STATISTICS: dict[str, Statistic] = {

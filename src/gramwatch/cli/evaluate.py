@@ -1,11 +1,12 @@
 """`gramwatch evaluate`: every method side by side on the demo's networks."""
 
+import runpy
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from gramwatch.cli.checks import about, interruptible, known, writable_folder
+from gramwatch.cli.checks import about, existing_file, interruptible, known, writable_folder
 
 
 def evaluate(
@@ -18,6 +19,9 @@ def evaluate(
     output: Annotated[Path, typer.Option(help="The folder for tables and pictures.")] = Path(
         "gramwatch-evaluation"
     ),
+    own: Annotated[
+        Path | None, typer.Option(help="A Python file of yours that registers methods. It is run.")
+    ] = None,
 ) -> None:
     """Compare methods on the two small networks of 'gramwatch demo', and on no others.
 
@@ -27,6 +31,9 @@ def evaluate(
     """
     from gramwatch.paper.compare import NETWORKS, method_names, run
 
+    if own is not None:
+        existing_file(own, "--own")
+        runpy.run_path(str(own))
     with about("--methods"):
         method_names(methods)
     chosen = [name.strip() for name in networks.split(",")]

@@ -1,4 +1,6 @@
-"""Other methods, on equal terms: one file each, one line in the registry below."""
+"""All methods beside Gram: one file for each method, one line in the registry below."""
+
+from typing import TypeVar
 
 from gramwatch.methods.ash import ASH
 from gramwatch.methods.base import Method, Record
@@ -25,6 +27,8 @@ from gramwatch.methods.semantic import SemanticScore
 from gramwatch.methods.unit_mahalanobis import UnitMahalanobis
 from gramwatch.methods.variational_dirichlet import VariationalDirichletScore
 from gramwatch.methods.vim import ViM
+
+_M = TypeVar("_M", bound=type[Method])
 
 METHODS: dict[str, type[Method]] = {
     method.name: method
@@ -57,6 +61,37 @@ TRAINED: dict[str, type[Method]] = {
     for method in (OutlierExposureScore, PriorNetworkScore, VariationalDirichletScore, SemanticScore)
 }
 """The scores that make sense only on a network trained for them: see `gramwatch.training`, same names."""
+
+_RESERVED = ("gram", "guard")
+"""What `Guard` and the command line call detectors that are no methods."""
+
+
+def register(method: _M) -> _M:
+    """Make a method of your own known by its name, as those of this library are.
+
+    Then `Guard(members=[...])`, `gramwatch.load` and `gramwatch evaluate --methods all` find it. Can be used
+    as a decorator. A class that is defined again, as in a notebook, takes the place of the earlier one.
+
+    Example:
+        >>> gramwatch.methods.register(LogitGap)
+        >>> guard = gramwatch.Guard(model, members=["gram", "logit_gap"])
+
+    Args:
+        method: a subclass of `Method`, with a `name` and a `record`.
+
+    """
+    if not (isinstance(method, type) and issubclass(method, Method)):
+        raise TypeError(f"{method!r} is no subclass of gramwatch.methods.Method")
+    for attribute, kind in (("name", str), ("record", Record)):
+        if not isinstance(getattr(method, attribute, None), kind):
+            raise TypeError(f"{method.__name__} needs a class attribute '{attribute}', a {kind.__name__}")
+    name, before = method.name, (METHODS | TRAINED).get(method.name)
+    if not name.isidentifier() or name in _RESERVED:
+        raise ValueError(f"a method cannot be called {name!r}: choose a name like 'logit_gap'")
+    if before is not None and before.__qualname__ != method.__qualname__:
+        raise ValueError(f"'{name}' is the name of {before.__qualname__}: choose another")
+    (TRAINED if method.record.retraining else METHODS)[name] = method
+    return method
 
 
 def methods_table() -> str:
@@ -93,5 +128,6 @@ __all__ = [
     "Method",
     "fgsm",
     "methods_table",
+    "register",
     *sorted(m.__name__ for m in (METHODS | TRAINED).values()),
 ]

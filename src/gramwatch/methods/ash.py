@@ -15,11 +15,11 @@ class ASH(Shaping):
 
     Args:
         model: any classifier whose logits one linear layer makes.
-        variant: what becomes of the features that are kept: `"s"`, multiplied by the exponential of the sum
-            before over the sum after; `"p"`, nothing; `"b"`, all become equal, with the sum of all before.
-        percentile: of an example's own features, below which they are set to zero. The authors' CIFAR
-            settings are 90 for ASH-S.
-        options: those of every `Method`.
+        variant: how the kept features change. `"s"` multiplies them by exp(sum before / sum after). `"p"`
+            leaves them as they are. `"b"` makes them equal; their sum is then the sum before.
+        percentile: features below this percentile of an example's own features become zero. The authors
+            take 90 for ASH-S on CIFAR.
+        options: the arguments of every `Method`.
 
     """
 
@@ -45,7 +45,7 @@ class ASH(Shaping):
         self.variant, self.percentile = variant, checked_percentile(percentile)
 
     def logits(self, features: Tensor, head: Head) -> Tensor:
-        """Those of the pruned features."""
+        """The logits of the pruned features."""
         largest, where = features.topk(kept(features.shape[1], self.percentile))
         if self.variant == "s":
             largest = largest * sharpening(features, largest)

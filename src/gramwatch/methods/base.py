@@ -1,28 +1,37 @@
-"""What all rivals share: fit, calibrate, judge, save and load, each from one forward pass."""
+"""Method: a detector that judges by one score. Its needs, its states, its files."""
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from os import PathLike
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from gramwatch import artifact
 from gramwatch.artifact import Field
-from gramwatch.batches import Inputs
-from gramwatch.detector import Detection, check_level, check_not_itself, check_same_weights
-from gramwatch.errors import CalibrationError, InputError, NotFittedError, warn
-from gramwatch.observation import ChannelMeans, Observation, Observer
+from gramwatch.batches import Inputs, on_device
+from gramwatch.detector import Detector
+from gramwatch.errors import InputError
+from gramwatch.measurement import AsMeasured, Calibration, Measurement
+from gramwatch.observation import Needs, Observation
 from gramwatch.taps import Network
 from gramwatch.taps.running import InputsAdapter, LogitsAdapter
-from gramwatch.threshold import examples_needed, is_above_threshold, p_value, threshold
+
+_M = TypeVar("_M", bound="Method")
+NEEDS = ("features", "head", "channel_means")
+"""What a method may look at beside the logits."""
+REDUCTIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "sum": torch.add,
+    "min": torch.minimum,
+    "max": torch.maximum,
+}
+"""How two states become one, by the name in `Field.reduce`."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """What a reader wants to know of a method before choosing it."""
+    """The facts by which a reader chooses a method."""
 
     title: str
     """How tables call it."""
@@ -33,9 +42,9 @@ class Record:
     fitted: bool
     """Whether it needs training data."""
     outliers: bool = False
-    """Whether it can be tuned on outliers; where the network must be trained for it: trained with them."""
+    """Whether it can be tuned on outliers. If `retraining`: whether the network is trained with outliers."""
     gradients: bool = False
-    """Whether it needs gradients, and so passes of its own."""
+    """Whether it needs gradients, which take passes of its own."""
     retraining: bool = False
     """Whether the network must be trained for it."""
     cost: str = "none"
@@ -44,35 +53,34 @@ class Record:
     """Where it fails."""
 
 
-class Method(ABC):
-    """A detector that judges by what one forward pass shows.
+class Method(Detector):
+    """A detector that judges by one score, from what one forward pass shows.
 
-    A method says what it `needs`, how it fits from a sample of training examples, and how it scores. Its
-    fitted tensors are attributes that end in an underscore: these are what is saved.
+    A method says what it looks at, how it learns from a sample of training examples, and how it scores. Its
+    fitted tensors are attributes whose names end in an underscore. The file holds these tensors.
 
     Args:
         model: any classifier that returns logits. It is not changed.
         level: the share of in-distribution inputs to keep; `1 - level` is the false-alarm rate.
         inputs: how a batch becomes the network's input, as for `Guard`.
         logits: where the logits are in the network's output, as for `Guard`.
-        features: the name of a tap whose channel means are to count as the penultimate features.
-        taps: whose channel means are looked at, by methods that do.
-        most_examples: how many training examples are kept at most; more are sampled.
-        seed: of that sample.
+        features: the name of a tap. Its channel means are used as the penultimate features.
+        taps: the taps whose channel means are used, by methods that look at channel means.
+        most_examples: the most training examples to keep. Of more, a random sample is kept.
+        seed: the seed of that sample.
 
     """
 
-    name: ClassVar[str]
-    """How users ask for it."""
     record: ClassVar[Record]
-    needs: ClassVar[frozenset[str]] = frozenset()
-    """What it looks at beside the logits: see `gramwatch.observation.NEEDS`."""
+    looks_at: ClassVar[frozenset[str]] = frozenset()
+    """What it looks at beside the logits: some of `NEEDS`."""
     settings: ClassVar[tuple[str, ...]] = ()
     """The method's own settings: attributes, and arguments of the same name."""
     kept: ClassVar[artifact.Shapes] = {}
-    """What it learns, as it is saved. A size called "width" is the number of features."""
+    """The learnt tensors of the file. A size called "width" is the number of features."""
     running: ClassVar[bool] = False
-    """Whether what it learns is a running state: fitting again adds to it, and two can be merged exactly."""
+    """Whether it learns by running states: fitting again adds to them, and two detectors merge exactly.
+    `take` hands the states of one batch to `add_states`. A state called `count_` counts the examples."""
 
     def __init__(
         self,
@@ -86,25 +94,22 @@ class Method(ABC):
         most_examples: int = 50_000,
         seed: int = 0,
     ) -> None:
-        check_level(level)
+        unknown = self.looks_at - set(NEEDS)
+        if unknown:
+            raise ValueError(f"a method cannot look at {sorted(unknown)}, only at {', '.join(NEEDS)}")
         if most_examples < 1:
             raise ValueError(f"most_examples must be at least 1, got {most_examples}")
-        self.network = Network.of(model, inputs, logits)
-        self.level, self.most_examples, self.seed = float(level), most_examples, seed
-        self.features = features
-        self.taps = taps if isinstance(taps, str) else list(taps)
-        self.metadata: dict[str, Any] = {}
-        self._sample: _Sample | None = None
-        self._fitted = not self.record.fitted
-        self._scores: Tensor | None = None
+        self.most_examples, self.seed, self.features = most_examples, seed, features
+        self.selection = taps if isinstance(taps, str) else list(taps)
         self.width_: Tensor | None = None  # of the features, after `fit`
         self.tuned_: Tensor | None = None  # true after `tune`, by methods that have it
-        self._observer = Observer(self.network, self.needs, taps=taps, features=features)
+        super().__init__(model, level=level, inputs=inputs, logits=logits)
 
-    @property
-    def model(self) -> nn.Module:
-        """The network that is judged."""
-        return self.network.model
+    def _begin(self) -> None:
+        self._sample: _Sample | None = None
+        self._fitted = not self.learns
+        self._copies: dict[str, tuple[Tensor, Tensor]] = {}
+        super()._begin()
 
     # --- what a method defines -----------------------------------------------------------------------
 
@@ -118,65 +123,99 @@ class Method(ABC):
 
     @property
     def gradients(self) -> bool:
-        """Whether judging needs gradients, and so passes of its own."""
+        """Whether judging needs gradients, which take passes of its own."""
         return self.record.gradients
 
     @property
-    def alone(self) -> bool:
+    def alone(self) -> bool:  # type: ignore[override]
         """Whether judging takes passes of its own: `score_inputs`, not `judged`."""
         return self.gradients
 
+    # --- what follows from that ----------------------------------------------------------------------
+
     @property
-    def trained_on_outliers(self) -> bool:
+    def title(self) -> str:
+        """How tables call it."""
+        return self.record.title
+
+    @property
+    def learns(self) -> bool:
+        """Whether it needs training data."""
+        return self.record.fitted
+
+    @property
+    def is_fitted(self) -> bool:
+        """Whether it has learnt all that it needs."""
+        return self._fitted
+
+    @property
+    def trained_on_outliers(self) -> bool:  # type: ignore[override]
         """Whether its network was trained with outliers: a table has to say so."""
         return self.record.retraining and self.record.outliers
 
     @property
-    def tuned_on_outliers(self) -> bool:
+    def tuned_on_outliers(self) -> bool:  # type: ignore[override]
         """Whether it has itself seen outliers: a table has to say so."""
         return self.tuned_ is not None and bool(self.tuned_)
 
     @property
-    def says_nothing(self) -> str:
-        """Why every input gets the same score, after a fit to data of no use; empty otherwise."""
-        return ""
+    def needs(self) -> Needs:
+        """What it needs of a pass."""
+        where = self.selection if isinstance(self.selection, str) else tuple(self.selection)
+        features = bool(self.looks_at & {"features", "head"})
+        return Needs(
+            features, self.features if features else None, where if "channel_means" in self.looks_at else None
+        )
+
+    @property
+    def _called(self) -> str:
+        return self.name
 
     # --- fit -----------------------------------------------------------------------------------------
 
-    def fit(self, loader: Iterable[Any], *, progress: bool = True) -> "Method":
-        """Take in what training data looks like; nothing, if the method needs none."""
-        if self.record.fitted:
-            for inputs, labels in self.network.batches(loader, self.name, progress):
-                self.take(self._observer(inputs, labels))
-        self.finish()
+    def check_adding(self, checkpoint: bool) -> None:
+        """Methods that keep examples cannot take up an earlier fit."""
+        if not self.learns or self.running:
+            return
+        if checkpoint:
+            raise ValueError(f"'{self.name}' keeps examples, which a checkpoint does not: leave it out")
+        if self.is_fitted:
+            raise ValueError(
+                f"'{self.name}' is fitted already and cannot add to it: detector.reset() forgets that fit"
+            )
+
+    def check_useful(self) -> None:
+        """Refuse a fit after which every input would get the same score."""
         if self.says_nothing:
             self._fitted = False
-            raise InputError(self.says_nothing)
-        return self
+        super().check_useful()
 
-    def take(self, observation: Observation) -> None:
-        """Take in one batch of training examples; those that are not finite are left out."""
+    def note(self, observation: Observation) -> None:
+        """Take note of how many features there are."""
+        if observation.features is not None:
+            self.width_ = torch.tensor(observation.features.shape[1])
+
+    def take(self, observation: Observation) -> Tensor | int:
+        """Take in one batch of training examples. Examples that are not finite are left out."""
         if self._sample is None:
             self._sample = _Sample(self.most_examples, self.seed)
-        self._sample.add(observation.kept(self.needs))
+        self._sample.add(observation.kept)
+        return 0 if observation.finite is None else (~observation.finite).sum()
 
-    def means_of(self, inputs: Inputs) -> ChannelMeans:
-        """What gathers the channel means at this method's taps in another's pass over these inputs."""
-        return self._observer.means_of(inputs)
-
-    def finish(self) -> None:
+    def finish(self, left_out: int = 0) -> None:
         """Learn from what was taken in."""
-        self._scores = None
-        if self.record.fitted:
+        if self.learns:
             self._learn()
         self._fitted = True
 
     def _learn(self) -> None:
+        """Learn from the sample. A running method has learnt its states already."""
+        seen: Tensor | None = getattr(self, "count_", None)
+        if self.running and self.state() and (seen is None or seen.any()):
+            return
         if self._sample is None or not len(self._sample):
             raise InputError(f"{self.name} has seen no finite training example: there is nothing to fit")
         training = self._sample.observation()
-        if training.features is not None:
-            self.width_ = torch.tensor(training.features.shape[1])
         with torch.inference_mode():
             self._fit(training)
         self._sample = None
@@ -185,84 +224,94 @@ class Method(ABC):
         """Forget all training and calibration data; settings stay."""
         for name in self.state():
             setattr(self, name, None)
-        self._sample = self._scores = None
-        self._fitted = not self.record.fitted
-        return self
+        return super().reset()
 
-    def to(self, device: torch.device | str) -> "Method":
-        """Move the network to a device; what was learnt of it follows when it is used."""
-        self.model.to(device)
-        return self
-
-    def merge(self, other: "Method") -> "Method":
-        """Join what another detector of the same network, fitted on other data, has seen.
-
-        Only methods for which this is exact can be merged. The calibration must be done anew.
-        """
-        self.check_merge(other)
-        if self.record.fitted:
-            self._merge(other)
-        self._scores = None
-        return self
-
-    def check_merge(self, other: "Method") -> None:
+    def check_merge(self, other: Detector) -> None:
         """Make sure that another detector can be merged into this one."""
-        check_not_itself(self, other)
-        if type(other) is not type(self):
-            raise ValueError(f"the two are different methods: {self.name} and {other.name}")
-        for name, mine, theirs in self.differing_settings(other):
-            raise ValueError(f"the two differ in {name}: {mine!r} and {theirs!r}")
-        self.check_fitted()
-        other.check_fitted()
-        if self.record.fitted and not self.running:
+        super().check_merge(other)
+        if self.learns and not self.running:
             raise ValueError(
                 f"{self.name} cannot be merged: what it learns from two parts of the data does not say what "
                 "it would learn from both. Fit it on all the data"
             )
-        check_same_weights(self.model, other.model)
 
-    def _merge(self, other: "Method") -> None:
-        """Add what another has learnt."""
-        raise NotImplementedError(f"{self.name} says that it can be merged, but not how")
+    def _merge(self, other: Any) -> None:
+        if self.learns:
+            self._add_learnt(other)
 
-    # --- calibrate and judge -------------------------------------------------------------------------
+    def _add_learnt(self, other: Any) -> None:
+        """Add the states of another method, by default as the fields in `kept` declare."""
+        self.add_states(other.state())
 
-    def calibrate(self, loader: Iterable[Any], *, progress: bool = True) -> "Method":
-        """Set the threshold from in-distribution data that was not used for training."""
-        scores = self.score_all(loader, progress=progress)
-        finite = scores[scores.isfinite()]
-        if len(finite) < len(scores):
-            warn(f"{len(scores) - len(finite)} calibration example(s) with NaN or infinity were left out")
-        if len(finite) < examples_needed(self.level):
-            raise CalibrationError(
-                f"{len(finite)} calibration examples cannot support level {self.level}: "
-                f"at least {examples_needed(self.level)} are needed"
-            )
-        self._scores = finite.sort().values
-        return self
+    def add_states(self, states: Mapping[str, Tensor]) -> None:
+        """Add the states of further training examples to this method's own, as the fields in `kept` declare.
 
-    def score_all(self, loader: Iterable[Any], *, progress: bool = True) -> Tensor:
-        """The scores of a whole loader, on the CPU."""
-        batches = self.network.batches(loader, self.name, progress)
-        parts = [self.score_inputs(inputs)[1].cpu() for inputs, _ in batches]
-        if not parts:
-            raise InputError(f"the loader yielded no example: {self.name} needs some")
-        return torch.cat(parts)
+        The result lies where the added states lie. A GPU is not waited for.
+        """
+        how = {name: field.reduce for name, field in self.kept.items() if field.reduce is not None}
+        if not how:
+            raise NotImplementedError(f"{self.name} says that it can be merged, but not how")
+        before = {name: getattr(self, name) for name in how}
+        if all(state is None for state in before.values()):
+            self._set({name: states[name] for name in how})
+            return
+        for name in how:
+            if before[name] is None or name not in states:
+                missing = "its number of examples" if name == "count_" else name
+                raise InputError(
+                    f"{self.name} was saved without {missing}, so nothing can be added: fit a new one"
+                )
+            before[name] = before[name].to(states[name].device)
+        for name, rule in how.items():
+            if rule == "mean":
+                share = states["count_"] / (before["count_"] + states["count_"]).clamp_min(1).double()
+                joined = before[name] + (states[name] - before[name]) * share
+            else:
+                joined = REDUCTIONS[rule](before[name], states[name])
+            setattr(self, name, joined)
+
+    # --- judge ---------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def measured(self, observation: Observation) -> Measurement:
+        """The score of each example, and whether it is finite."""
+        score = self.judged(observation)
+        return Measurement(score.unsqueeze(1), observation.logits, score < torch.inf)
+
+    def _measured(self, inputs: Inputs) -> Measurement:
+        if not self.alone:
+            return super()._measured(inputs)
+        logits, score = self.score_inputs(inputs)
+        return Measurement(score.unsqueeze(1), logits, score < torch.inf)
 
     def score_inputs(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
         """The logits and the scores of a batch."""
         self.check_fitted()
-        observation = self._observer(inputs)
-        return observation.logits, self.judged(observation)
+        measured = super()._measured(inputs)
+        return measured.logits, measured.values[:, 0]
+
+    def score_all(self, loader: Iterable[Any], *, progress: bool = True) -> Tensor:
+        """The scores of a whole loader, on the CPU."""
+        return self.measure_all(loader, self.name, progress).values[:, 0]
+
+    def observe(self, inputs: Inputs) -> Observation:
+        """What one forward pass shows."""
+        inputs = on_device(inputs, self.model)
+        return self.planned(inputs)(inputs)[0]
+
+    def differentiable(self, inputs: Inputs) -> Observation:
+        """What one forward pass shows, to be differentiated with respect to the inputs."""
+        inputs = on_device(inputs, self.model)
+        return self.planned(inputs.detach()).differentiable(inputs)[0]
 
     @torch.inference_mode()
     def judged(self, observation: Observation) -> Tensor:
-        """The scores in float64, infinite where the example or what was seen of it is not finite."""
-        self.check_fitted()
+        """The scores in float64. They are infinite if the example or its observation is not finite."""
+        if not self._fitted:
+            self.check_fitted()
         if self.alone:
-            means = "gradients at the inputs" if self.gradients else "a tensor inside the network"
             raise InputError(
-                f"{self.name} judges by {means}, which an observation does not show: "
+                f"{self.name} judges by gradients at the inputs, which an observation does not show: "
                 "call detector.score_inputs(inputs)"
             )
         if self.width_ is not None and observation.features is not None:
@@ -271,67 +320,35 @@ class Method(ABC):
                 raise InputError(f"{self.name} was fitted on {then} features, {now} were given")
         return self._infinite_where_broken(self.score(observation), observation.finite)
 
+    def on(self, device: torch.device, name: str) -> Tensor:
+        """A fitted tensor on a device. The copy is kept there."""
+        tensor: Tensor = getattr(self, name)
+        if tensor.device == device:
+            return tensor
+        original, copy = self._copies.get(name, (None, tensor))
+        if original is not tensor or copy.device != device:
+            copy = tensor.to(device)
+            self._copies[name] = (tensor, copy)
+        return copy
+
     @staticmethod
     def _infinite_where_broken(score: Tensor, finite: Tensor | None) -> Tensor:
         score = score.double()
         # Over True a score stays, over False it is infinite or NaN: one operation on a GPU, not several.
         return (score if finite is None else score / finite).nan_to_num(torch.inf, torch.inf, torch.inf)
 
-    def __call__(self, inputs: Any) -> Detection:
-        """Judge a batch."""
-        self._calibrated()
-        logits, score = self.score_inputs(self.network.read(inputs))
-        calibration = self._scores = self._calibrated().to(score.device)
-        score, logits = score.clone(), logits.clone()
-        return Detection(
-            logits=logits,
-            predicted=logits.argmax(1),
-            score=score,
-            p_value=p_value(score, calibration),
-            is_ood=is_above_threshold(score, calibration, self.level),
-        )
-
-    @property
-    def calibration_scores_(self) -> Tensor:
-        """The in-distribution scores that rank, ascending."""
-        return self._calibrated().clone()
-
-    @property
-    def threshold_(self) -> float:
-        """The score above which an input is out-of-distribution."""
-        return threshold(self._calibrated(), self.level)
-
-    def check_fitted(self) -> None:
-        """It has been fitted, if it has to be, or a plain error."""
-        if not self._fitted:
-            raise NotFittedError(f"{self.name} is not fitted: call detector.fit(train_loader) first")
-
-    def _calibrated(self) -> Tensor:
-        self.check_fitted()
-        if self._scores is None:
-            raise NotFittedError(
-                f"{self.name} is not calibrated: call detector.calibrate(validation_loader) after fitting"
-            )
-        return self._scores
-
-    def __repr__(self) -> str:
-        state = "not fitted" if not self._fitted else "not calibrated"
-        if self._scores is not None:
-            state = f"threshold {self.threshold_:.4g}"
-        return f"{type(self).__name__}({type(self.model).__name__}: {state})"
-
     # --- save and load -------------------------------------------------------------------------------
 
-    def differing_settings(self, other: "Method") -> Iterator[tuple[str, Any, Any]]:
-        """Each setting in which two detectors differ: its name, this one's value, the other's."""
-        theirs = other._all_settings()
-        for name, mine in self._all_settings().items():
-            if mine != theirs[name]:
-                yield name, mine, theirs[name]
-
-    def _all_settings(self) -> dict[str, Any]:
-        names = ("level", "features", "taps", "most_examples", "seed", *self.settings)
-        return {name: getattr(self, name) for name in names}
+    def settings_as_json(self) -> dict[str, Any]:
+        """The arguments that it was made with."""
+        shared = {
+            "level": self.level,
+            "features": self.features,
+            "taps": self.selection,
+            "most_examples": self.most_examples,
+            "seed": self.seed,
+        }
+        return shared | {name: getattr(self, name) for name in self.settings}
 
     def state(self) -> dict[str, Tensor]:
         """The fitted tensors, by name."""
@@ -341,42 +358,22 @@ class Method(ABC):
             if name.endswith("_") and isinstance(value, Tensor)
         }
 
-    def save(self, path: str | PathLike[str]) -> None:
-        """Write the detector to one safetensors file. The network itself is not saved."""
-        self.check_fitted()
-        artifact.check_writable(path)
-        header, tensors = self.contents()
-        more = {"network": artifact.fingerprint(self.model), "metadata": self.metadata}
-        if self.network.adapters:
-            more["adapters"] = self.network.adapters
-        artifact.write(path, header | more, tensors)
-
     def contents(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """What is to be saved, but for the network's fingerprint: plain values, and tensors."""
+        """What is to be saved: plain values, and tensors."""
         tensors = {f"state.{name}": tensor for name, tensor in self.state().items()}
-        if self._scores is not None:
-            tensors["calibration.scores"] = self._scores
+        if self._calibration is not None:
+            tensors["calibration.scores"] = self.calibration_scores_
         header = {
             "detector": self.name,
-            "settings": self._all_settings(),
+            "settings": self.settings_as_json(),
             "shapes": {name: list(tensor.shape) for name, tensor in tensors.items()},
         }
         return header, tensors
 
     @classmethod
-    def from_artifact(
-        cls, saved: artifact.Saved, model: nn.Module | Network, accept_other_weights: bool = False
-    ) -> "Method":
-        """The detector in an opened file."""
-        detector = saved.restored(cls, model, accept_other_weights)
-        with artifact.reading(saved.path):
-            detector.check_fitted()
-        return detector
-
-    @classmethod
     def described(
-        cls, header: Mapping[str, Any], model: nn.Module | Network
-    ) -> "tuple[Method, artifact.Shapes]":
+        cls: "type[_M]", header: Mapping[str, Any], model: nn.Module | Network
+    ) -> "tuple[_M, artifact.Shapes]":
         """The detector without its tensors, and what these must be."""
         fields = {f"state.{name}": field for name, field in cls.fields().items()}
         fields["calibration.scores"] = Field(("ranking",), torch.float64, artifact.ASCENDING)
@@ -385,7 +382,10 @@ class Method(ABC):
 
     def restore(self, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         """Take over the tensors of a file."""
-        self._scores = tensors.get("calibration.scores")
+        scores = tensors.get("calibration.scores")
+        if scores is not None:
+            how = {"split": False, "seed": 0, "examples": len(scores)}
+            self._calibration = Calibration.restored(AsMeasured(), scores, self.level, how)
         state = {name.removeprefix("state."): t for name, t in tensors.items() if name.startswith("state.")}
         fields = self.fields()
         for name, tensor in state.items():
@@ -398,14 +398,14 @@ class Method(ABC):
 
     @classmethod
     def fields(cls) -> artifact.Shapes:
-        """The tensors that `state` has after `fit`: `kept`, and those that many methods have."""
+        """The tensors that `state` has after `fit`: those in `kept`, and those that many methods share."""
         shared = {"tuned_": Field((), torch.bool, optional=True)}
-        if cls.record.fitted and "features" in cls.needs:
+        if cls.record.fitted and "features" in cls.looks_at:
             shared["width_"] = Field((), torch.int64, artifact.POSITIVE)
         return {**shared, **cls.kept}
 
     def _check_state(self) -> None:
-        """Compare the tensors of a file with each other and with the settings, or raise a plain error."""
+        """Refuse tensors of a file that do not fit each other or the settings."""
         return  # for most methods their shapes say it all
 
     def take_over(self, before: "Method") -> None:
@@ -429,7 +429,7 @@ class _Sample:
         return sum(len(keys) for keys in self._keys)
 
     def add(self, observation: Observation) -> None:
-        """Every example draws a key; those with the smallest keys stay."""
+        """Every example draws a key. The examples with the smallest keys stay."""
         self._parts.append(observation)
         self._keys.append(torch.rand(len(observation), generator=self._generator, dtype=torch.float64))
         if len(self) > 2 * self._most:
@@ -443,6 +443,6 @@ class _Sample:
         self._keys, self._parts = [keys], [all_parts]
 
     def observation(self) -> Observation:
-        """The sample, in the order in which it was seen."""
+        """The sample, in the order of the loader."""
         self._shrink()
         return self._parts[0]

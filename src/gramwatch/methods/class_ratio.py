@@ -1,7 +1,5 @@
 """Class ratio: how near the nearest class is, compared with the middle of all classes, at the last stage."""
 
-from collections.abc import Sequence
-
 from torch import Tensor
 
 from gramwatch.methods.base import Record
@@ -11,16 +9,16 @@ from gramwatch.observation import Observation
 
 
 class ClassRatio(UnitMahalanobis):
-    """The Mahalanobis distance to the nearest class, over that to the middle of all, at the last stage.
+    """The Mahalanobis distance to the nearest class, over the distance to the middle, at the last stage.
 
-    Features are scaled to length one, as in `UnitMahalanobis`. What belongs to a class lies near it and far
-    from the middle; what belongs to none lies about as far from its nearest class as from the middle. The
-    middle is the mean of the class means.
+    Features are scaled to length one, as in `UnitMahalanobis`. An input of a class lies near that class
+    and far from the middle of all classes. An input of no class lies about as far from its nearest class as
+    from the middle. The middle is the mean of the class means.
 
     Args:
         model: any classifier that returns logits.
-        taps: where to look, as for `GramDetector`; the last of them counts.
-        options: those of every `Method`.
+        taps: the watched taps, as for `GramDetector`. Only the last one is used.
+        options: the arguments of every `Method`.
 
     """
 
@@ -35,11 +33,10 @@ class ClassRatio(UnitMahalanobis):
         limits="Needs two classes at least. Sees nothing that the last stage has lost.",
     )
 
-    def _looked_at(self, observation: Observation) -> Sequence[Tensor]:
-        return observation.channel_means[-1:]
+    which = slice(-1, None)
 
     def score(self, observation: Observation) -> Tensor:
-        """The ratio of both distances."""
+        """The ratio of the two distances."""
         (gaussian,), (features,) = self._checked(observation), self._features(observation)
         nearest, middle = gaussian.distances(features)
         return (nearest / middle.clamp_min(TINY)).sqrt()

@@ -1,4 +1,4 @@
-"""DICE: read the features with the weights that matter on training data, and no others."""
+"""DICE: the logits from only those weights that contribute most on training data."""
 
 from typing import Any, ClassVar
 
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from gramwatch.artifact import Field
 from gramwatch.errors import InputError
 from gramwatch.methods.base import Record
+from gramwatch.methods.features import features_of, head_of
 from gramwatch.methods.shaping import Shaping
 from gramwatch.observation import Head, Observation
 
@@ -18,9 +19,9 @@ class DICE(Shaping):
 
     Args:
         model: any classifier whose logits one linear layer makes.
-        sparsity: p, the share of weights that are set to zero: those with the smallest mean contribution,
-            weight times mean training feature. The paper takes 0.9 for CIFAR and 0.7 for ImageNet.
-        options: those of every `Method`.
+        sparsity: p, the share of weights that become zero. These have the smallest mean contribution, which
+            is the weight times the mean training feature. The paper takes 0.9 for CIFAR and 0.7 for ImageNet.
+        options: the arguments of every `Method`.
 
     """
 
@@ -44,16 +45,16 @@ class DICE(Shaping):
         self.mask_: Tensor | None = None
 
     def _fit(self, training: Observation) -> None:
-        features, head = self._features_and_head(training)
+        features, head = features_of(training, self.name), head_of(training, self.name)
         contribution = head.weight.double().cpu() * features.double().mean(0)
         smallest = np.percentile(contribution.numpy(), 100 * self.sparsity) if self.sparsity else -np.inf
         self.mask_ = contribution > float(smallest)
 
     def logits(self, features: Tensor, head: Head) -> Tensor:
-        """Those of the weights that are kept; the bias stays."""
-        assert self.mask_ is not None
-        if self.mask_.shape != head.weight.shape:
-            then, now = tuple(self.mask_.shape), tuple(head.weight.shape)
+        """The logits from the kept weights and the whole bias."""
+        mask = self.on(features.device, "mask_")
+        if mask.shape != head.weight.shape:
+            then, now = tuple(mask.shape), tuple(head.weight.shape)
             raise InputError(f"{self.name} was fitted on a last layer of {then} weights, not {now}")
-        weight = torch.where(self.mask_.to(features.device), head.weight.to(features), 0)
+        weight = torch.where(mask, head.weight.to(features), 0)
         return Head(weight, head.bias)(features)

@@ -1,7 +1,7 @@
-"""Dirichlet distributions over class probabilities: what the methods share whose networks predict one.
+"""Dirichlet distributions over class probabilities, for the networks that predict one.
 
-The concentrations are `alpha = exp(z)` of the logits `z`, so that the expected probabilities
-`alpha_c / alpha_0`, with `alpha_0 = sum_c alpha_c`, are the softmax of the logits as for any other network.
+The concentrations are `alpha = exp(z)` of the logits `z`. The expected probabilities are `alpha_c / alpha_0`,
+with `alpha_0 = sum_c alpha_c`. They equal the softmax of the logits, as for any other network.
 """
 
 import math
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def concentrations(logits: Tensor, most: float) -> Tensor:
-    """`exp(z)`, at most `most` and never zero, where the functions below would be infinite."""
+    """`exp(z)`, at most `most`. It is never zero: the functions below would be infinite there."""
     return logits.clamp(max=math.log(most)).exp() + 1e-8
 
 
@@ -33,7 +33,7 @@ def expected_log_probability(alpha: Tensor, classes: Tensor) -> Tensor:
 
 
 def differential_entropy(alpha: Tensor) -> Tensor:
-    """The entropy of Dir(alpha) of each row, `(N,)`: highest, and below zero, where it is flat."""
+    """The entropy of Dir(alpha) of each row, `(N,)`. It is highest, and still negative, if Dir is flat."""
     alpha_0 = alpha.sum(1)
     return (
         alpha.lgamma().sum(1)
@@ -44,7 +44,7 @@ def differential_entropy(alpha: Tensor) -> Tensor:
 
 
 def mutual_information(alpha: Tensor) -> Tensor:
-    """Of label and probabilities: the entropy of the expectation less the expected entropy, `(N,)`."""
+    """Of label and probabilities, `(N,)`: the entropy of the expectation minus the expected entropy."""
     alpha_0 = alpha.sum(1, keepdim=True)
     p = alpha / alpha_0
     return (p * ((alpha + 1).digamma() - (alpha_0 + 1).digamma() - p.log())).sum(1)

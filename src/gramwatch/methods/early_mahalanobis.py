@@ -1,24 +1,19 @@
 """Early Mahalanobis: unit Mahalanobis without the network's last stage."""
 
-from collections.abc import Sequence
-
-from torch import Tensor
-
 from gramwatch.methods.base import Record
 from gramwatch.methods.unit_mahalanobis import UnitMahalanobis
-from gramwatch.observation import Observation
 
 
 class EarlyMahalanobis(UnitMahalanobis):
-    """Unit Mahalanobis where all stages but the last end: whether an input looks like a class on the way.
+    """Unit Mahalanobis at the end of every stage but the last.
 
-    Made to be joined with a method that looks at the last stage, as `ClassRatio`. A network with one stage
-    has no other: that one counts.
+    It is made to be joined with a method that looks at the last stage, such as `ClassRatio`. In a network
+    with one stage, that stage is used.
 
     Args:
         model: any classifier that returns logits.
-        taps: where to look, as for `GramDetector`; the last of them is left out.
-        options: those of every `Method`.
+        taps: the watched taps, as for `GramDetector`. The last one is left out.
+        options: the arguments of every `Method`.
 
     """
 
@@ -33,7 +28,4 @@ class EarlyMahalanobis(UnitMahalanobis):
         cost="a product with a matrix of channels x channels at the end of each stage but the last",
         limits="Sees little of what an image means: that is made in the last stage.",
     )
-
-    def _looked_at(self, observation: Observation) -> Sequence[Tensor]:
-        means = observation.channel_means
-        return means[:-1] if len(means) > 1 else means
+    which = slice(0, -1)

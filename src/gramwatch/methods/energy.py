@@ -14,7 +14,7 @@ class Energy(Method):
     Args:
         model: any classifier that returns logits.
         temperature: T. The paper recommends 1.
-        options: those of every `Method`.
+        options: the arguments of every `Method`.
 
     """
 
@@ -42,5 +42,5 @@ class Energy(Method):
 def energy(logits: Tensor, temperature: float = 1.0) -> Tensor:
     """`-T log sum_c exp(z_c / T)`."""
     scaled = logits.double() / temperature
-    # On a GPU one operation for log_softmax, ten for logsumexp.
+    # On a GPU, log_softmax is one operation and logsumexp is ten.
     return temperature * (scaled.log_softmax(1).amax(1) - scaled.amax(1))

@@ -1,4 +1,4 @@
-"""fDBD: how far the nearest decision boundaries are, for how far the feature is from the middle."""
+"""fDBD: the distance to the decision boundaries over the distance to the mean training feature."""
 
 from typing import Any
 
@@ -14,11 +14,11 @@ from gramwatch.observation import Head, Observation
 class FDBD(MeanMethod):
     """The mean distance to the decision boundaries, regularised (Liu & Qin, 2024, Eq. 8: regDistDB).
 
-    Two classes with the same weights have no boundary between them; such pairs are left out.
+    Two classes with the same weights have no boundary between them. Such pairs are left out.
 
     Args:
         model: any classifier that returns logits.
-        options: those of every `Method`.
+        options: the arguments of every `Method`.
 
     """
 
@@ -37,25 +37,25 @@ class FDBD(MeanMethod):
         self._head: Head | None = None
         self._kept = torch.empty(0)
 
-    def take(self, observation: Observation) -> None:
-        """Take in one batch; a GPU is not waited for."""
+    def take(self, observation: Observation) -> Tensor | int:
+        """Take in one batch. A GPU is not waited for."""
         if observation.logits.shape[1] < 2:
             raise InputError(f"{self.name} needs decision boundaries: one class has none")
-        super().take(observation)
+        return super().take(observation)
 
     def score(self, observation: Observation) -> Tensor:
         """Minus the regularised mean distance."""
         logits, predicted = observation.logits.double(), observation.predicted
         shares = self._shares(head_of(observation, self.name), logits.device)[predicted]
         mean = ((logits.amax(1, keepdim=True) - logits) * shares).sum(1)
-        away = lengths(features_of(observation, self.name).double() - self.mean_on(logits.device))
+        away = lengths(features_of(observation, self.name).double() - self.on(logits.device, "mean_"))
         return -mean / away.clamp_min(TINY)
 
     def _shares(self, head: Head, device: torch.device) -> Tensor:
-        """`1 / ||w_a - w_b||` of every pair of classes, over how many there are.
+        """`1 / ||w_a - w_b||` of every pair of classes, divided by the number of boundaries of class a.
 
-        Kept until the head is another. Zero for a class with itself, and with one of the same weights:
-        there is no boundary between them.
+        The matrix is kept until the head changes. It is zero for a class with itself, and for two classes
+        of the same weights: there is no boundary between them.
         """
         if head is not self._head or self._kept.device != device:
             weight = head.weight.to(device).double()

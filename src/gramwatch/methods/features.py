@@ -1,4 +1,4 @@
-"""What methods on penultimate features share: unit length, second moments, nearest neighbours, the head."""
+"""Shared by methods on penultimate features: unit length, second moments, nearest neighbours, the head."""
 
 from abc import abstractmethod
 from collections.abc import Callable
@@ -17,24 +17,24 @@ from gramwatch.methods.base import Method
 from gramwatch.observation import Head, Observation
 
 PIECE = 2**24
-"""How many products with a bank are held at a time."""
+"""The number of products with a bank in memory at a time."""
 NEAR = 2**19
-"""How many values of neighbours are measured at a time: few enough for a processor's cache."""
+"""The number of values of neighbours in memory at a time: they fit into a processor's cache."""
 ROWS = 4096
-"""How many features are held in float64 at a time while fitting."""
+"""The number of features in float64 at a time while fitting."""
 TINY = 1e-12
-"""Lengths below this count as this: they are divided by."""
+"""The smallest divisor: smaller lengths count as this one."""
 
 
 def features_of(observation: Observation, name: str) -> Tensor:
-    """The penultimate features, `(N, D)`, or a plain error."""
+    """The penultimate features, `(N, D)`. An error names the method that misses them."""
     if observation.features is None:
         raise InputError(f"{name} looks at the penultimate features, which were not observed")
     return observation.features
 
 
 def head_of(observation: Observation, name: str) -> Head:
-    """The linear layer that makes the logits, or a plain error."""
+    """The linear layer that makes the logits. An error names the method that misses it."""
     if observation.head is None:
         raise TapError(
             f"{name} needs the weights of the linear layer that makes the logits of the features. Where "
@@ -59,13 +59,13 @@ def unit(features: Tensor) -> Tensor:
 
 
 def lengths(vectors: Tensor) -> Tensor:
-    """The length of each, along the last axis."""
+    """The length of vectors along the last axis."""
     length: Tensor = torch.linalg.vector_norm(vectors, dim=-1)
     return length
 
 
 def second_moment(features: Tensor, centre: Tensor, centre_of: Tensor | None = None) -> Tensor:
-    """The mean of `(x - m)(x - m)^T` in float64: `m` is the centre, or that centre which `centre_of` says."""
+    """The mean of `(x - m)(x - m)^T` in float64. `m` is the centre, or the centre of an example's class."""
     total = torch.zeros(features.shape[1], features.shape[1], dtype=torch.float64, device=features.device)
     for start in range(0, len(features), ROWS):
         rows = slice(start, start + ROWS)
@@ -77,83 +77,50 @@ def second_moment(features: Tensor, centre: Tensor, centre_of: Tensor | None = N
 class HeadMethod(Method):
     """A method that uses the weights of the linear layer that makes the logits."""
 
-    needs = frozenset({"features", "head"})
+    looks_at = frozenset({"features", "head"})
 
-    def take(self, observation: Observation) -> None:
-        """Take in one batch; without the weights there is an error at the first, not at the last."""
+    def take(self, observation: Observation) -> Tensor | int:
+        """Take in one batch. Missing weights are an error at the first batch."""
         head_of(observation, self.name)
-        super().take(observation)
+        return super().take(observation)
 
 
 class MeanMethod(HeadMethod):
-    """A method that learns no more than the mean of the training features, and so keeps no examples.
+    """A method that learns only the mean of the training features. It keeps no examples.
 
-    Fitting again adds to what was seen before.
+    Fitting again adds to the mean.
     """
 
     running = True
     kept: ClassVar = {
-        "mean_": Field(("width",), torch.float64, FINITE),
-        "count_": Field((), torch.int64, NOT_NEGATIVE, optional=True),
+        "mean_": Field(("width",), torch.float64, FINITE, reduce="mean"),
+        "count_": Field((), torch.int64, NOT_NEGATIVE, optional=True, reduce="sum"),
     }
 
     def __init__(self, model: nn.Module, **options: Any) -> None:
         super().__init__(model, **options)
         self.mean_: Tensor | None = None
         self.count_: Tensor | None = None  # of the examples behind the mean
-        self._mean_for: Tensor | None = None
-        self._mean_there = torch.empty(0)
 
-    def take(self, observation: Observation) -> None:
-        """Take in one batch; a GPU is not waited for."""
+    def take(self, observation: Observation) -> Tensor | int:
+        """Take in one batch. A GPU is not waited for."""
         head_of(observation, self.name)
         features = features_of(observation, self.name)
         finite = observation.finite
         if finite is None:
             finite = torch.ones(len(features), dtype=torch.bool, device=features.device)
-        self.width_ = torch.tensor(features.shape[1])
         count = finite.sum()
         total = torch.where(finite.unsqueeze(1), features, 0.0).sum(0, dtype=torch.float64)
-        self._add(total / count.clamp_min(1), count)
-
-    def _learn(self) -> None:
-        if self.count_ is None or not self.count_:
-            raise InputError(f"{self.name} has seen no finite training example: there is nothing to fit")
-
-    def _merge(self, other: Method) -> None:
-        assert isinstance(other, MeanMethod)
-        if other.mean_ is None or other.count_ is None:
-            raise InputError(f"{self.name}: the other was saved without its number of examples; fit it anew")
-        assert self.mean_ is not None
-        place = self.mean_.device
-        self._add(other.mean_.to(place), other.count_.to(place))
-
-    def _add(self, mean: Tensor, count: Tensor) -> None:
-        if self.mean_ is None:
-            self.mean_, self.count_ = torch.zeros_like(mean), torch.zeros_like(count)
-        elif self.count_ is None:
-            raise InputError(
-                f"{self.name} was saved without its number of examples, so none can be added: fit a new one"
-            )
-        before, self.count_ = self.mean_.to(mean.device), self.count_.to(mean.device) + count
-        self.mean_ = before + (mean - before) * (count / self.count_.clamp_min(1).double())
-
-    def mean_on(self, device: torch.device) -> Tensor:
-        """The mean on a device, kept there."""
-        assert self.mean_ is not None
-        if self.mean_.device == device:
-            return self.mean_
-        if self._mean_for is not self.mean_ or self._mean_there.device != device:
-            self._mean_for, self._mean_there = self.mean_, self.mean_.to(device)
-        return self._mean_there
+        self.add_states({"mean_": total / count.clamp_min(1), "count_": count})
+        return len(features) - count
 
 
 class Neighbours:
     """The entries of a bank with the largest inner products with a query, exactly, in bounded memory.
 
-    The search is in float32, by matrix products in pieces, or by `faiss` where that is installed and the
-    features are on the CPU. It takes some more entries than asked for, so that rounding leaves none out that
-    belongs there; what was found is then measured in float64.
+    The search is in float32, by matrix products in pieces. If `faiss` is installed and the features are on
+    the CPU, `faiss` does it. The search returns a few more entries than asked for, so that rounding loses
+    none. The caller measures these entries in float64.
 
     Args:
         bank: `(M, D)`, float32.
@@ -165,7 +132,7 @@ class Neighbours:
         self._moved = bank
 
     def on(self, device: torch.device) -> Tensor:
-        """The bank on a device, kept there."""
+        """The bank on a device. The copy is kept there."""
         if self._moved.device != device:
             self._moved = self._bank.to(device)
         return self._moved
@@ -200,14 +167,14 @@ def _faiss() -> ModuleType | None:
 def largest_products(queries: Tensor, bank: Tensor, k: int, piece: int = PIECE) -> Tensor:
     """The indices of the k largest inner products of each query with the entries of a bank, `(N, k)`.
 
-    Products are in float32 at least, whatever autocast or the setting for matrix products says: unit vectors
-    of one cluster differ in the last digits.
+    Products are in float32 at least, whatever autocast and the precision of matrix products are set to. Unit
+    vectors of one cluster differ in the last digits only.
 
     Args:
         queries: `(N, D)`
         bank: `(M, D)`, M at least k.
-        k: how many.
-        piece: how many products are held at a time.
+        k: the number of entries.
+        piece: the number of products in memory at a time.
 
     """
     width = min(len(bank), max(k, 2**16))
@@ -234,15 +201,15 @@ def _no_autocast(device: str) -> AbstractContextManager[Any]:
 
 
 def _full_precision() -> bool:
-    """Whether float32 matrix products are just that, not TF32 or bfloat16."""
+    """Whether float32 matrix products are computed in float32, not in TF32 or bfloat16."""
     try:
         return torch.get_float32_matmul_precision() == "highest"
-    except RuntimeError:  # it was set in several ways, which PyTorch will not sum up
+    except RuntimeError:  # several settings disagree, and PyTorch names none
         return False
 
 
 def check_neighbours(name: str, examples: int, k: int) -> None:
-    """Enough training examples for k neighbours, or a plain error."""
+    """Refuse fewer training examples than k neighbours."""
     if examples < k:
         raise InputError(
             f"{name} has {examples} training example(s), fewer than the k={k} neighbours it looks for: "
@@ -251,7 +218,7 @@ def check_neighbours(name: str, examples: int, k: int) -> None:
 
 
 def check_k(k: int, most_examples: int) -> None:
-    """A number of neighbours that the bank can hold, or a plain error."""
+    """Refuse a number of neighbours that the bank cannot hold."""
     if k < 1:
         raise ValueError(f"k must be at least 1, got {k}")
     if most_examples < k:
@@ -259,16 +226,16 @@ def check_k(k: int, most_examples: int) -> None:
 
 
 class BankMethod(Method):
-    """A method that compares with the nearest of a bank of training examples.
+    """A method that compares inputs with the nearest examples in a bank of training examples.
 
     Args:
         model: any classifier that returns logits.
-        k: how many neighbours.
-        options: those of every `Method`; `most_examples` bounds the bank.
+        k: the number of neighbours.
+        options: the arguments of every `Method`; `most_examples` bounds the bank.
 
     """
 
-    needs = frozenset({"features"})
+    looks_at = frozenset({"features"})
     settings = ("k",)
     kept: ClassVar = {"bank_": Field(("examples", "width"), torch.float32, FINITE)}
 
@@ -281,7 +248,7 @@ class BankMethod(Method):
 
     @abstractmethod
     def _bank(self, training: Observation) -> Tensor:
-        """What is kept of the training examples, `(M, D)`, float32."""
+        """The bank, made of the training examples: `(M, D)`, float32."""
 
     def _fit(self, training: Observation) -> None:
         check_neighbours(self.name, len(training), self.k)
@@ -292,7 +259,7 @@ class BankMethod(Method):
             check_neighbours(self.name, len(self.bank_), self.k)
 
     def _nearest(self, queries: Tensor, measure: Callable[[Tensor, Tensor], Tensor], piece: int) -> Tensor:
-        """`measure(candidates, queries)`, some at a time, in float64: `(n, near, D)` and `(n, D)`."""
+        """`measure(candidates, queries)` in float64, on pieces of shapes `(n, near, D)` and `(n, D)`."""
         assert self.bank_ is not None
         if self._neighbours is None:
             self._neighbours = Neighbours(self.bank_)

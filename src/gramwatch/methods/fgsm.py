@@ -1,4 +1,4 @@
-"""Adversarial examples to tune on, where no outliers are to be had."""
+"""FGSM: adversarial examples to tune on, if no outliers are at hand."""
 
 import torch
 from torch import Tensor, nn
@@ -27,15 +27,15 @@ def fgsm(
     """Inputs moved by one step that makes the network less sure of their class (fast gradient sign).
 
     `x + eps * sign(grad_x cross_entropy(f(x), y)) / scale` (Goodfellow, Shlens & Szegedy, ICLR 2015). The
-    network is in evaluation mode and left as it was; nothing is clamped.
+    network runs in evaluation mode and is left as it was. Nothing is clamped.
 
     Args:
         model: any classifier that returns logits.
         inputs: a batch, one floating-point tensor. It is not modified.
-        labels: the true classes; without them, the predicted ones.
+        labels: the true classes. Without them, the predicted classes are used.
         eps: the size of the step. Lee et al. (2018) take 0.05 for images scaled to 0 ... 1.
-        scale: what the step is divided by, one number or one for each channel: the standard deviations by
-            which inputs were normalised, for an `eps` in terms of the images before that.
+        scale: the divisor of the step, one number or one for each channel. With the standard deviations of
+            the normalisation, `eps` is in units of the images before it.
 
     """
     images = single_images(inputs, model, "fgsm")

@@ -13,10 +13,10 @@ class GEN(Method):
 
     Args:
         model: any classifier that returns logits.
-        gamma: the exponent. A small one makes much of probabilities near zero. The paper uses 0.1.
-        largest: M, how many of the largest probabilities count. The paper uses 100, or a tenth of the classes
-            on ImageNet; with fewer classes all count.
-        options: those of every `Method`.
+        gamma: the exponent. A small exponent weighs probabilities near zero more. The paper uses 0.1.
+        largest: M, the number of largest probabilities that count. The paper uses 100, or a tenth of the
+            classes on ImageNet. With fewer classes, all count.
+        options: the arguments of every `Method`.
 
     """
 

@@ -1,4 +1,4 @@
-"""KNN: how far the nearest training examples are."""
+"""KNN: the distance to the k-th nearest training example."""
 
 from typing import Any
 
@@ -14,9 +14,9 @@ class KNN(BankMethod):
 
     Args:
         model: any classifier that returns logits.
-        k: which neighbour. The paper uses 50 for CIFAR-10, 200 for CIFAR-100 and 1000 for ImageNet, each with
-            all training examples; a bank of a tenth of them wants a tenth of that.
-        options: those of every `Method`; `most_examples` bounds the bank.
+        k: the rank of the neighbour. The paper uses 50 for CIFAR-10, 200 for CIFAR-100 and 1000 for ImageNet,
+            with all training examples. With a tenth of the examples, take a tenth of k.
+        options: the arguments of every `Method`; `most_examples` bounds the bank.
 
     """
 
@@ -37,12 +37,12 @@ class KNN(BankMethod):
         return unit(features_of(training, self.name))
 
     def score(self, observation: Observation) -> Tensor:
-        """The distance to the k-th nearest."""
+        """The distance to the k-th nearest training example."""
         return self._distance(unit(features_of(observation, self.name)))
 
     def _distance(self, queries: Tensor, piece: int = PIECE) -> Tensor:
         def kth(near: Tensor, query: Tensor) -> Tensor:
-            # Of the difference itself: 2 - 2 u.v loses what is left of it between near neighbours.
+            # From the difference itself: 2 - 2 u.v loses the digits that tell near neighbours apart.
             return lengths(near - query.unsqueeze(1)).kthvalue(self.k, dim=1).values
 
         return self._nearest(queries, kth, piece)

@@ -1,4 +1,4 @@
-"""Mahalanobis: how far the features at every tap lie from the nearest class of training examples."""
+"""Mahalanobis: the distance of the features at every tap to the nearest class of training examples."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -11,6 +11,7 @@ from gramwatch.artifact import FINITE, NOT_NEGATIVE, POSITIVE, Field
 from gramwatch.batches import Inputs
 from gramwatch.errors import InputError, NotFittedError, warn
 from gramwatch.methods.base import Method, Record
+from gramwatch.methods.features import TINY
 from gramwatch.methods.perturb import (
     Scale,
     checked_eps,
@@ -31,14 +32,17 @@ _FEWEST = 20  # of each kind to tune on: half of them, in five folds
 
 
 class ClassDistances(Method):
-    """Class means, and one covariance for all classes, of features at every tap; distances to the nearest.
+    """Distances to the nearest class mean at every tap, with one covariance for all classes.
 
-    All from running sums: no example is kept, fitting again adds to what was seen before, and two can be
-    merged.
+    The fit keeps running sums and no examples. Fitting again adds to the sums. Two detectors can be merged.
     """
 
-    needs = frozenset({"channel_means"})
+    looks_at = frozenset({"channel_means"})
     running = True
+    which: ClassVar[slice] = slice(None)
+    """Which of the taps count."""
+    unit: ClassVar[bool] = False
+    """Whether features are scaled to length one."""
     kept: ClassVar = {
         "widths_": Field(("taps",), torch.int64, POSITIVE),
         "counts_": Field(("all classes",), torch.float64, NOT_NEGATIVE, optional=True),
@@ -53,8 +57,6 @@ class ClassDistances(Method):
 
     def __init__(self, model: nn.Module, **options: Any) -> None:
         super().__init__(model, **options)
-        self._sums: _Sums | None = None
-        self._cached: _Fitted | None = None
         self.widths_: Tensor | None = None  # of each tap
         self.counts_: Tensor | None = None  # of the examples of each class
         self.sums_: Tensor | None = None  # of each class and tap, about its origin, one tap after the other
@@ -65,28 +67,34 @@ class ClassDistances(Method):
         self.whitening_: Tensor | None = None  # (width, rank) of each tap, one after the other
         self.centres_: Tensor | None = None  # (classes, rank) of each tap, whitened, one after the other
 
+    def _begin(self) -> None:
+        self._sums: _Sums | None = None
+        self._cached: _Fitted | None = None
+        super()._begin()
+
     # --- fit -----------------------------------------------------------------------------------------
 
     @torch.inference_mode(False)
     @torch.no_grad()
-    def take(self, observation: Observation) -> None:
-        """Add one batch of training examples to the sums; those that are not finite are left out."""
+    def take(self, observation: Observation) -> int:
+        """Add one batch of training examples to the sums. Examples that are not finite are left out."""
+        total = len(observation)
         if observation.finite is not None:
             observation = observation[observation.finite]
         if not len(observation):
-            return
+            return total
         features = self._features(observation)
         if self._sums is None:
             self._sums = self._seen(observation.logits.device) or _Sums.begun(
                 features, observation.logits.shape[1]
             )
         self._sums.add(features, self._classes(observation))
+        return total - len(observation)
 
     @torch.inference_mode(False)
     @torch.no_grad()
-    def finish(self) -> None:
-        """Class means and covariances from the sums."""
-        self._scores = None
+    def finish(self, left_out: int = 0) -> None:
+        """Compute class means and covariances from the sums."""
         sums = self._sums or self._seen(torch.device("cpu"))
         if sums is None:
             raise InputError(f"{self.name} has seen no finite training example: there is nothing to fit")
@@ -102,7 +110,7 @@ class ClassDistances(Method):
 
     @property
     def says_nothing(self) -> str:
-        """Why every input gets the same score, where training examples do not differ; empty otherwise."""
+        """The reason why every input gets the same score: training examples do not differ. Else empty."""
         if self.ranks_ is None or self.ranks_.any():
             return ""
         return (
@@ -111,14 +119,14 @@ class ClassDistances(Method):
         )
 
     def _keep(self, sums: "_Sums") -> None:
-        """Keep the sums as they are saved."""
+        """Keep the sums in the form of the file."""
         self.widths_, self.counts_ = sums.widths, sums.counts.cpu()
         self.origins_ = torch.cat([origin.cpu() for origin in sums.origins])
         self.sums_ = torch.cat([by_class.flatten().cpu() for by_class in sums.by_class])
         self.products_ = torch.cat([product.flatten().cpu() for product in sums.products])
 
     def _seen(self, device: torch.device) -> "_Sums | None":
-        """The sums that were kept, on a device; None where nothing was seen yet."""
+        """The kept sums on a device. None before the first batch."""
         if self.widths_ is None:
             return None
         if self.counts_ is None or self.sums_ is None or self.products_ is None or self.origins_ is None:
@@ -141,16 +149,10 @@ class ClassDistances(Method):
         )
 
     def state(self) -> dict[str, Tensor]:
-        """The fitted tensors, by name; of a fit under way, what was seen so far."""
+        """The fitted tensors by name. During a fit they include the sums so far."""
         if self._sums is not None:
             self._keep(self._sums)
         return super().state()
-
-    def reset(self) -> Method:
-        """Forget all training and calibration data; settings stay."""
-        super().reset()
-        self._sums = self._cached = None
-        return self
 
     def _check_state(self) -> None:
         if self.widths_ is None:
@@ -176,7 +178,7 @@ class ClassDistances(Method):
 
     @torch.inference_mode(False)
     @torch.no_grad()
-    def _merge(self, other: Method) -> None:
+    def _add_learnt(self, other: Method) -> None:
         assert isinstance(other, ClassDistances)
         mine, theirs = self._seen(torch.device("cpu")), other._seen(torch.device("cpu"))
         assert mine is not None
@@ -189,7 +191,7 @@ class ClassDistances(Method):
 
     @torch.inference_mode(False)
     def _fitted_on(self, device: torch.device) -> "_Fitted":
-        """The fitted distribution of each tap, on a device, kept there."""
+        """The fitted distributions of all taps on a device. The copy is kept there."""
         cached = self._cached
         if cached is None or cached.device != device or cached.whitening is not self.whitening_:
             if self.widths_ is None or self.ranks_ is None or self.classes_ is None:
@@ -211,26 +213,29 @@ class ClassDistances(Method):
     # --- judge ---------------------------------------------------------------------------------------
 
     def _classes(self, observation: Observation) -> Tensor:
-        """Of training examples: the labels where the loader has them, else the predictions."""
+        """The classes of training examples: labels if the loader has them, else predictions."""
         return observation.classes
 
     def _features(self, observation: Observation) -> list[Tensor]:
-        """What is compared with the classes, `(N, width)` in float64 for each tap: the channels' means."""
-        return [_exact(means) for means in self._looked_at(observation)]
+        """The features that are compared with the classes, `(N, width)` in float64 for each tap."""
+        features = [_exact(means) for means in self._looked_at(observation)]
+        if not self.unit:
+            return features
+        return [f / f.norm(dim=1, keepdim=True).clamp_min(TINY) for f in features]
 
     def _looked_at(self, observation: Observation) -> Sequence[Tensor]:
-        """The channels' means at the taps that count."""
-        return observation.channel_means
+        """The channel means at the taps that count. If none is left, all taps count."""
+        return observation.channel_means[self.which] or observation.channel_means
 
     def distances(self, observation: Observation) -> Tensor:
-        """The distance of each example to the nearest class, at each tap, `(N, taps)`; Eq. 2 without sign."""
+        """The distance of each example to the nearest class at each tap, `(N, taps)`; Eq. 2 without sign."""
         each = zip(self._checked(observation), self._features(observation), strict=True)
         return torch.stack([gaussian.distance(features) for gaussian, features in each], 1)
 
     def _over_expectation(self, distances: Tensor) -> Tensor:
-        """Each tap's distances, `(N, taps)`, over what to expect of them.
+        """The distances at each tap, `(N, taps)`, divided by their expectation.
 
-        On training data, the mean distance to an example's own class is the trace of S^-1 S: the rank.
+        On training data, the mean squared distance to the own class is the trace of S^-1 S, the rank.
         """
         return distances / self._fitted_on(distances.device).expected
 
@@ -238,7 +243,7 @@ class ClassDistances(Method):
         return self._checked(observation)[tap].distance(self._features(observation)[tap])
 
     def _checked(self, observation: Observation) -> "list[_Gaussian]":
-        """The fitted distribution of each tap, for an observation of the same taps."""
+        """The fitted distributions, for an observation of the same taps."""
         gaussians = self._fitted_on(observation.logits.device).gaussians
         now = [means.shape[1] for means in self._looked_at(observation)]
         then = [len(gaussian.whitening) for gaussian in gaussians]
@@ -254,18 +259,18 @@ class ClassDistances(Method):
 class Mahalanobis(ClassDistances):
     """The distance to the nearest class mean, at every tap (Lee et al., 2018, Eq. 1 and 2, Algorithm 1).
 
-    Of the channels' means over the pixels. Classes are the labels where the loader has them, else the
-    predictions.
+    The features are the means of the channels over the pixels. Classes are the labels if the loader has them,
+    else the predictions.
 
     Args:
         model: any classifier that returns logits.
-        join: how the taps' distances become one score: `"equal"`, their sum; `"normalised"`, each divided by
-            its expectation on training data, then summed; `"regression"`, weighed by a logistic regression,
-            which `tune` learns from outliers.
+        join: how the distances of all taps become one score. `"equal"` adds them. `"normalised"` divides each
+            distance by its expectation on training data, then adds them. `"regression"` weighs them by a
+            logistic regression that `tune` learns from outliers.
         eps: the size of a step towards the nearest class before measuring. With zero no gradient is needed.
-        scale: what the step is divided by, one number or one for each channel of the inputs. The original
-            divides by the standard deviations that the inputs were normalised with.
-        options: those of every `Method`. The authors look at the ends of the network's blocks only:
+        scale: the divisor of the step, one number or one for each channel of the inputs. The original
+            divides by the standard deviations of the normalisation.
+        options: the arguments of every `Method`. The authors look at the ends of the network's blocks only:
             `taps=[...]`.
 
     """
@@ -303,12 +308,12 @@ class Mahalanobis(ClassDistances):
 
     @property
     def gradients(self) -> bool:
-        """Whether there is a step, and so a need for gradients."""
+        """Whether there is a step, which needs gradients."""
         return self.eps > 0
 
-    def finish(self) -> None:
-        """Class means and covariances from the sums; what was tuned before is forgotten."""
-        super().finish()
+    def finish(self, left_out: int = 0) -> None:
+        """Compute class means and covariances from the sums, and forget an earlier `tune`."""
+        super().finish(left_out)
         self.weights_ = self.bias_ = self.tuned_ = None
         assert self.ranks_ is not None
         assert self.widths_ is not None
@@ -322,7 +327,7 @@ class Mahalanobis(ClassDistances):
     # --- judge ---------------------------------------------------------------------------------------
 
     def score(self, observation: Observation) -> Tensor:
-        """The joined distances. The observation is of inputs already moved, if they are to be."""
+        """The joined distances. The observation shows inputs after the step, if there is one."""
         return self._joined(self.distances(observation))
 
     def _joined(self, distances: Tensor) -> Tensor:
@@ -346,16 +351,19 @@ class Mahalanobis(ClassDistances):
         return logits, self._infinite_where_broken(self._joined(distances[0]), finite)
 
     def _distances_on(self, inputs: Inputs, steps: Sequence[float]) -> tuple[Tensor, list[Tensor], Tensor]:
-        """The logits of the batch as it is, and for each step the distances, each tap's after its own."""
+        """The logits of the unmoved batch, the distances for each step, and which examples are finite.
+
+        Every tap has a step of its own, towards its nearest class.
+        """
         if not any(steps):
             with torch.inference_mode():
-                seen = self._observer(inputs)
+                seen = self.observe(inputs)
                 distances = self.distances(seen)
             assert seen.finite is not None
             return seen.logits, [distances] * len(steps), seen.finite
         images = single_images(inputs, self.model, self.name)
         leaf, given = leaf_of(images)
-        seen = self._observer.differentiable(given)
+        seen = self.differentiable(given)
         assert seen.finite is not None
         taps, finite = len(seen.channel_means), seen.finite
         found: list[list[Tensor]] = [[] for _ in steps]
@@ -365,7 +373,7 @@ class Mahalanobis(ClassDistances):
             away = gradient(distance, leaf, self.name, keep=tap + 1 < taps)
             with torch.inference_mode():
                 for column, eps in zip(found, steps, strict=True):
-                    moved = self._observer(step(images, away, -eps, self.scale)) if eps else seen
+                    moved = self.observe(step(images, away, -eps, self.scale)) if eps else seen
                     column.append(self._distance(tap, moved) if eps else distance.detach())
                     finite = finite if moved.finite is None else finite & moved.finite
         return seen.logits.detach(), [torch.stack(column, 1) for column in found], finite
@@ -380,12 +388,12 @@ class Mahalanobis(ClassDistances):
         steps: Sequence[float] = STEPS,
         progress: bool = True,
     ) -> "Mahalanobis":
-        """Weigh the taps by a logistic regression, and choose eps, by what tells these outliers best.
+        """Weigh the taps by a logistic regression, and choose the eps that tells these outliers best.
 
-        As the authors do: on one half of the data a regression is fitted for each step, with a penalty chosen
-        by cross-validation; the step is taken whose regression tells the other half best, by TNR at
-        TPR 95 %, then AUROC. They take 1,000 images of each kind. What was tuned on outliers has seen
-        outliers: tables must say so. Calibrate afterwards, on other data.
+        This is the way of the authors. One half of the data fits a regression for each step, with a penalty
+        chosen by cross-validation. The other half chooses the step: by TNR at TPR 95 %, then by AUROC. The
+        authors take 1,000 images of each kind. A tuned detector has seen outliers: tables must say so.
+        Calibrate it afterwards, on other data.
         """
         self.check_fitted()
         steps = [checked_eps(eps) for eps in steps]
@@ -410,13 +418,14 @@ class Mahalanobis(ClassDistances):
             quality = separation(held_in @ weights + bias, held_out @ weights + bias)
             tried.append((quality, eps, weights, bias))
         _, self.eps, self.weights_, self.bias_ = max(tried, key=lambda found: found[0])
-        self.join, self.tuned_, self._scores = "regression", torch.tensor(True), None
+        self.join, self.tuned_ = "regression", torch.tensor(True)
+        self.forget_calibration()
         return self
 
     def _all_distances(
         self, loader: Iterable[Any], steps: Sequence[float], progress: bool
     ) -> tuple[Tensor, ...]:
-        """For each step the distances of a whole loader, without the examples that are not finite."""
+        """The distances of a whole loader for each step, without the examples that are not finite."""
         batches = []
         for inputs in inputs_of(self.network, loader, "tuning", progress):
             _, distances, finite = self._distances_on(inputs, steps)
@@ -426,24 +435,24 @@ class Mahalanobis(ClassDistances):
 
 
 class _Gaussian(NamedTuple):
-    """One tap's classes: normal distributions of one covariance S, made round by W with W W^T = S^-1."""
+    """The classes at one tap: normal distributions with one covariance S, whitened by W, W W^T = S^-1."""
 
     shift: Tensor
-    """What lies between the origin that the centres are about and zero, whitened, `(rank,)`."""
+    """Minus the origin of the centres, whitened, `(rank,)`."""
     whitening: Tensor
     """W, `(width, rank)`."""
     points: Tensor
-    """The class means, whitened, and last their mean, `(classes + 1, rank)`."""
+    """The whitened class means, and in the last row their mean, `(classes + 1, rank)`."""
     squares: Tensor
-    """Of these points' lengths, `(classes + 1,)`."""
+    """The squared lengths of the points, `(classes + 1,)`."""
 
     @staticmethod
     def of(origin: Tensor, whitening: Tensor, centres: Tensor) -> "_Gaussian":
-        """From what is kept: the centres are those of features less the origin."""
+        """From the kept tensors. The centres are relative to the origin."""
         points = torch.cat([centres, centres.mean(0, keepdim=True)])
         return _Gaussian(-(origin @ whitening), whitening, points, points.square().sum(1))
 
-    # In few operations, for the sake of GPUs.
+    # Few operations: on a GPU each one costs a launch.
 
     def distance(self, features: Tensor) -> Tensor:
         """The squared distance to the nearest class, `(N,)`."""
@@ -458,11 +467,11 @@ class _Gaussian(NamedTuple):
 
 
 class _Fitted(NamedTuple):
-    """What judging needs, on a device."""
+    """The tensors that judging needs, on a device."""
 
     device: torch.device
     whitening: Tensor
-    """As it is kept: whose copies these are."""
+    """The kept tensor that the copies were made of."""
     gaussians: list[_Gaussian]
     """One for each tap."""
     expected: Tensor
@@ -471,10 +480,10 @@ class _Fitted(NamedTuple):
 
 @dataclass
 class _Sums:
-    """Running sums in float64, of what lies between each example and an origin: the first batch's mean."""
+    """Running sums in float64, relative to an origin: the mean of the first batch."""
 
     counts: Tensor
-    """Of the examples of each class, `(classes,)`."""
+    """The number of examples of each class, `(classes,)`."""
     origins: list[Tensor]
     """`(width,)` for each tap."""
     by_class: list[Tensor]
@@ -484,7 +493,7 @@ class _Sums:
 
     @staticmethod
     def begun(first: list[Tensor], classes: int) -> "_Sums":
-        """Nothing yet, about the mean of a first batch, whose features at each tap are given."""
+        """Empty sums, relative to the mean of a first batch with these features at each tap."""
         origins = [features.mean(0) for features in first]
         device = origins[0].device if origins else torch.device("cpu")
         return _Sums(
@@ -500,7 +509,7 @@ class _Sums:
         return torch.tensor([len(origin) for origin in self.origins])
 
     def join(self, other: "_Sums") -> None:
-        """Add what another has seen, which is about other origins."""
+        """Add the sums of another fit, which has other origins."""
         for tap, origin in enumerate(self.origins):
             moved = other.origins[tap] - origin
             total, count = other.by_class[tap].sum(0), other.counts.sum()
@@ -525,14 +534,14 @@ class _Sums:
             product.addmm_(centred.T, centred)
 
     def whitened(self, tap: int, present: Tensor) -> tuple[Tensor, Tensor]:
-        """The inverse root of the covariance about the class means, and these means, whitened; Eq. 1."""
+        """The inverse root of the covariance about the class means, and the whitened class means; Eq. 1."""
         counts, origin = self.counts[present], self.origins[tap]
         total = counts.sum()
         means = self.by_class[tap][present] / counts.unsqueeze(1)
         about_origin = self.products[tap] / total
         covariance = about_origin - (means.T * (counts / total)) @ means
         values, vectors = torch.linalg.eigh((covariance + covariance.T) / 2)
-        # What is no more than rounding: of the sums, in float64, and of the features themselves, in float32.
+        # Eigenvalues that are rounding errors: of the sums in float64, or of the features in float32.
         size = (about_origin.diagonal() + origin.square()).max()
         rounding = len(origin) * torch.finfo(torch.float64).eps * about_origin.diagonal().sum()
         seen = (4 * torch.finfo(torch.float32).eps) ** 2 * size
@@ -542,13 +551,13 @@ class _Sums:
 
 
 def _usable(t: Tensor, device: torch.device) -> Tensor:
-    """The tensor on a device, and of use where gradients are computed."""
+    """The tensor on a device. It can take part in gradients."""
     moved = t.to(device)
     return moved.clone() if moved.is_inference() else moved
 
 
 def _exact(t: Tensor) -> Tensor:
-    """The tensor in float64, on the CPU where its device has none."""
+    """The tensor in float64. It moves to the CPU if its device has no float64."""
     return (t.cpu() if t.device.type == "mps" else t).double()
 
 

@@ -1,4 +1,4 @@
-"""MSP: the maximum softmax probability, the baseline of all."""
+"""MSP: the maximum softmax probability, the common baseline."""
 
 from torch import Tensor
 
@@ -7,7 +7,7 @@ from gramwatch.observation import Observation
 
 
 class MSP(Method):
-    """How sure the network is of its prediction (Hendrycks & Gimpel, 2017, section 2)."""
+    """The probability of the predicted class (Hendrycks & Gimpel, 2017, section 2)."""
 
     name = "msp"
     record = Record(

@@ -1,4 +1,4 @@
-"""NCI: how near the feature is to the weights of the predicted class, and how long it is."""
+"""NCI: the proximity of the feature to the weights of the predicted class, plus its norm."""
 
 from typing import Any
 
@@ -14,9 +14,9 @@ class NCI(MeanMethod):
 
     Args:
         model: any classifier that returns logits.
-        alpha: how much the norm counts. 0.0001 is what the authors' configuration in OpenOOD starts from;
-            there it is chosen among 0.0001, 0.001, 0.01 and 0.1 by outliers.
-        options: those of every `Method`.
+        alpha: the weight of the norm. The authors' configuration in OpenOOD starts from 0.0001, and chooses
+            among 0.0001, 0.001, 0.01 and 0.1 on outliers.
+        options: the arguments of every `Method`.
 
     """
 
@@ -42,6 +42,6 @@ class NCI(MeanMethod):
         """Minus the proximity and the norm."""
         features = features_of(observation, self.name).double()
         weight = head_of(observation, self.name).weight.to(features.device)[observation.predicted].double()
-        centred = features - self.mean_on(features.device)
+        centred = features - self.on(features.device, "mean_")
         proximity = (weight * centred).sum(1) / lengths(centred).clamp_min(TINY)
         return -(proximity + self.alpha * features.abs().sum(1))

@@ -1,4 +1,4 @@
-"""NNGuide: the energy, guided by how near confident training examples are."""
+"""NNGuide: the energy times the similarity to confident training examples."""
 
 from typing import Any
 
@@ -15,8 +15,9 @@ class NNGuide(BankMethod):
 
     Args:
         model: any classifier that returns logits.
-        k: how many neighbours guide. 10 is what the authors' code uses; OpenOOD runs it with 100.
-        options: those of every `Method`; `most_examples` bounds the bank. The paper keeps 1 % of ImageNet.
+        k: the number of neighbours that guide. The authors' code uses 10, OpenOOD uses 100.
+        options: the arguments of every `Method`. `most_examples` bounds the bank; the paper keeps 1 % of
+            ImageNet.
 
     """
 
@@ -39,7 +40,7 @@ class NNGuide(BankMethod):
         return bank.float()
 
     def score(self, observation: Observation) -> Tensor:
-        """Minus the energy's confidence times the guidance."""
+        """Minus the confidence, which is minus the energy, times the guidance."""
         confidence = -energy(observation.logits)
         return -confidence * self._guidance(unit(features_of(observation, self.name)))
 

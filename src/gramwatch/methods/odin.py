@@ -28,17 +28,17 @@ STEPS = tuple(round(0.0002 * n, 4) for n in range(21))
 
 
 class ODIN(Method):
-    """How sure the network is of its prediction once helped to it (Liang, Li & Srikant, 2018, Eq. 1 and 2).
+    """The softmax probability after a step that raises it (Liang, Li & Srikant, 2018, Eq. 1 and 2).
 
     Args:
         model: any classifier that returns logits.
         temperature: T. The paper's is 1000.
         eps: the size of the step. The paper's is 0.0014 for DenseNet on CIFAR-10. With zero no gradient is
             needed.
-        scale: what the step is divided by, one number or one for each channel of the inputs. The original
-            divides by the standard deviations that the inputs were normalised with, so that `eps` is in terms
-            of images scaled to 0 ... 1; without a scale it is in terms of the network's own inputs.
-        options: those of every `Method`.
+        scale: the divisor of the step, one number or one for each channel of the inputs. The original
+            divides by the standard deviations of the normalisation, so that `eps` is in units of images
+            scaled to 0 ... 1. Without a scale, `eps` is in units of the network's own inputs.
+        options: the arguments of every `Method`.
 
     """
 
@@ -73,11 +73,11 @@ class ODIN(Method):
 
     @property
     def gradients(self) -> bool:
-        """Whether there is a step, and so a need for gradients."""
+        """Whether there is a step, which needs gradients."""
         return self.eps > 0
 
     def score(self, observation: Observation) -> Tensor:
-        """Minus the largest softmax probability; Eq. 1. The observation is of inputs already moved."""
+        """Minus the largest softmax probability; Eq. 1. The observation shows inputs after the step."""
         return _score(observation.logits, self.temperature)
 
     def score_inputs(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
@@ -96,11 +96,11 @@ class ODIN(Method):
         steps: Sequence[float] = STEPS,
         progress: bool = True,
     ) -> "ODIN":
-        """Choose T and eps by what tells these outliers best: TNR at TPR 95 %, then AUROC.
+        """Choose T and eps that tell these outliers best: by TNR at TPR 95 %, then by AUROC.
 
-        The paper takes 1,000 images of each. What was chosen on outliers has seen outliers: tables must say
-        so. Calibrate afterwards, on other data. Instead of images, either may be what `scores_on_grid` found
-        of them: who tunes on many sets needs that of the in-distribution images only once.
+        The paper takes 1,000 images of each kind. A tuned detector has seen outliers: tables must say so.
+        Calibrate it afterwards, on other data. Both arguments may also be results of `scores_on_grid`. To
+        tune on many sets, compute the scores of the in-distribution images once.
         """
         temperatures = [float(t) for t in temperatures]
         steps = [checked_eps(eps) for eps in steps]
@@ -119,7 +119,8 @@ class ODIN(Method):
         choices = [(t, e) for t in range(len(temperatures)) for e in range(len(steps))]
         t, e = max(choices, key=lambda te: separation(inside[:, te[0], te[1]], outside[:, te[0], te[1]]))
         self.temperature, self.eps = temperatures[t], steps[e]
-        self.tuned_, self._scores = torch.tensor(True), None
+        self.tuned_ = torch.tensor(True)
+        self.forget_calibration()
         return self
 
     def scores_on_grid(
@@ -130,7 +131,7 @@ class ODIN(Method):
         steps: Sequence[float] = STEPS,
         progress: bool = True,
     ) -> Tensor:
-        """The scores of images with each temperature and step, `(N, temperatures, steps)`, on the CPU."""
+        """The scores of images for all temperatures and steps, `(N, temperatures, steps)`, on the CPU."""
         temperatures = [float(t) for t in temperatures]
         steps = [checked_eps(eps) for eps in steps]
         if not temperatures or not steps or min(temperatures) <= 0:
@@ -141,19 +142,19 @@ class ODIN(Method):
     def _scores_on(
         self, inputs: Inputs, temperatures: Sequence[float], steps: Sequence[float]
     ) -> tuple[Tensor, Tensor]:
-        """The logits of the batch as it is, and the scores for each temperature and step."""
+        """The logits of the unmoved batch, and the scores for all temperatures and steps."""
         images = single_images(inputs, self.model, self.name)
         leaf, given = leaf_of(images)
-        seen = self._observer.differentiable(given)
+        seen = self.differentiable(given)
         found = []
         for number, temperature in enumerate(temperatures):
-            # Times T: the sign is the same, and does not vanish in half precision.
+            # Times T: the sign stays the same, and the gradient does not vanish in half precision.
             with torch.inference_mode(False), torch.enable_grad():
                 value = temperature * (seen.logits / temperature).log_softmax(1).amax(1)
             towards = gradient(value, leaf, self.name, keep=number + 1 < len(temperatures))
             with torch.inference_mode():
                 for eps in steps:
-                    moved = self._observer(step(images, towards, eps, self.scale)) if eps else seen
+                    moved = self.observe(step(images, towards, eps, self.scale)) if eps else seen
                     found.append(self._infinite_where_broken(_score(moved.logits, temperature), moved.finite))
         scores = torch.stack(found, 1).unflatten(1, (len(temperatures), len(steps)))
         return seen.logits.detach(), scores.detach()

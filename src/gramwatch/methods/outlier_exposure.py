@@ -1,4 +1,4 @@
-"""Outlier Exposure: the maximum softmax probability of a network taught to be unsure of outliers."""
+"""Outlier Exposure: the maximum softmax probability of a network trained to be unsure of outliers."""
 
 from gramwatch.methods.base import Record
 from gramwatch.methods.msp import MSP

@@ -1,4 +1,4 @@
-"""What methods share that push their inputs a small step along the sign of a gradient."""
+"""Steps along the sign of a gradient, for the methods that move their inputs."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from gramwatch.errors import InputError
 from gramwatch.taps import Network
 
 Scale = float | Sequence[float] | None
-"""What a step is divided by: nothing, one number, or one for each channel of the inputs."""
+"""The divisor of a step: none, one number, or one for each channel of the inputs."""
 
 
 def single_images(inputs: Inputs, model: nn.Module, name: str) -> Tensor:
@@ -32,14 +32,14 @@ def single_images(inputs: Inputs, model: nn.Module, name: str) -> Tensor:
 
 
 def leaf_of(images: Tensor) -> tuple[Tensor, Tensor]:
-    """A copy to differentiate with respect to, and one to call a network with, which may overwrite it."""
+    """A copy to differentiate by, and a copy to call the network with, which may overwrite it."""
     with torch.inference_mode(False), torch.enable_grad():
         leaf = images.detach().clone().requires_grad_()
         return leaf, leaf.clone()
 
 
 def gradient(value: Tensor, leaf: Tensor, name: str, keep: bool = False) -> Tensor:
-    """The gradient of the sum of `value`. Nothing else gets one: no parameter, no buffer."""
+    """The gradient of the sum of `value` at the leaf. Parameters and buffers get none."""
     try:
         with torch.inference_mode(False), torch.enable_grad():
             return torch.autograd.grad(value.sum(), leaf, retain_graph=keep)[0]
@@ -52,7 +52,7 @@ def gradient(value: Tensor, leaf: Tensor, name: str, keep: bool = False) -> Tens
 
 
 def step(images: Tensor, gradient: Tensor, eps: float, scale: Scale = None) -> Tensor:
-    """`images + eps * sign(gradient) / scale`; where the gradient is NaN, the image as it is."""
+    """`images + eps * sign(gradient) / scale`. Pixels whose gradient is NaN do not move."""
     direction = gradient.sign().nan_to_num(0.0)
     if scale is not None:
         direction = direction / _divisor(images, scale)
@@ -72,7 +72,7 @@ def _divisor(images: Tensor, scale: float | Sequence[float]) -> Tensor:
 
 
 def checked_scale(scale: Scale) -> float | list[float] | None:
-    """The scale as plain numbers, if all are positive."""
+    """The scale as plain numbers, which must be positive."""
     if scale is None:
         return None
     if hasattr(scale, "tolist"):  # a tensor or an array
@@ -84,14 +84,14 @@ def checked_scale(scale: Scale) -> float | list[float] | None:
 
 
 def checked_eps(eps: float) -> float:
-    """The size of the step, if it is one."""
+    """The size of the step, which must not be negative."""
     if not 0 <= eps < float("inf"):
         raise ValueError(f"eps must be zero or positive, got {eps}")
     return float(eps)
 
 
 def inputs_of(network: Network, loader: Iterable[Any], doing: str, progress: bool) -> Iterable[Inputs]:
-    """The inputs of each batch of a loader, of which there must be some."""
+    """The inputs of every batch of a loader. An empty loader is an error."""
     empty = True
     for inputs, _ in network.batches(loader, doing, progress):
         empty = False
@@ -101,5 +101,5 @@ def inputs_of(network: Network, loader: Iterable[Any], doing: str, progress: boo
 
 
 def separation(inside: Tensor, outside: Tensor) -> tuple[float, float]:
-    """How well scores tell outliers: TNR at TPR 95 %, then AUROC. Compares as a pair."""
+    """How well scores tell outliers: the pair of TNR at TPR 95 % and AUROC."""
     return metrics.tnr_at_tpr(inside.numpy(), outside.numpy()), metrics.auroc(inside.numpy(), outside.numpy())

@@ -1,16 +1,19 @@
-"""Dirichlet Prior Network: how wide the predicted distribution over class probabilities is."""
+"""Dirichlet Prior Network: the spread of the predicted distribution over class probabilities."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
 
+from gramwatch import artifact
 from gramwatch.methods.base import Method, Record
 from gramwatch.methods.dirichlet import concentrations, differential_entropy, mutual_information
 from gramwatch.observation import Observation
+from gramwatch.taps import Network
 
-MEASURES = ("differential_entropy", "mutual_information", "max_probability")
+UNCERTAINTIES = ("differential_entropy", "mutual_information", "max_probability")
 MOST = 1e8
-"""The largest concentration told apart: with larger ones the entropy would be rounding error."""
+"""Larger concentrations count as this one: the entropy would be rounding error."""
 
 
 class PriorNetworkScore(Method):
@@ -20,10 +23,10 @@ class PriorNetworkScore(Method):
 
     Args:
         model: a network trained as a Prior Network.
-        measure: `"differential_entropy"` of the Dirichlet distribution, `"mutual_information"` of label and
-            probabilities, or minus the `"max_probability"`. The paper reports all three; the first two say
-            how wide the distribution is, the last does not.
-        options: those of every `Method`.
+        uncertainty: `"differential_entropy"` of the Dirichlet distribution, `"mutual_information"` of label
+            and probabilities, or minus the `"max_probability"`. The paper reports all three. The first
+            two measure the spread of the distribution, the last does not.
+        options: the arguments of every `Method`.
 
     """
 
@@ -38,18 +41,32 @@ class PriorNetworkScore(Method):
         cost="a few operations for each logit",
         limits="The network has to be trained with outliers, and is best at what is like them.",
     )
-    settings = ("measure",)
+    settings = ("uncertainty",)
 
-    def __init__(self, model: nn.Module, *, measure: str = "differential_entropy", **options: Any) -> None:
+    def __init__(
+        self, model: nn.Module, *, uncertainty: str = "differential_entropy", **options: Any
+    ) -> None:
         super().__init__(model, **options)
-        if measure not in MEASURES:
-            raise ValueError(f"measure must be one of {', '.join(MEASURES)}; got {measure!r}")
-        self.measure = measure
+        if uncertainty not in UNCERTAINTIES:
+            raise ValueError(f"uncertainty must be one of {', '.join(UNCERTAINTIES)}; got {uncertainty!r}")
+        self.uncertainty = uncertainty
+
+    @classmethod
+    def described(
+        cls, header: Mapping[str, Any], model: nn.Module | Network
+    ) -> "tuple[PriorNetworkScore, artifact.Shapes]":
+        """The detector without its tensors. Earlier files call the uncertainty `measure`."""
+        settings = header["settings"]
+        if isinstance(settings, dict) and "measure" in settings:
+            settings = {"uncertainty" if name == "measure" else name: v for name, v in settings.items()}
+        return super().described({**header, "settings": settings}, model)
 
     def score(self, observation: Observation) -> Tensor:
-        """The measure chosen."""
+        """The chosen uncertainty."""
         logits = observation.logits.double()
-        if self.measure == "max_probability":
+        if self.uncertainty == "max_probability":
             return -logits.softmax(1).amax(1)
         alpha = concentrations(logits, MOST)
-        return differential_entropy(alpha) if self.measure == MEASURES[0] else mutual_information(alpha)
+        return (
+            differential_entropy(alpha) if self.uncertainty == UNCERTAINTIES[0] else mutual_information(alpha)
+        )

@@ -1,4 +1,4 @@
-"""ReAct: clip the features where training activations seldom reach."""
+"""ReAct: the energy after clipping large features."""
 
 from typing import Any, ClassVar
 
@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from gramwatch.artifact import FINITE, Field
 from gramwatch.methods.base import Record
+from gramwatch.methods.features import features_of
 from gramwatch.methods.shaping import Shaping, checked_percentile
 from gramwatch.observation import Head, Observation
 
@@ -17,9 +18,9 @@ class ReAct(Shaping):
 
     Args:
         model: any classifier whose logits one linear layer makes.
-        percentile: of all activations of all training examples, where the features are clipped. The paper
-            takes 90.
-        options: those of every `Method`.
+        percentile: features are clipped at this percentile of all activations of all training examples. The
+            paper takes 90.
+        options: the arguments of every `Method`.
 
     """
 
@@ -42,12 +43,12 @@ class ReAct(Shaping):
         self.clip_: Tensor | None = None
 
     def _fit(self, training: Observation) -> None:
-        features, _ = self._features_and_head(training)
-        # NumPy, for torch.quantile takes no more than 16 million values.
+        features = features_of(training, self.name)
+        # By NumPy: torch.quantile takes no more than 16 million values.
         clip = np.percentile(features.numpy(), self.percentile)
         self.clip_ = torch.tensor(float(clip), dtype=torch.float64)
 
     def logits(self, features: Tensor, head: Head) -> Tensor:
-        """Those of the clipped features; Eq. 2."""
+        """The logits of the clipped features; Eq. 2."""
         assert self.clip_ is not None
         return head(features.clamp(max=float(self.clip_)))

@@ -1,4 +1,4 @@
-"""Relative Mahalanobis: nearer to a class than to training data at large."""
+"""Relative Mahalanobis: the distance to the nearest class minus the distance to all training data."""
 
 from typing import Any, ClassVar
 
@@ -16,16 +16,16 @@ SINGULAR = 1e-10
 
 
 class RelativeMahalanobis(Method):
-    """The Mahalanobis distance to the nearest class less that to all of them (Ren et al., 2021, section 2).
+    """The distance to the nearest class minus the distance to all training data (Ren et al., 2021, sec. 2).
 
-    Classes are those of the labels; where the loader has none, those the network predicts. A class without
-    examples is left out.
+    Classes are the labels. If the loader has none, they are the predicted classes. A class without examples
+    is left out.
 
     Args:
         model: any classifier that returns logits.
-        shrinkage: how much of the identity, at the same mean variance, is mixed into both covariances if one
-            of them is singular, and only then.
-        options: those of every `Method`.
+        shrinkage: the share of the identity, at the same mean variance, in both covariances. It is mixed in
+            only if one of them is singular.
+        options: the arguments of every `Method`.
 
     """
 
@@ -40,7 +40,7 @@ class RelativeMahalanobis(Method):
         limits="Takes each class for a Gaussian, all of one shape. Weak far from all training data, where "
         "both distances are large.",
     )
-    needs = frozenset({"features"})
+    looks_at = frozenset({"features"})
     settings = ("shrinkage",)
     kept: ClassVar = {
         "mean_": Field(("width",), torch.float64, FINITE),
@@ -87,23 +87,21 @@ class RelativeMahalanobis(Method):
         self.background_whitening_ = _whitening(whole.eigenvalues, whole.eigenvectors, share)
 
     def score(self, observation: Observation) -> Tensor:
-        """The squared distance to the nearest class less that to the background."""
-        assert self.mean_ is not None
-        assert self.centres_ is not None
-        assert self.whitening_ is not None
-        assert self.background_whitening_ is not None
-        device = observation.logits.device
-        centred = features_of(observation, self.name).double() - self.mean_.to(device)
-        x = centred @ self.whitening_.to(device)
-        centres = self.centres_.to(device)
-        # Of ||x - m||^2 all but the part that is the same for all classes.
+        """The squared distance to the nearest class minus the squared distance to all training data."""
+        mean, centres, whitening, background_whitening = (
+            self.on(observation.logits.device, name)
+            for name in ("mean_", "centres_", "whitening_", "background_whitening_")
+        )
+        centred = features_of(observation, self.name).double() - mean
+        x = centred @ whitening
+        # ||x - m||^2 without ||x||^2, which is the same for all classes.
         nearest = (centres.square().sum(1) - 2 * (x @ centres.T)).amin(1)
-        background = (centred @ self.background_whitening_.to(device)).square().sum(1)
+        background = (centred @ background_whitening).square().sum(1)
         return x.square().sum(1) + nearest - background
 
 
 def _whitening(eigenvalues: Tensor, eigenvectors: Tensor, shrinkage: float) -> Tensor:
-    """A matrix A with `A A^T` the inverse of the covariance, mixed with the identity at its mean variance."""
+    """A matrix A with `A A^T` the inverse of the covariance after mixing in the identity."""
     eigenvalues = eigenvalues.clamp_min(0)
     mixed = (1 - shrinkage) * eigenvalues + shrinkage * eigenvalues.mean()
-    return (eigenvectors / mixed.sqrt()).contiguous()  # as it is saved: the same scores to the last bit
+    return (eigenvectors / mixed.sqrt()).contiguous()  # as in a file: the same scores to the last bit

@@ -1,4 +1,4 @@
-"""SCALE: multiply each example's features by how much of their sum the largest hold."""
+"""SCALE: the energy after multiplying the features by a factor for each example."""
 
 from typing import Any
 
@@ -14,8 +14,9 @@ class SCALE(Shaping):
 
     Args:
         model: any classifier whose logits one linear layer makes.
-        percentile: of an example's own features, above which they count as large. The paper takes 85.
-        options: those of every `Method`.
+        percentile: features above this percentile of an example's own features count as large. The paper
+            takes 85.
+        options: the arguments of every `Method`.
 
     """
 
@@ -37,6 +38,6 @@ class SCALE(Shaping):
         self.percentile = checked_percentile(percentile)
 
     def logits(self, features: Tensor, head: Head) -> Tensor:
-        """Those of the scaled features."""
+        """The logits of the scaled features."""
         largest = features.topk(kept(features.shape[1], self.percentile)).values
         return head(features * sharpening(features, largest))

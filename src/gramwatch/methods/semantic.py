@@ -1,4 +1,4 @@
-"""SemanticScore: how long the vectors are that a network predicts in the place of a label."""
+"""Semantic: the length of the vectors that a network predicts instead of a label."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,23 +7,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gramwatch.batches import Inputs
 from gramwatch.errors import InputError
 from gramwatch.methods.base import Method, Record
-from gramwatch.observation import Observation, Observer
+from gramwatch.observation import Needs, Observation
 from gramwatch.taps import unwrap
 
 
 class SemanticHead(nn.Module):
-    """Predicts K vectors and compares each with those of the labels; stands in for the last linear layer.
+    """Predicts K vectors and compares them with the vectors of the labels. It replaces the last linear layer.
 
-    What it returns can be used as logits: minus the sum over k of the cosine distances
-    `d(u, v) = (1 - cos(u, v)) / 2` to each label. That is linear in the K vectors at unit length, so methods
-    that look at the layer that makes the logits, and at its inputs, can be used as on any other network.
+    Its output can be used as logits. The logit of a label is minus the sum over k of the cosine distances
+    `d(u, v) = (1 - cos(u, v)) / 2`. The logits are linear in the K vectors at unit length. Methods that look
+    at the layer that makes the logits, and at its inputs, work as on any other network.
 
     Args:
-        width: how many features come in.
-        labels: K matrices, `(classes, size)`: the vector of each class. Sizes may differ.
+        width: the number of input features.
+        labels: K matrices, `(classes, size)`, with the vectors of the classes. Sizes may differ.
 
     """
 
@@ -42,7 +41,7 @@ class SemanticHead(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         """Minus the summed distances, `(N, classes)`."""
         vectors = self.predict(features)
-        with torch.autocast(vectors.device.type, enabled=False):  # near zero distances need all their digits
+        with torch.autocast(vectors.device.type, enabled=False):  # small distances need all their digits
             parts = vectors.float().split(self.sizes, 1)
             units = torch.cat([F.normalize(part, dim=1) for part in parts], 1)
             weight = torch.cat([F.normalize(matrix.float(), dim=1) for matrix in self.labels], 1) / 2
@@ -56,20 +55,20 @@ class SemanticScore(Method):
     The training is `gramwatch.training.Semantic`.
 
     Args:
-        model: a network trained so: its last layer is a `SemanticHead`.
-        options: those of every `Method`.
+        model: a network trained for this score. Its last layer is a `SemanticHead`.
+        options: the arguments of every `Method`.
 
     """
 
     name = "semantic"
     record = Record(
         title="Semantic",
-        paper="Shalev, Adi & Keshet: Out-of-Distribution Detection using Multiple SemanticScore Label "
+        paper="Shalev, Adi & Keshet: Out-of-Distribution Detection using Multiple Semantic Label "
         "Representations. NeurIPS 2018",
         equation="-sum_k ||f_k(x)||^2, f_k(x) the k-th predicted vector",
         fitted=False,
         retraining=True,
-        cost="a forward pass of its own",
+        cost="none",
         limits="The network has to be trained for it. Nothing in training sets the vectors' length: inputs "
         "with larger activations than training data pass as normal.",
     )
@@ -82,20 +81,15 @@ class SemanticScore(Method):
                 f"{type(unwrap(self.model)).__name__} has {len(found)} SemanticHeads, but this score is of "
                 "the vectors that one predicts: train the network with gramwatch.training.Semantic"
             )
-        tap = ".".join([*([found[0]] if found[0] else []), "predict"])
-        self._vectors = Observer(self.network, ["channel_means"], taps=[tap])
+        self._tap = f"{found[0]}.predict".removeprefix(".")
 
     @property
-    def alone(self) -> bool:
-        """A pass of its own: what others observe does not show the vectors' lengths."""
-        return True
+    def needs(self) -> Needs:
+        """The predicted vectors. The channel means of a vector are the vector itself."""
+        return Needs(means=(self._tap,))
 
     def score(self, observation: Observation) -> Tensor:
-        """Minus the squared length. The observation is of the predicted vectors, not what others share."""
+        """Minus the squared length. The channel means are the predicted vectors."""
+        if not observation.channel_means:
+            raise InputError(f"{self.name} looks at the predicted vectors, which were not observed")
         return -observation.channel_means[0].double().square().sum(1)
-
-    def score_inputs(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
-        """The logits and the scores of a batch."""
-        seen = self._vectors(inputs)
-        with torch.inference_mode():
-            return seen.logits, self._infinite_where_broken(self.score(seen), seen.finite)

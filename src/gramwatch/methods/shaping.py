@@ -1,19 +1,16 @@
-"""What methods share that change the features, or the layer that reads them, and take the energy after."""
+"""The base of methods that change the features, or the last layer, and then take the energy."""
 
 from abc import abstractmethod
 
 from torch import Tensor
 
-from gramwatch.errors import TapError
-from gramwatch.methods.base import Method
 from gramwatch.methods.energy import energy
+from gramwatch.methods.features import HeadMethod, features_of, head_of
 from gramwatch.observation import Head, Observation
 
 
-class Shaping(Method):
-    """The energy of the logits that come of changed features, or of a changed last layer."""
-
-    needs = frozenset({"features", "head"})
+class Shaping(HeadMethod):
+    """The energy of the logits after a change of the features or of the last layer."""
 
     @abstractmethod
     def logits(self, features: Tensor, head: Head) -> Tensor:
@@ -21,32 +18,24 @@ class Shaping(Method):
 
     def score(self, observation: Observation) -> Tensor:
         """The energy of the changed logits."""
-        features, head = self._features_and_head(observation)
-        return energy(self.logits(features.double(), head))
-
-    def _features_and_head(self, observation: Observation) -> tuple[Tensor, Head]:
-        if observation.features is None or observation.head is None:
-            raise TapError(
-                f"{self.name} needs the weights of the linear layer that makes the logits: it works on that "
-                "layer's own input and cannot be given other features by name"
-            )
-        return observation.features, observation.head
+        head = head_of(observation, self.name)
+        return energy(self.logits(features_of(observation, self.name).double(), head))
 
 
 def kept(features: int, percentile: float) -> int:
-    """How many of so many features lie above a percentile: at least one."""
+    """How many features lie above a percentile: at least one."""
     return max(1, features - round(features * percentile / 100))
 
 
 def checked_percentile(percentile: float) -> float:
-    """The percentile, if it is one."""
+    """The percentile, which must lie in [0, 100)."""
     if not 0 <= percentile < 100:
         raise ValueError(f"percentile must lie in [0, 100), got {percentile}")
     return float(percentile)
 
 
 def sharpening(features: Tensor, largest: Tensor) -> Tensor:
-    """`exp(sum of all / sum of the largest)` of each example, `(N, 1)`; 1 where these sum to 0."""
+    """`exp(sum of all / sum of the largest)` of each example, `(N, 1)`. It is 1 if the largest sum to 0."""
     total, top = features.sum(1, keepdim=True), largest.sum(1, keepdim=True)
     empty = top == 0
     return (total / top.masked_fill(empty, 1)).masked_fill(empty, 0).exp()

@@ -1,4 +1,4 @@
-"""Variational Dirichlet: the entropy of a posterior over class probabilities, after a helping step."""
+"""Variational Dirichlet: the entropy of a posterior over class probabilities, after a step."""
 
 from typing import Any
 
@@ -26,18 +26,18 @@ MOST = 1000.0
 class VariationalDirichletScore(Method):
     """The entropy of the Dirichlet posterior that a network predicts (Chen, Shen, Jin & Wang, 2018).
 
-    The training is `gramwatch.training.VariationalDirichlet`. As the paper proposes, the concentrations are
-    smoothed by `log(1 + alpha)`, lest a few very large ones hide the rest, and inputs first take a step
-    that makes their predicted class likelier. The paper chooses the step on validation data; the default is
-    that of the released code, in terms of the network's own inputs. A later version of the paper (2019) also
-    trains against adversarial examples: that is left out.
+    The training is `gramwatch.training.VariationalDirichlet`. As in the paper, `log(1 + alpha)` smooths
+    the concentrations, so that a few very large ones do not hide the rest, and a step makes the predicted
+    class of the inputs likelier. The paper chooses the step on validation data. The default is the step of
+    the released code, in units of the network's own inputs. A later version of the paper (2019) also trains
+    against adversarial examples. This class does not.
 
     Args:
-        model: a network trained so.
-        eps: the size of the step; with zero no gradient is needed.
-        scale: what the step is divided by, as for `ODIN`.
+        model: a network trained for this score.
+        eps: the size of the step. With zero no gradient is needed.
+        scale: the divisor of the step, as for `ODIN`.
         smooth: whether to smooth the concentrations.
-        options: those of every `Method`.
+        options: the arguments of every `Method`.
 
     """
 
@@ -71,11 +71,11 @@ class VariationalDirichletScore(Method):
 
     @property
     def gradients(self) -> bool:
-        """Whether there is a step, and so a need for gradients."""
+        """Whether there is a step, which needs gradients."""
         return self.eps > 0
 
     def score(self, observation: Observation) -> Tensor:
-        """The entropy. The observation is of inputs already moved."""
+        """The entropy. The observation shows inputs after the step."""
         alpha = concentrations(observation.logits.double(), MOST)
         return differential_entropy(alpha.log1p() if self.smooth else alpha)
 
@@ -85,11 +85,11 @@ class VariationalDirichletScore(Method):
             return super().score_inputs(inputs)
         images = single_images(inputs, self.model, self.name)
         leaf, given = leaf_of(images)
-        seen = self._observer.differentiable(given)
+        seen = self.differentiable(given)
         with torch.inference_mode(False), torch.enable_grad():
             alpha = concentrations(seen.logits.double(), MOST)
             value = expected_log_probability(alpha, seen.predicted)
         towards = gradient(value, leaf, self.name)
         with torch.inference_mode():
-            moved = self._observer(step(images, towards, self.eps, self.scale))
+            moved = self.observe(step(images, towards, self.eps, self.scale))
             return seen.logits.detach(), self._infinite_where_broken(self.score(moved), moved.finite)

@@ -1,4 +1,4 @@
-"""ViM: a virtual logit for what lies outside the space that training features span."""
+"""ViM: a virtual logit for the part of a feature outside the principal space of training features."""
 
 from typing import Any, ClassVar
 
@@ -14,15 +14,15 @@ from gramwatch.observation import Observation
 
 
 class ViM(HeadMethod):
-    """The residual outside the principal space, as a logit, against the others (Wang et al., 2022, Eq. 4-7).
+    """The residual outside the principal space as a virtual logit (Wang et al., 2022, Eq. 4-7).
 
     The score is the logarithm of the odds of the virtual class in Eq. 7.
 
     Args:
         model: any classifier that returns logits.
-        dimensions: of the principal space. By default 1000 for 2048 features or more, 512 for 768 or more
-            (the authors' choice), else half the features.
-        options: those of every `Method`.
+        dimensions: the dimensions of the principal space. By default 1000 for 2048 features or more, 512 for
+            768 features or more (the authors' choice), else half the features.
+        options: the arguments of every `Method`.
 
     """
 
@@ -79,18 +79,16 @@ class ViM(HeadMethod):
         self.alpha_ = torch.tensor(largest / outside, dtype=torch.float64)
 
     def score(self, observation: Observation) -> Tensor:
-        """The virtual logit minus the logarithm of the summed exponentials of all others."""
-        assert self.origin_ is not None
-        assert self.residual_ is not None
-        assert self.alpha_ is not None
-        device = observation.logits.device
-        centred = features_of(observation, self.name).double() - self.origin_.to(device)
-        virtual = self.alpha_.to(device) * lengths(centred @ self.residual_.to(device))
+        """The virtual logit minus the logarithm of the summed exponentials of the other logits."""
+        origin, residual, alpha = (
+            self.on(observation.logits.device, name) for name in ("origin_", "residual_", "alpha_")
+        )
+        virtual = alpha * lengths((features_of(observation, self.name).double() - origin) @ residual)
         return virtual + energy(observation.logits)
 
 
 def default_dimensions(width: int) -> int:
-    """Of the principal space, for features of some width."""
+    """The dimensions of the principal space for features of a width."""
     if width >= 2048:
         return 1000
     return 512 if width >= 768 else width // 2

@@ -6,12 +6,12 @@ Six detectors are fitted in one pass; with and without normalising, their deviat
 from statistics import mean, stdev
 
 from gramwatch.deviation import TotalDeviation
-from gramwatch.evaluate import Row, evaluate_measured
+from gramwatch.evaluate import Measured, Row, evaluate_measured
+from gramwatch.gram import GramRule
 from gramwatch.paper import published
 from gramwatch.paper.beside import SHORT, Line, markdown
 from gramwatch.paper.experiment import Options, entries_for, lines_of, protocol_of, write
 from gramwatch.paper.subject import MethodSpec, ood_sets
-from gramwatch.together import Measured
 
 STATISTICS = {"diagonal": "diagonal", "off-diagonal": "off_diagonal", "complete": "row_sums"}
 BOUNDS = {"Min/Max": "min_max", "Mean/Var": "mean_variance"}
@@ -30,8 +30,8 @@ def run(options: Options) -> list[Line]:
     sets = ood_sets(subject.in_distribution)
     measured = {title: _twelve(found) for title, found in subject.measure(methods, sets).items()}
     inside = measured.pop(subject.inside_title)
-    totals = {name: TotalDeviation(normalise="(U)" not in name) for name in inside}
-    result = evaluate_measured(inside, measured, totals)
+    rules = {name: GramRule(TotalDeviation(normalise="(U)" not in name)) for name in inside}
+    result = evaluate_measured(inside, measured, rules)
     lines = lines_of(
         subject,
         sets,

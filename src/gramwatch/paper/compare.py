@@ -1,4 +1,4 @@
-"""Every method on the demo's networks: Guard, Gram and its rivals, from one pass over the data."""
+"""Every method on the demo's networks: Guard, Gram and all others, from one pass over the data."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
@@ -8,25 +8,25 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gramwatch.batches import on_device
 from gramwatch.datasets.digits import digits
 from gramwatch.demo import outlier_sets, small_convnet, small_mlp, train
-from gramwatch.detector import GramDetector
-from gramwatch.errors import TapError
+from gramwatch.detector import Detector, fit_together
 from gramwatch.evaluate import Evaluation, evaluate
-from gramwatch.guard import MEMBERS, Guard
+from gramwatch.gram import GramDetector
+from gramwatch.guard import MEMBERS, Guard, why_not
 from gramwatch.methods import METHODS
-from gramwatch.observation import Observer
 from gramwatch.report import pyplot
-from gramwatch.together import Detector, fit_together
-from gramwatch.watch import Single
+from gramwatch.taps import Look, Network
 
 GUARD, GRAM = "guard", "gram"
 NETWORKS: Mapping[str, Callable[[], nn.Module]] = {"convnet": small_convnet, "mlp": small_mlp}
 """The demo's networks."""
 
 
-def method_names(chosen: str | Iterable[str], every: Sequence[str] = (GUARD, GRAM, *METHODS)) -> list[str]:
-    """The names of the chosen methods; `"all"` for all there are."""
+def method_names(chosen: str | Iterable[str], every: Sequence[str] | None = None) -> list[str]:
+    """The names of the chosen methods; `"all"` for all there are, registered ones included."""
+    every = (GUARD, GRAM, *METHODS) if every is None else every
     names = [name.strip() for name in chosen.split(",")] if isinstance(chosen, str) else list(chosen)
     if names == ["all"]:
         return list(every)
@@ -50,23 +50,20 @@ def fitted(
     """
     methods = list(methods)
     wanted = dict.fromkeys([*methods, *(MEMBERS if GUARD in methods else ())])
-    rivals = {name: METHODS[name](network) for name in wanted if name not in (GUARD, GRAM)}
-    try:
-        first = loader[0]
-        Observer(network, ["features", "head"])(first[0] if isinstance(first, tuple | list) else first)
-    except TapError as reason:
-        for name in [name for name, rival in rivals.items() if rival.needs & {"features", "head"}]:
-            say(f"{rivals.pop(name).record.title} is left out: {reason}")
-    singles: dict[str, Single] = {}
-    if GRAM in wanted:
-        singles[GRAM] = GramDetector(network, **gram_settings)
-    singles |= rivals
+    made: dict[str, Detector] = {
+        name: GramDetector(network, **gram_settings) if name == GRAM else METHODS[name](network)
+        for name in wanted
+        if name != GUARD
+    }
+    inputs, _ = next(Network.of(network).batches(loader, "looking", progress=False))
+    look = Look(Network.of(network), on_device(inputs, network))
+    reasons = {name: reason for name, each in made.items() if (reason := why_not(each, look))}
+    for name, reason in reasons.items():
+        say(f"{made.pop(name).title} is left out: {reason}")
     found: dict[str, Detector] = {}
     if GUARD in methods:
-        found["Guard"] = Guard.of({name: singles[name] for name in MEMBERS if name in singles})
-    for name in methods:
-        if name in singles:
-            found["Gram" if name == GRAM else METHODS[name].record.title] = singles[name]
+        found["Guard"] = Guard.of({name: made[name] for name in MEMBERS if name in made})
+    found |= {made[name].title: made[name] for name in methods if name in made}
     fit_together(found, loader)
     return found
 

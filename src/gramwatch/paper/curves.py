@@ -5,21 +5,22 @@ Fig. 1 and 2 of the paper and their appendix: TNR against the stage or the order
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from torch import Tensor
 
-from gramwatch.detector import Measurement
 from gramwatch.deviation import TotalDeviation
-from gramwatch.evaluate import Evaluation, Row, evaluate_measured
+from gramwatch.evaluate import Evaluation, Measured, Row, evaluate_measured
+from gramwatch.gram import GramRule
+from gramwatch.measurement import Measurement, Rule
 from gramwatch.paper import published
 from gramwatch.paper.ablation import BOUNDS
 from gramwatch.paper.beside import COLOURS, Line
 from gramwatch.paper.experiment import Options, entries_for, lines_of, methods_of, protocol_of, write
-from gramwatch.paper.subject import MethodSpec, OodSet, Subject, ood_sets
+from gramwatch.paper.subject import MethodSpec, OodSet, Subject, ood_sets, rules_of
 from gramwatch.taps import find_taps
-from gramwatch.together import Measured
 
 Parts = Mapping[str, Callable[[Tensor], Tensor]]
 """What each part, by its name in tables, takes of the deviations `(N, taps, orders)`: `(N, some)`."""
@@ -31,7 +32,7 @@ def run_curves(
 ) -> list[Line]:
     """Judge every set by every part, for both metrics, and draw one panel for each set."""
     subject = options.subject()
-    rivals = methods_of(subject, options.methods or "msp,odin,mahalanobis,gram")
+    whole = methods_of(subject, options.methods or "msp,odin,mahalanobis,gram")
     grams = [
         MethodSpec(metric, kind, {"taps": "paper", "bounds": bounds}) for metric, bounds in BOUNDS.items()
     ]
@@ -39,11 +40,11 @@ def run_curves(
     parts = parts_of(subject)
     taps = len(tap_names(subject))
     measured = {
-        key: _by_part(found, parts, taps) for key, found in subject.measure([*grams, *rivals], sets).items()
+        key: _by_part(found, parts, taps) for key, found in subject.measure([*grams, *whole], sets).items()
     }
     inside = measured.pop(subject.inside_title)
-    totals = {key: TotalDeviation() for key in inside}
-    result = evaluate_measured(inside, measured, totals)
+    rules: dict[str, Rule] = {name: GramRule(TotalDeviation()) for name in inside if _metric(name) in BOUNDS}
+    result = evaluate_measured(inside, measured, rules | rules_of(whole))
 
     def entries(each: OodSet, method: str) -> tuple[published.Entry, ...]:
         return _curve_entry(subject, each, method, curve, list(parts)) or entries_for(
@@ -51,17 +52,17 @@ def run_curves(
         )
 
     lines = lines_of(subject, sets, list(inside), result.rows, entries)
-    whole = f"{subject.title}, {subject.inside_title}: {title}"
+    title = f"{subject.title}, {subject.inside_title}: {title}"
     protocol = protocol_of(subject, result)
     write(
         options,
         f"{name}-{subject.loaded.name}",
-        whole,
+        title,
         lines,
         protocol,
         metrics=("tnr", "auroc"),
         tallied=False,
-        picture=lambda path: _draw(path, result, lines, list(parts), name, whole),
+        picture=lambda path: _draw(path, result, lines, list(parts), name, title),
     )
     return lines
 
@@ -76,16 +77,20 @@ def tap_names(subject: Subject) -> list[str]:
 
 
 def _by_part(measured: Measured, parts: Parts, taps: int) -> Measured:
-    found: Measured = {}
+    found: dict[str, Measurement] = {}
     for name, each in measured.items():
         if name in BOUNDS:
-            assert isinstance(each, Measurement)
             deviations = each.deviations.unflatten(1, (taps, -1))
             for part, choose in parts.items():
-                found[f"{name}, {part}"] = Measurement(each.logits, choose(deviations), each.finite)
+                found[f"{name}, {part}"] = replace(each, values=choose(deviations))
         else:
             found[name] = each
     return found
+
+
+def _metric(name: str) -> str:
+    """The metric of a part, by its name in tables; of a whole method, its name."""
+    return name.partition(", ")[0]
 
 
 def _curve_entry(
@@ -126,7 +131,7 @@ def _draw(
         layout="constrained",
     )
     x = np.arange(1, len(parts) + 1)
-    whole = [m for m in result.methods if m.partition(", ")[0] not in BOUNDS]
+    whole = [m for m in result.methods if _metric(m) not in BOUNDS]
     for axes in panels.flat[len(result.sets) :]:
         axes.set_axis_off()
     for axes, ood in zip(panels.flat, result.sets, strict=False):
@@ -150,7 +155,7 @@ def _draw(
     handles = [
         plt.Line2D([], [], color=colour, **style) for colour, style in zip(COLOURS, styles, strict=False)
     ]
-    if any(line.published and line.method.partition(", ")[0] in BOUNDS for line in lines):
+    if any(line.published and _metric(line.method) in BOUNDS for line in lines):
         handles.append(
             plt.Line2D([], [], marker="o", mfc="white", color=COLOURS[0], ls=":", label="published")
         )

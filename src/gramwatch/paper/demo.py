@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from gramwatch.demo import Digits, digits, outlier_sets, small_convnet, small_mlp, train
-from gramwatch.detector import Detection, GramDetector
 from gramwatch.evaluate import Evaluation, evaluate
+from gramwatch.gram import GramDetector
 from gramwatch.guard import Guard
+from gramwatch.measurement import Detection
 from gramwatch.methods.msp import MSP
 from gramwatch.report import pyplot
 from gramwatch.threshold import rank_of_threshold

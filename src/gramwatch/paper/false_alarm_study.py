@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gramwatch.detector import Measurement
-from gramwatch.joint import Calibration, JointMeasurement, JointRule
+from gramwatch.joint import JointRule
+from gramwatch.measurement import Calibration, Measurement
 from gramwatch.paper.beside import markdown
 from gramwatch.paper.experiment import Options, command, methods_of, surroundings
 from gramwatch.paper.false_alarms import ALPHAS
-from gramwatch.paper.guard_study import GRAM, GUARD, VARIANTS
+from gramwatch.paper.guard_study import GUARD, VARIANTS
 
 CALIBRATION = 1000
 """Images to calibrate on, or half of all where that is less; half of all besides, as classes need more."""
@@ -63,19 +63,16 @@ def run(options: Options) -> list[Shares]:
     subject = options.subject()
     guard = next(each for each in VARIANTS if each.title == GUARD)
     methods = [m for m in methods_of(subject, "all", {"taps": "all"}) if m.title in guard.members]
-    measured = subject.measure(methods, [])[subject.inside_title]
-    gram = measured[GRAM]
-    assert isinstance(gram, Measurement)
-    inside = JointMeasurement(gram.logits, guard.parts(measured))
+    inside = guard.measured(subject.measure(methods, [])[subject.inside_title])
     inside = inside[inside.finite]
-    half = len(inside.logits) // 2
+    half = len(inside) // 2
     sizes = dict.fromkeys([(False, min(CALIBRATION, half)), (False, half), (True, half)])
     found = [each for per_class, size in sizes for each in shares(inside, guard.rule(), size, per_class)]
     name = f"false_alarms-{subject.loaded.name}"
     title = f"{subject.title}, {subject.inside_title}: false alarms"
     page = (
         f"## {title}\n\n    {command()}\n\n"
-        f"Guard on {len(inside.logits):,} test images, split at random {SPLITS} times; half of those that "
+        f"Guard on {len(inside):,} test images, split at random {SPLITS} times; half of those that "
         f"calibrate rank. {surroundings(options)}\n\n{table(found)}\n\n{LEGEND}\n"
     )
     (options.output / f"{name}.md").write_text(page, encoding="utf-8")
@@ -85,7 +82,7 @@ def run(options: Options) -> list[Shares]:
 
 
 def shares(
-    measured: JointMeasurement, rule: JointRule, size: int, per_class: bool, splits: int = SPLITS
+    measured: Measurement, rule: JointRule, size: int, per_class: bool, splits: int = SPLITS
 ) -> list[Shares]:
     """What is flagged of the images that are left, when `size` calibrate: for each of `ALPHAS`."""
     total, classes = measured.logits.shape

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gramwatch.detector import Measurement
 from gramwatch.deviation import TotalDeviation
-from gramwatch.joint import Calibration, JointMeasurement, JointRule
+from gramwatch.joint import JointRule
+from gramwatch.measurement import Calibration, Measurement
 
 ALPHAS = (0.01, 0.05, 0.1)
 SHARES = (0.28, 0.19, 0.14, 0.10, 0.08, 0.07, 0.07, 0.03, 0.02, 0.02)
@@ -43,10 +43,8 @@ class Rates:
     """Of examples whose class shares a group with others, `(alphas,)`; NaN where there are none."""
 
 
-def simulated(
-    examples: int, generator: torch.Generator, shares: tuple[float, ...] = SHARES
-) -> JointMeasurement:
-    """What the three members say of made-up in-distribution examples; later classes score higher."""
+def simulated(examples: int, generator: torch.Generator, shares: tuple[float, ...] = SHARES) -> Measurement:
+    """What three members measure of made-up in-distribution examples; later classes score higher."""
     weights = torch.tensor(shares, dtype=torch.float64)
     classes = torch.multinomial(weights, examples, replacement=True, generator=generator)
     harder = classes.double() / len(shares)
@@ -59,14 +57,13 @@ def simulated(
     logits = torch.nn.functional.one_hot(classes, len(shares)) * sure.unsqueeze(1)
     deviations = (harder.unsqueeze(1) + 0.5 * common.unsqueeze(1) + noise(examples, TAPS)).exp() - 1
     deviations = deviations.clamp_min(0)
-    return JointMeasurement(
-        logits,
-        {
-            "gram": Measurement(logits, deviations, torch.ones(examples, dtype=torch.bool)),
-            "fdbd": harder + common + noise(examples),
-            "energy": -logits.logsumexp(1),
-        },
-    )
+    values = {
+        "gram": deviations,
+        "fdbd": (harder + common + noise(examples)).unsqueeze(1),
+        "energy": -logits.logsumexp(1, keepdim=True),
+    }
+    finite = torch.ones(examples, dtype=torch.bool)
+    return Measurement.together({name: Measurement(each, logits, finite) for name, each in values.items()})
 
 
 def rates(

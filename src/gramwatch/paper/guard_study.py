@@ -4,27 +4,20 @@ Each rule differs from Guard's in one thing. All follow from the same cells, tho
 that a rule more costs seconds. Only in-distribution data sets anything; outliers judge.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 
 import torch
 from torch import Tensor
 
-from gramwatch.detector import Measurement
 from gramwatch.deviation import TotalDeviation
 from gramwatch.errors import InputError
-from gramwatch.evaluate import Row, evaluate_measured, scores_of_first_draw
+from gramwatch.evaluate import Measured, Row, evaluate_measured, scores_of_first_draw
 from gramwatch.guard import MEMBERS, SHRINK
-from gramwatch.joint import (
-    JointMeasurement,
-    JointRule,
-    Standard,
-    gram_score,
-    mean_over_taps,
-    sum_of_members,
-)
-from gramwatch.methods import METHODS, Method
+from gramwatch.joint import JointRule, Standard, gram_score, mean_over_taps, sum_of_members
+from gramwatch.measurement import Measurement, Rule
+from gramwatch.methods import METHODS
 from gramwatch.methods.class_ratio import ClassRatio
 from gramwatch.methods.early_mahalanobis import EarlyMahalanobis
 from gramwatch.methods.unit_mahalanobis import UnitMahalanobis
@@ -32,11 +25,9 @@ from gramwatch.metrics import Difference, auroc_difference
 from gramwatch.paper import against
 from gramwatch.paper.beside import SHORT, Line, markdown
 from gramwatch.paper.experiment import Options, lines_of, methods_of, protocol_of, write
-from gramwatch.paper.subject import BLOCK_ENDS, MethodSpec, OodSet, ood_sets
+from gramwatch.paper.subject import BLOCK_ENDS, MethodSpec, OodSet, ood_sets, rules_of
 from gramwatch.report.comparison import draw_comparison
 from gramwatch.report.why import draw_why
-from gramwatch.together import Measured
-from gramwatch.watch import Single
 
 GRAM, GUARD = "Gram", "Guard"
 EARLY, RATIO, UNIT = (each.record.title for each in (EarlyMahalanobis, ClassRatio, UnitMahalanobis))
@@ -198,33 +189,38 @@ def _squares(z: Tensor) -> Tensor:
     return z.clamp_min(0).square().sum(1)
 
 
+@dataclass
 class PerClass(JointRule):
     """Each score less the median of its predicted class, as if 30 more examples had shown the median of all.
 
     The classes of those that are judged are looked up, those of the examples are remembered.
     """
 
+    medians_: Tensor | None = None
+    """Of each class and member, `(classes, members)`, after `fit`."""
     worth = 30
 
-    def fit(self, measured: JointMeasurement) -> "PerClass":
+    def fit(self, measured: Measurement) -> "PerClass":
         """Take the medians, too."""
-        self._medians: Tensor | None = None
-        super().fit(measured)
-        scores, classes = super().member_scores(measured), measured.logits.shape[1]
+        rule = replace(self, medians_=None)._fitted(measured)
+        scores, classes = rule.member_scores(measured), measured.logits.shape[1]
         of_all = scores.quantile(0.5, 0)
         medians = of_all.repeat(classes, 1)
         for c in range(classes):
             own = scores[measured.predicted == c]
             if len(own):
                 medians[c] = (len(own) * own.quantile(0.5, 0) + self.worth * of_all) / (len(own) + self.worth)
-        self._medians = medians
-        self.standard.fit(self.member_scores(measured))
-        return self
+        return replace(rule, medians_=medians)._fitted(measured)
 
-    def member_scores(self, measured: JointMeasurement) -> Tensor:
+    def _fitted(self, measured: Measurement) -> "PerClass":
+        rule = super().fit(measured)
+        assert isinstance(rule, PerClass)
+        return rule
+
+    def member_scores(self, measured: Measurement) -> Tensor:
         """The score of each member, not standardised, `(N, members)`."""
         scores = super().member_scores(measured)
-        return scores if self._medians is None else scores - self._medians[measured.predicted]
+        return scores if self.medians_ is None else scores - self.medians_[measured.predicted]
 
 
 @dataclass(frozen=True)
@@ -243,16 +239,12 @@ class JoinVariant:
     """Which of the deviations count."""
     kind: type[JointRule] = JointRule
 
-    def parts(self, measured: Measured) -> Mapping[str, Measurement | Tensor]:
-        """What the members say, from what every method says."""
-        found: dict[str, Measurement | Tensor] = {}
-        for name in self.members:
-            said = measured[self.form if name == GRAM else name]
-            assert not isinstance(said, JointMeasurement)
-            if isinstance(said, Measurement):
-                said = replace(said, deviations=self.part(said.deviations))
-            found[name] = said
-        return found
+    def measured(self, methods: Measured) -> Measurement:
+        """What the members measured, side by side, from what every method measured."""
+        parts = {name: methods[self.form if name == GRAM else name] for name in self.members}
+        if GRAM in parts:
+            parts[GRAM] = replace(parts[GRAM], values=self.part(parts[GRAM].deviations))
+        return Measurement.together(parts)
 
     def rule(self) -> JointRule:
         """The rule, not fitted."""
@@ -334,21 +326,20 @@ def run(options: Options) -> list[Line]:
         raise InputError(f"the study needs {', '.join(GUARDS_MEMBERS)} among the methods")
     sets = [each for each in ood_sets(subject.in_distribution) if _chosen(each, options.sets)]
     measured = subject.measure([*methods, *forms], sets)
-    together = {name: _with_rules(each, usable, singles) for name, each in measured.items()}
+    together = {name: WithRules(each, usable, singles) for name, each in measured.items()}
     inside = together.pop(subject.inside_title)
     if not together:
         raise InputError(f"none of the sets is there: {options.sets or 'no data are present'}")
-    rules = {each.title: each.rule() for each in usable}
-    totals: dict[str, TotalDeviation | JointRule] = {GRAM: TotalDeviation(), **rules}
-    result = evaluate_measured(inside, together, totals)
-    titles = [*rules, *singles]
+    rules: dict[str, Rule] = {**rules_of(methods), **{each.title: each.rule() for each in usable}}
+    result = evaluate_measured(inside, together, rules)
+    titles = [*(each.title for each in usable), *singles]
     lines = lines_of(subject, sets, titles, result.rows, lambda *_: ())
     title = f"{subject.title}, {subject.inside_title}: ways to join"
     protocol = protocol_of(subject, result)
     tables = [_table(result.rows, titles, metric) for metric in ("auroc", "tnr")]
-    difference = _differences(inside, together, totals)
+    difference = _differences(inside, together, rules)
     published = [title for title in singles if title not in OURS]
-    one_pass = [m.title for m in methods if not _needs_gradients(m.make(subject.network))]
+    one_pass = [m.title for m in methods if not m.make(subject.network).alone]
     near = [each.title for each in sets if each.near]
     verdict = _verdict(result.rows, singles, one_pass, published, difference, near)
     name = f"guard-{subject.loaded.name}"
@@ -375,12 +366,27 @@ def _chosen(each: OodSet, names: str) -> bool:
     return not names or each.name in [name.strip() for name in names.split(",")]
 
 
-def _with_rules(measured: Measured, variants: Sequence[JoinVariant], singles: Sequence[str]) -> Measured:
-    """What the rules' members say, beside what every single method says."""
-    gram = measured[GRAM]
-    assert isinstance(gram, Measurement)
-    joint = {each.title: JointMeasurement(gram.logits, each.parts(measured)) for each in variants}
-    return {**joint, **{name: measured[name] for name in singles}}
+class WithRules(Mapping[str, Measurement]):
+    """What the members of every rule measured of a set, beside what every single method measured.
+
+    A rule's members are put side by side when they are asked for: dozens of copies of Gram's deviations
+    would not fit into memory.
+    """
+
+    def __init__(self, methods: Measured, variants: Sequence[JoinVariant], singles: Sequence[str]) -> None:
+        self._methods, self._variants = methods, {each.title: each for each in variants}
+        self._names = [*self._variants, *singles]
+
+    def __getitem__(self, name: str) -> Measurement:
+        if name in self._variants:
+            return self._variants[name].measured(self._methods)
+        return self._methods[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 def _table(rows: Sequence[Row], titles: Sequence[str], metric: str) -> str:
@@ -403,18 +409,14 @@ def _aurocs(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
     return found
 
 
-def _needs_gradients(detector: Single) -> bool:
-    return isinstance(detector, Method) and detector.gradients
-
-
 def _differences(
-    inside: Measured, sets: Mapping[str, Measured], totals: Mapping[str, TotalDeviation | JointRule]
+    inside: Measured, sets: Mapping[str, Measured], rules: Mapping[str, Rule]
 ) -> Callable[[str, str], Difference]:
     """How far Guard is ahead of a method on a set, both given by title, in the first draw."""
 
     @cache
     def scores(method: str) -> tuple[Tensor, dict[str, Tensor]]:
-        return scores_of_first_draw(method, inside, sets, totals)
+        return scores_of_first_draw(method, inside, sets, rules)
 
     @cache
     def difference(ood: str, method: str) -> Difference:

@@ -13,12 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from gramwatch import datasets, demo, networks, training
-from gramwatch.deviation import TotalDeviation
 from gramwatch.evaluate import Evaluation, evaluate_measured
 from gramwatch.paper.beside import Line
 from gramwatch.paper.cells import Cells
 from gramwatch.paper.experiment import Options, entries_for, lines_of, protocol_of, write
-from gramwatch.paper.subject import MethodSpec, OodSet, Subject, ood_sets
+from gramwatch.paper.subject import MethodSpec, OodSet, Subject, ood_sets, rules_of
 
 NETWORKS = ("mlp_300", "mlp_300_150", "mlp_300_150_50")
 MEAN, STD = 0.1307, 0.3081
@@ -147,5 +146,4 @@ def judged(subject: Subject, methods: Sequence[MethodSpec], sets: Sequence[OodSe
     """The figures of every method on every set that is present."""
     measured = subject.measure(methods, sets)
     inside = measured.pop(subject.inside_title)
-    totals = {method.title: TotalDeviation() for method in methods}
-    return evaluate_measured(inside, measured, totals)
+    return evaluate_measured(inside, measured, rules_of(methods))

@@ -13,6 +13,7 @@ from dataclasses import replace
 from gramwatch.deviation import TotalDeviation
 from gramwatch.errors import InputError
 from gramwatch.evaluate import Evaluation, evaluate_measured
+from gramwatch.gram import GramRule
 from gramwatch.paper import published
 from gramwatch.paper.beside import SEEN, Line, mean_line
 from gramwatch.paper.experiment import Options, entries_for, lines_of, methods_of, protocol_of, write
@@ -20,11 +21,11 @@ from gramwatch.paper.subject import OodSet, Subject, ood_sets
 
 PLAIN, EXPOSED = "cross_entropy", "outlier_exposure"
 GRAM = "Gram, divided by the confidence"
-TOTALS = {
-    "Gram": TotalDeviation(confidence="none"),
-    "Gram less MSP": TotalDeviation(confidence="subtract"),
-    "Gram over MSP": TotalDeviation(confidence="divide_total"),
-    GRAM: TotalDeviation(confidence="divide"),
+RULES = {
+    "Gram": GramRule(TotalDeviation(confidence="none")),
+    "Gram less MSP": GramRule(TotalDeviation(confidence="subtract")),
+    "Gram over MSP": GramRule(TotalDeviation(confidence="divide_total")),
+    GRAM: GramRule(TotalDeviation(confidence="divide")),
 }
 JOINED = ("MSP", "Gram", "Gram less MSP", "Gram over MSP")
 
@@ -59,11 +60,11 @@ def _judged(subject: Subject, sets: Iterable[OodSet]) -> Evaluation:
     """MSP, and Gram with the confidence in every way, from one measurement."""
     measured = subject.measure(methods_of(subject, "msp,gram"), list(sets))
     every = {
-        title: {"MSP": found["MSP"], **dict.fromkeys(TOTALS, found["Gram"])}
+        title: {"MSP": found["MSP"], **dict.fromkeys(RULES, found["Gram"])}
         for title, found in measured.items()
     }
     inside = every.pop(subject.inside_title)
-    return evaluate_measured(inside, every, TOTALS)
+    return evaluate_measured(inside, every, RULES)
 
 
 def _joined_lines(

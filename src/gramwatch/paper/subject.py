@@ -16,21 +16,25 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gramwatch import artifact, datasets
-from gramwatch.batches import Inputs, all_finite
-from gramwatch.detector import GramDetector, Measurement
-from gramwatch.deviation import tap_deviations
+from gramwatch.batches import all_finite
+from gramwatch.detector import Detector, Together, fit_together
+from gramwatch.deviation import TotalDeviation, tap_deviations
 from gramwatch.errors import InputError, MissingDataError
-from gramwatch.joint import JointMeasurement
-from gramwatch.methods import METHODS, TRAINED, Method, fgsm
+from gramwatch.evaluate import Measured
+from gramwatch.gram import GramDetector, GramRule
+from gramwatch.measurement import Measurement, Rule
+from gramwatch.methods import METHODS, TRAINED, fgsm
+from gramwatch.methods.mahalanobis import Mahalanobis
 from gramwatch.methods.odin import ODIN
 from gramwatch.networks import NETWORKS, Loaded
+from gramwatch.observation import Observation
 from gramwatch.paper.cells import Cells
-from gramwatch.together import Measured, Together, fit_together
 from gramwatch.training.images import PADDING
-from gramwatch.watch import Single
 
 TUNING = 1000
 """Images of each kind that ODIN and Mahalanobis are tuned on; a fifth of the set, where that is less."""
+FORM = 2
+"""Cells of methods hold values, and which examples are finite. Cells of an earlier form are measured anew."""
 BLOCK_ENDS: Mapping[str, tuple[str, ...]] = {
     "resnet34": ("relu", "layer1.2.relu#2", "layer2.3.relu#2", "layer3.5.relu#2", "layer4.2.relu#2"),
     "densenet": ("conv1", "trans1.conv1", "trans2.conv1", "relu"),
@@ -140,13 +144,13 @@ class MethodSpec:
     """Whether it is also fitted on the training images mirrored and shifted; Gram only."""
 
     @property
-    def detector_class(self) -> type[Single]:
+    def detector_class(self) -> type[Detector]:
         """What is made."""
         if self.kind.startswith("gram"):
             return GramByOrder if self.kind == "gram_by_order" else GramDetector
         return (METHODS | TRAINED)[self.kind]
 
-    def make(self, network: nn.Module) -> Single:
+    def make(self, network: nn.Module) -> Detector:
         """A detector, not fitted."""
         return self.detector_class(network, **self.settings)
 
@@ -160,14 +164,23 @@ class GramByOrder(GramDetector):
     """Gram with deviations told apart by order too: `(N, taps x orders)`, the orders of a tap together."""
 
     @torch.inference_mode()
-    def measured(self, inputs: Inputs, logits: Tensor, statistics: Tensor) -> Measurement:
-        """The deviations of a batch whose statistics were collected already."""
+    def measured(self, observation: Observation) -> Measurement:
+        """The deviation at each tap, of each order."""
+        statistics, finite = observation.statistics, observation.finite
+        assert statistics is not None
+        assert finite is not None
         _, bounds = self._fitted()
-        sizes = [measure.features for measure in self._measures for _ in measure.orders]
+        at = [self._statistics.at(tap) for tap in self.taps]
+        sizes = [each.features for each in at for _ in each.orders]
         starts = torch.tensor([0, *sizes]).cumsum(0).to(statistics.device)
         layout = replace(self._layout(statistics.device), starts=starts)
-        deviations = tap_deviations(statistics, logits.argmax(1), bounds, layout)
-        return Measurement(logits, deviations, all_finite([inputs, logits, deviations]))
+        deviations = tap_deviations(statistics, observation.predicted, bounds, layout)
+        return Measurement(deviations, observation.logits, finite & all_finite(deviations))
+
+
+def rules_of(methods: Sequence[MethodSpec]) -> dict[str, Rule]:
+    """By title, how the deviations of Gram become its score; other methods measure their score."""
+    return {m.title: GramRule(TotalDeviation()) for m in methods if m.kind.startswith("gram")}
 
 
 class Batches:
@@ -218,7 +231,7 @@ class Subject:
         self.root, self.subset, self.tuning, self.batch, self._say = root, subset, tuning, batch, say
         self.weights = artifact.fingerprint(loaded.network)["weights"]
         self._inside = OodSet(TITLES.get(in_distribution, in_distribution), in_distribution)
-        self._together: tuple[dict[str, Single], Together] | None = None
+        self._together: tuple[dict[str, Detector], Together] | None = None
         self._grid_inside: Tensor | None = None
 
     @property
@@ -291,14 +304,11 @@ class Subject:
     # --- cells ---------------------------------------------------------------------------------------
 
     def measure(self, methods: Sequence[MethodSpec], sets: Sequence[OodSet]) -> dict[str, Measured]:
-        """What every method says of the in-distribution test data, under its title, and of every set.
+        """What every method measures of the in-distribution test data, under its title, and of every set.
 
         A set whose data are absent is left out. Only cells that are not finished are computed.
         """
-        unfinished = {
-            which: [m for m in methods if not self.cells.has(*self._cell(m, which))]
-            for which in (self._inside, *sets)
-        }
+        unfinished = {which: self._unfinished(methods, which) for which in (self._inside, *sets)}
         # First of all: what is needed only for sets that are absent need not be fitted.
         unfinished = {
             which: missing for which, missing in unfinished.items() if not missing or self.present(which)
@@ -308,7 +318,7 @@ class Subject:
         for which, missing in unfinished.items():
             if missing:
                 self._measure(which, missing, detectors)
-        return {which.title: {m.title: self._finished(m, which) for m in methods} for which in unfinished}
+        return {which.title: self._finished(methods, which) for which in unfinished}
 
     def present(self, which: OodSet) -> bool:
         """Whether a set can be loaded; if not, the reason is told."""
@@ -323,31 +333,60 @@ class Subject:
         self.say(f"{which.title}: {len(images):,} images loaded", began)
         return True
 
-    def _measure(self, which: OodSet, methods: Sequence[MethodSpec], detectors: Mapping[str, Single]) -> None:
+    def _unfinished(self, methods: Sequence[MethodSpec], which: OodSet) -> list[MethodSpec]:
+        """The methods whose cells are to be computed; all of them where there are no logits."""
+        if not self.cells.has(*self._logits_cell(which)):
+            return list(methods)
+        return [m for m in methods if not self.cells.has(*self._cell(m, which))]
+
+    def _measure(
+        self, which: OodSet, methods: Sequence[MethodSpec], detectors: Mapping[str, Detector]
+    ) -> None:
         began = time.monotonic()
         titles = [method.title for method in methods]
         chosen = {title: detectors[title] for title in titles}
         if self._together is None or self._together[0] != chosen:
             self._together = (chosen, Together(chosen))
         measured = self._together[1].measure(self.test_batches(which), which.title)
+        if not self.cells.has(*self._logits_cell(which)):
+            self.cells.keep(*self._logits_cell(which), {"logits": measured[titles[0]].logits})
         for method in methods:
-            self.cells.keep(*self._cell(method, which), _as_tensors(measured[method.title]))
+            found = measured[method.title]
+            self.cells.keep(*self._cell(method, which), {"values": found.values, "finite": found.finite})
         self.say(f"{which.title}: judged by {_listed(titles)}", began)
 
-    def _finished(self, method: MethodSpec, which: OodSet) -> Measurement | Tensor:
-        tensors = self.cells.read(*self._cell(method, which))
-        if tensors is None:  # it was damaged
-            self._measure(which, [method], self._fitted([method]))
-            tensors = self.cells.read(*self._cell(method, which))
-            assert tensors is not None
-        return tensors["scores"] if "scores" in tensors else Measurement(**tensors)
+    def _finished(self, methods: Sequence[MethodSpec], which: OodSet) -> Measured:
+        """What the cells of a set hold. The logits are the same for all methods, and are held once."""
+        found = self._read(methods, which)
+        damaged = [method for method in methods if method.title not in found]
+        if damaged:
+            self._measure(which, damaged, self._fitted(damaged))
+            found = self._read(methods, which)
+        return {method.title: found[method.title] for method in methods}
+
+    def _read(self, methods: Sequence[MethodSpec], which: OodSet) -> Measured:
+        """What the cells of a set hold, but for those that are damaged."""
+        shared = self.cells.read(*self._logits_cell(which))
+        cells = {method.title: self.cells.read(*self._cell(method, which)) for method in methods}
+        return {
+            title: Measurement(cell["values"], shared["logits"], cell["finite"])
+            for title, cell in cells.items()
+            if cell is not None and shared is not None
+        }
 
     def _cell(self, method: MethodSpec, which: OodSet) -> tuple[str, dict[str, Any]]:
-        settings = {**self._settings(method), "set": which.name, "reduce": which.reduce}
+        settings = {**self._settings(method), **_as_json(which), "form": FORM}
         return f"{self.loaded.name} {method.title} {which.title}", settings
+
+    def _logits_cell(self, which: OodSet) -> tuple[str, dict[str, Any]]:
+        return f"{self.loaded.name} logits {which.title}", {**self._shared_settings(), **_as_json(which)}
 
     def _settings(self, method: MethodSpec) -> dict[str, Any]:
         """What a fitted method depends on."""
+        return {**self._shared_settings(), "method": method.as_json()}
+
+    def _shared_settings(self) -> dict[str, Any]:
+        """What all methods depend on."""
         return {
             "network": self.loaded.name,
             "weights": self.weights,
@@ -356,19 +395,18 @@ class Subject:
             "subset": self.subset,
             "seed": 0,
             "set_aside": self.tuning,
-            "method": method.as_json(),
         }
 
     # --- detectors -----------------------------------------------------------------------------------
 
-    def _fitted(self, methods: Sequence[MethodSpec]) -> dict[str, Single]:
+    def _fitted(self, methods: Sequence[MethodSpec]) -> dict[str, Detector]:
         """The methods fitted, and tuned where they are to be, by title; from their files where there are."""
         plain = {self._file(m): m for m in (replace(method, tuned_on="") for method in methods)}
         waiting = [method for file, method in plain.items() if not file.exists()]
         if waiting:
             fresh = {m.title: m.make(self.network) for m in waiting}
-            needs_data = any(isinstance(d, GramDetector) or d.record.fitted for d in fresh.values())
-            training: Batches | list[Any] = self.training_batches() if needs_data else []
+            learning = any(detector.learns for detector in fresh.values())
+            training: Batches | list[Any] = self.training_batches() if learning else []
             began = time.monotonic()
             fit_together(fresh, training)
             moved = {m.title: fresh[m.title] for m in waiting if m.moved}
@@ -383,14 +421,15 @@ class Subject:
     def _file(self, method: MethodSpec) -> Path:
         return self.cells.path(f"{self.loaded.name} {method.title} fitted", self._settings(method))
 
-    def _read_detector(self, method: MethodSpec) -> Single:
+    def _read_detector(self, method: MethodSpec) -> Detector:
         return method.detector_class.from_artifact(artifact.read(self._file(method)), self.network)
 
-    def _tuned(self, method: MethodSpec) -> Single:
+    def _tuned(self, method: MethodSpec) -> Detector:
         if not method.tuned_on or self._file(method).exists():
             return self._read_detector(method)
         began = time.monotonic()
         detector = self._read_detector(replace(method, tuned_on=""))
+        assert isinstance(detector, ODIN | Mahalanobis)
         inside: Any = self.tuning_batches(self._inside)
         if method.tuned_on == "FGSM":
             scale = self.loaded.std
@@ -403,9 +442,8 @@ class Subject:
             if self._grid_inside is None:
                 self._grid_inside = detector.scores_on_grid(inside)
             inside = self._grid_inside
-        detector.tune(inside, outside)  # type: ignore[union-attr]
+        detector.tune(inside, outside)
         detector.save(self._file(method))
-        assert isinstance(detector, Method)
         told = {name: getattr(detector, name) for name in detector.settings if name != "scale"}
         self.say(f"{method.title} tuned on {method.tuned_on}: {told}", began)
         return detector
@@ -431,8 +469,5 @@ def _listed(titles: Sequence[str], most: int = 4) -> str:
     return ", ".join(titles) if len(titles) <= most else f"{len(titles)} methods"
 
 
-def _as_tensors(measured: Measurement | Tensor | JointMeasurement) -> dict[str, Tensor]:
-    if isinstance(measured, Tensor):
-        return {"scores": measured}
-    assert isinstance(measured, Measurement)  # no method is a guard: its members are methods
-    return {"logits": measured.logits, "deviations": measured.deviations, "finite": measured.finite}
+def _as_json(which: OodSet) -> dict[str, Any]:
+    return {"set": which.name, "reduce": which.reduce}

@@ -8,12 +8,11 @@ images. Images that were tuned on are not judged, by any method.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from gramwatch.deviation import TotalDeviation
 from gramwatch.errors import InputError
 from gramwatch.evaluate import Evaluation, Row, evaluate_measured
 from gramwatch.paper.beside import Line
 from gramwatch.paper.experiment import Options, entries_for, lines_of, methods_of, protocol_of, write
-from gramwatch.paper.subject import MethodSpec, OodSet, Subject, ood_sets
+from gramwatch.paper.subject import MethodSpec, OodSet, Subject, ood_sets, rules_of
 
 TABLES = ("tab:exp_ood_results", "released figures", "appendix:dpn+", "appendix:OE")
 TUNED = ("odin", "mahalanobis")
@@ -66,7 +65,6 @@ def judged(
     subject: Subject, methods: Sequence[MethodSpec], sets: Sequence[OodSet], tune: str = "none"
 ) -> Evaluation:
     """The figures of every method on every set that is present."""
-    totals = {m.title: TotalDeviation() for m in methods if m.kind == "gram"}
     rows: list[Row] = []
     protocol = ""
     for group in [[each] for each in sets] if tune == "outliers" else [sets]:
@@ -79,7 +77,7 @@ def judged(
         measured = subject.measure(chosen, group)
         inside = measured.pop(subject.inside_title)
         if measured:
-            result = evaluate_measured(inside, measured, totals)
+            result = evaluate_measured(inside, measured, rules_of(methods))
             rows += result.rows
             protocol = result.protocol
     return Evaluation(tuple(rows), protocol)

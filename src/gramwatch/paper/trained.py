@@ -8,14 +8,13 @@ outliers that networks were trained with are marked, and left out of the means.
 from collections.abc import Collection
 from dataclasses import replace
 
-from gramwatch.deviation import TotalDeviation
 from gramwatch.errors import InputError
 from gramwatch.evaluate import Row, evaluate_measured
 from gramwatch.methods import TRAINED
 from gramwatch.paper import published
 from gramwatch.paper.beside import SEEN, Line, mean_line
 from gramwatch.paper.experiment import Options, lines_of, methods_of, protocol_of, write
-from gramwatch.paper.subject import MethodSpec, OodSet, ood_sets
+from gramwatch.paper.subject import MethodSpec, OodSet, ood_sets, rules_of
 
 PLAIN = "cross_entropy"
 TITLES = {
@@ -44,8 +43,7 @@ def run(options: Options) -> list[Line]:
         options.say(f"\n{subject.title}: accuracy {accuracies[-1]}")
         measured = subject.measure(methods, sets)
         inside = measured.pop(subject.inside_title)
-        totals = {method.title: TotalDeviation() for method in methods}
-        result = evaluate_measured(inside, measured, totals)
+        result = evaluate_measured(inside, measured, rules_of(methods))
         rows += result.rows
         columns |= {m.title: label != PLAIN and TRAINED[label].record.outliers for m in methods}
 

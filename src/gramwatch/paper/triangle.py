@@ -3,12 +3,11 @@
 Beside them, row sums as the paper's text has them: the root first, then the sum.
 """
 
-from gramwatch.deviation import TotalDeviation
 from gramwatch.evaluate import evaluate_measured
 from gramwatch.paper.beside import SHORT, Line, markdown
 from gramwatch.paper.experiment import Options, entries_for, lines_of, protocol_of, write
 from gramwatch.paper.published import SHOWN
-from gramwatch.paper.subject import MethodSpec, ood_sets
+from gramwatch.paper.subject import MethodSpec, ood_sets, rules_of
 
 STATISTICS = {
     "row sums": "row_sums",
@@ -27,7 +26,7 @@ def run(options: Options) -> list[Line]:
     sets = ood_sets(subject.in_distribution)
     measured = subject.measure(methods, sets)
     inside = measured.pop(subject.inside_title)
-    result = evaluate_measured(inside, measured, {name: TotalDeviation() for name in inside})
+    result = evaluate_measured(inside, measured, rules_of(methods))
     lines = lines_of(
         subject,
         sets,

@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gramwatch.detector import Detection, GramDetector
+from gramwatch.gram import GramDetector
 from gramwatch.guard import Guard
+from gramwatch.measurement import Detection
 from gramwatch.report import pyplot, write_picture
 
 EXAMPLES = 6

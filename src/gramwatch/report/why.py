@@ -44,7 +44,7 @@ class Marks:
 
 def marks_of(figures: Figures) -> list[Marks]:
     """A row for every set, where Gram is best first, and one for the mean."""
-    others = [rival.record.title for rival in METHODS.values()]
+    others = [method.record.title for method in METHODS.values()]
     methods = [name for name in next(iter(figures.values())) if name in (GRAM, GUARD, *others)]
     mean = {name: sum(figures[ood][name] for ood in figures) / len(figures) for name in methods}
 

@@ -11,17 +11,17 @@ batch and the channels, and names each call after the module it happened in. `ob
 handing over each tapped tensor at the moment it is made.
 """
 
-from gramwatch.taps.find import find_calls, find_head, find_taps
+from gramwatch.taps.find import Look, find_head, find_taps
 from gramwatch.taps.observe import observe
 from gramwatch.taps.running import Network, call, judging, unwrap
 from gramwatch.taps.tap import Tap, Taps, mark
 
 __all__ = [
+    "Look",
     "Network",
     "Tap",
     "Taps",
     "call",
-    "find_calls",
     "find_head",
     "find_taps",
     "judging",

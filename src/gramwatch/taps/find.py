@@ -4,6 +4,7 @@ The network runs twice on a tiny batch. Every tensor is followed to learn which 
 the channels, and each watched call is named after the module it happened in.
 """
 
+import functools
 import itertools
 import math
 import threading
@@ -66,90 +67,142 @@ def find_taps(
 
     """
     network = Network.of(model, logits=logits)
-    warn_if_compiled(network.model)
     if network is not model:  # a user's own inputs
         inputs = on_device(network.read(inputs), network.model)
-    model = unwrap(network.model)
-    with judging(model):
-        probe = _Probe(model)
-        with first_look(network, inputs):
-            output = network.logits_of(probe.run(repeated(inputs, 2)))
-        sizes = _sizes(model, repeated(inputs, 3))
-    if [e.operation for e in probe.events] != sizes.operations:
-        raise TapError(
-            "the network makes different calls for a batch of two and a batch of three: its path depends "
-            "on its input, so its tensors cannot be watched by their place in it"
-        )
-    if not any(event.kind != "mark" for event in probe.events):
-        none = f"{type(model).__name__} has no tap: no convolution, linear layer or activation was called"
-        if any(isinstance(m, torch.jit.ScriptModule) for m in model.modules()):
+    return Look(network, inputs).taps(select)
+
+
+def find_head(model: nn.Module | Network, inputs: Inputs) -> int | None:
+    """The watched call, by its position, of the linear layer that makes the logits; None if there is none."""
+    return Look(Network.of(model), inputs).head
+
+
+class Look:
+    """What one look at a network finds out: its watched calls, its taps, and the layer that makes its logits.
+
+    Args:
+        network: any classifier. It is run once, twice if taps are asked for, and once more for the head.
+        inputs: a batch, of which the first example is looked at.
+
+    """
+
+    def __init__(self, network: Network, inputs: Inputs) -> None:
+        self.network, self._given = network, inputs
+        self._model = unwrap(network.model)
+        self._all: Taps | None = None
+
+    @functools.cached_property
+    def _inputs(self) -> Inputs:
+        """The first example. One that is not finite shows nothing, and the path does not depend on it."""
+        first = repeated(self._given, 1)
+        return mapped(first, lambda t: t.nan_to_num(0.0, 0.0, 0.0) if t.is_floating_point() else t)
+
+    @functools.cached_property
+    def _probed(self) -> "tuple[_Probe, Tensor]":
+        """The watched calls of one pass over two examples, and its logits. Not run until it is asked for."""
+        return self._run()
+
+    @outside_compilation
+    def _run(self) -> "tuple[_Probe, Tensor]":
+        warn_if_compiled(self.network.model)
+        with judging(self._model), first_look(self.network, self._inputs):
+            probe = _Probe(self._model)
+            logits = self.network.logits_of(probe.run(repeated(self._inputs, 2)))
+        self.network.warn_of_probabilities(logits, probe.last_operation(logits))
+        return probe, logits
+
+    @property
+    def _probe(self) -> "_Probe":
+        return self._probed[0]
+
+    @property
+    def _logits(self) -> Tensor:
+        return self._probed[1]
+
+    @property
+    def operations(self) -> tuple[str, ...]:
+        """Every watched call of a forward pass."""
+        return tuple(event.operation for event in self._probe.events)
+
+    def taps(self, select: str | Iterable[str] = "all") -> Taps:
+        """The chosen taps."""
+        if self._all is None:
+            self._all = self._found()
+        return _chosen(self._model, self._all, select, _HINT_PACKED * self._probe.packed)
+
+    @outside_compilation
+    def _found(self) -> Taps:
+        """All taps, those of marked tensors included."""
+        probe, model = self._probe, self._model
+        with judging(model):
+            sizes = _sizes(model, repeated(self._inputs, 3))
+        if list(self.operations) != sizes.operations:
             raise TapError(
-                f"{none}; a scripted network cannot be watched, pass the nn.Module it was made from"
+                "the network makes different calls for a batch of two and a batch of three: its path depends "
+                "on its input, so its tensors cannot be watched by their place in it"
             )
-        raise NoTapError(none + _HINT_PACKED * probe.packed)
-    dropped = probe.logits_calls(output)
-    network.warn_of_probabilities(output, probe.last_operation(output))
-    names = _names(probe.events)
-    taps = []
-    for number, (event, shape3) in enumerate(zip(probe.events, sizes.shapes, strict=True)):
-        batch = _batch_axis(event.shape, shape3)
-        if number in dropped or batch is None or event.is_constant:
-            continue  # the logits themselves, or values that do not depend on the input
-        axis, fold = batch
-        channel = _channel_axis(event, axis)
-        shape = (*event.shape[:axis], fold, *event.shape[axis + 1 :])
-        first = _examples_first(event.made, axis)
-        taps.append(Tap(names[number], event.kind, event.operation, shape, axis, channel, number, first))
-    found = Taps(taps, sizes.operations)
-    return _chosen(model, found, select, _HINT_PACKED * probe.packed)
+        if not any(event.kind != "mark" for event in probe.events):
+            none = f"{type(model).__name__} has no tap: no convolution, linear layer or activation was called"
+            if any(isinstance(m, torch.jit.ScriptModule) for m in model.modules()):
+                raise TapError(
+                    f"{none}; a scripted network cannot be watched, pass the nn.Module it was made from"
+                )
+            raise NoTapError(none + _HINT_PACKED * probe.packed)
+        dropped = probe.logits_calls(self._logits)
+        names = _names(probe.events)
+        taps = []
+        for number, (event, shape3) in enumerate(zip(probe.events, sizes.shapes, strict=True)):
+            batch = _batch_axis(event.shape, shape3)
+            if number in dropped or batch is None or event.is_constant:
+                continue  # the logits themselves, or values that do not depend on the input
+            axis, fold = batch
+            channel = _channel_axis(event, axis)
+            shape = (*event.shape[:axis], fold, *event.shape[axis + 1 :])
+            first = _examples_first(event.made, axis)
+            taps.append(Tap(names[number], event.kind, event.operation, shape, axis, channel, number, first))
+        return Taps(taps, sizes.operations)
+
+    @functools.cached_property
+    def head(self) -> int | None:
+        """The watched call, by its position, of the linear layer that makes the logits, if there is one.
+
+        A convolution over the whole of its input counts: it is the same thing.
+        """
+        return self._head()
+
+    @outside_compilation
+    def _head(self) -> int | None:
+        probe = self._probe
+        layers = [
+            number
+            for number in probe.logits_calls(self._logits)
+            if probe.events[number].kind in ("linear", "convolution")
+        ]
+        if len(layers) != 1:
+            return None
+        seen: list[tuple[Tensor, Tensor, Tensor | None]] = []
+        with (
+            judging(self._model),
+            Watch(
+                Taps((), self.operations), 2, _ignore, None, (layers[0], lambda *given: seen.append(given))
+            ),
+        ):
+            logits = self.network.logits_of(call(self._model, repeated(self._inputs, 2))).float()
+        x, weight, bias = seen[0]
+        features, weight = x.flatten(1).float(), weight.flatten(1).float()
+        if bias is not None and bias.ndim != 1:
+            return None  # a matrix that is added, not a bias
+        if features.shape[0] != 2 or weight.shape != (logits.shape[1], features.shape[1]):
+            return None
+        made = features @ weight.T + (0.0 if bias is None else bias.float())
+        near = torch.allclose(made, logits, rtol=1e-2, atol=1e-3 * float(logits.abs().max()))
+        return layers[0] if near else None
 
 
 _HINT_PACKED = (
     "; a recurrent layer over a packed sequence is not watched: in the network's code, mark the tensor that "
     'pad_packed_sequence returns, gramwatch.mark(x, "name")'
 )
-
-
-@outside_compilation
-def find_calls(model: nn.Module, inputs: Inputs) -> Taps:
-    """The watched calls of a network, without any tap: its path, for those who look at its head only."""
-    warn_if_compiled(model)
-    model = unwrap(model)
-    with judging(model):
-        return Taps((), _sizes(model, repeated(inputs, 2)).operations)
-
-
-@outside_compilation
-def find_head(model: nn.Module | Network, inputs: Inputs) -> int | None:
-    """The watched call, by its position, of the linear layer that makes the logits; None if there is no such.
-
-    A convolution over the whole of its input counts: it is the same thing.
-    """
-    network = Network.of(model)
-    model = unwrap(network.model)
-    # An input that is not finite shows nothing; where the logits come from does not depend on it.
-    inputs = mapped(inputs, lambda t: t.nan_to_num(0.0, 0.0, 0.0) if t.is_floating_point() else t)
-    with judging(model):
-        probe = _Probe(model)
-        with first_look(network, inputs):
-            logits = network.logits_of(probe.run(repeated(inputs, 2)))
-        layers = [n for n in probe.logits_calls(logits) if probe.events[n].kind in ("linear", "convolution")]
-        if len(layers) != 1:
-            return None
-        seen: list[tuple[Tensor, Tensor, Tensor | None]] = []
-        inputs = repeated(inputs, 2)
-        nothing = Taps((), [event.operation for event in probe.events])
-        with Watch(nothing, 2, _ignore, None, (layers[0], lambda *given: seen.append(given))):
-            logits = network.logits_of(call(model, inputs)).float()
-    x, weight, bias = seen[0]
-    features, weight = x.flatten(1).float(), weight.flatten(1).float()
-    if bias is not None and bias.ndim != 1:
-        return None  # a matrix that is added, not a bias
-    if features.shape[0] != 2 or weight.shape != (logits.shape[1], features.shape[1]):
-        return None
-    made = features @ weight.T + (0.0 if bias is None else bias.float())
-    near = torch.allclose(made, logits, rtol=1e-2, atol=1e-3 * float(logits.abs().max()))
-    return layers[0] if near else None
 
 
 def _ignore(number: int, maps: Tensor) -> None:

@@ -1,5 +1,6 @@
 """Running a network once under watch: each tapped tensor is handed over at the moment it is made."""
 
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -10,12 +11,11 @@ from torch.overrides import TorchFunctionMode
 
 from gramwatch.batches import Inputs, count_examples, mapped
 from gramwatch.errors import TapError
-from gramwatch.taps.operations import KINDS, WATCHED_LATER, is_watched, known, layer_arguments, made_by
-from gramwatch.taps.running import Network, call, judging, outside_compilation, unwrap, warn_if_compiled
+from gramwatch.taps.operations import KINDS, RECURRENT, WATCHED_LATER, is_watched, known, layer_arguments
+from gramwatch.taps.running import Network, call, judging, warn_if_compiled
 from gramwatch.taps.tap import Taps
 
 
-@outside_compilation
 def observe(
     model: nn.Module | Network,
     taps: Taps,
@@ -34,15 +34,32 @@ def observe(
     `head = (call, take)`, `take(input, weight, bias)` gets what the layer at that call, as given by
     `find_head`, was called with. With `gradients`, what is handed over and returned can be differentiated.
     """
-    network = Network.of(model)
-    warn_if_compiled(network.model)
-    module = unwrap(network.model)
-    with judging(module), torch.set_grad_enabled(gradients):
-        inputs = mapped(inputs, lambda t: t.clone() if t.is_inference() else t)  # may be written into
-        if not len(taps) and (head is None or head[0] is None):  # nothing is watched, so any path will do
-            return network.logits_of(call(module, inputs))
-        with Watch(taps, count_examples(inputs), receive, repeat, head or (None, None)) as watch:
-            output = call(module, inputs)
+    network = model if isinstance(model, Network) else Network.of(model)
+    if network is not model:
+        warn_if_compiled(network.model)
+    # torch.compile must not compile this, where its caller is compiled.
+    run = torch.compiler.disable(_run) if "torch._dynamo" in sys.modules else _run
+    output: Tensor = run(network, taps, inputs, receive, repeat, head or (None, None), gradients)
+    return output
+
+
+def _run(
+    network: Network,
+    taps: Taps,
+    inputs: Inputs,
+    receive: Callable[[int, Tensor], None],
+    repeat: Callable[[int, int], bool | None] | None,
+    head: "tuple[int | None, Callable[[Tensor, Tensor, Tensor | None], None] | None]",
+    gradients: bool,
+) -> Tensor:
+    with judging(network.module), torch.set_grad_enabled(gradients):
+        if not isinstance(inputs, Tensor) or inputs.is_inference():  # the network may write into its inputs
+            inputs = mapped(inputs, lambda t: t.clone() if t.is_inference() else t)
+        if not taps.listed and head[0] is None:  # nothing is watched, so any path will do
+            return network.logits_of(call(network.module, inputs))
+        examples = len(inputs) if isinstance(inputs, Tensor) else count_examples(inputs)
+        with Watch(taps, examples, receive, repeat, head) as watch:
+            output = call(network.module, inputs)
     watch.finish()
     return network.logits_of(output)
 
@@ -60,7 +77,6 @@ class Watch(TorchFunctionMode):
     ) -> None:
         super().__init__()
         self._head_call, self._take_head = head
-        self._numbers = {tap.call: number for number, tap in enumerate(taps)}
         self._taps, self._examples, self._receive, self._repeat = taps, examples, receive, repeat
         self._handed_over: dict[int, tuple[weakref.ref[Tensor], int]] = {}
         self._calls = 0
@@ -70,39 +86,52 @@ class Watch(TorchFunctionMode):
     ) -> Any:
         result = func(*args, **kwargs) if kwargs else func(*args)
         operation, writes = known(func)
-        if operation != "mark" and (writes or (kwargs and "out" in kwargs) or (args and result is args[0])):
+        if self._handed_over and operation != "mark" and (writes or _overwrites(result, args, kwargs)):
             self._handed_over.clear()
-        if operation in KINDS and is_watched(operation, args):
-            self._check(operation)
-            number = self._numbers.get(self._calls)
-            if self._calls == self._head_call and self._take_head is not None:
+        if operation in KINDS and (operation not in RECURRENT or is_watched(operation, args)):
+            call, expected = self._calls, self._taps.operations
+            if call >= len(expected) or expected[call] != operation:
+                self._refuse(operation)
+            if call == self._head_call and self._take_head is not None:
                 self._take_head(*layer_arguments(operation, args, kwargs or {}))
-            self._calls += 1
+            self._calls = call + 1
+            number = self._taps.numbers.get(call)
             if number is not None:
-                self._hand_over(number, made_by(result), operation)
+                # Attention returns its weights beside the tensor that is watched, a recurrence its state.
+                self._hand_over(number, result[0] if isinstance(result, tuple) else result, operation)
         return result
 
     def _hand_over(self, number: int, tensor: Tensor, operation: str) -> None:
-        tap = self._taps[number]
-        known, earlier = self._handed_over.get(id(tensor), (None, -1))
-        if operation == "mark" and self._repeat is not None and known is not None and known() is tensor:
-            before = self._taps[earlier]
-            alike = (before.batch_axis, before.channel_axis) == (tap.batch_axis, tap.channel_axis)
-            if alike and self._repeat(number, earlier) is not False:
+        taps = self._taps
+        if taps.marked:
+            if operation == "mark" and self._repeats(number, tensor):
                 return
-        self._handed_over[id(tensor)] = (weakref.ref(tensor), number)
-        self._receive(number, tap.maps(tensor, self._examples))
+            self._handed_over[id(tensor)] = (weakref.ref(tensor), number)
+        shape = tensor.shape
+        if len(shape) > 2 and shape[1] == taps.plain[number] and shape[0] == self._examples:
+            maps = tensor.flatten(2)  # as in nearly every convolutional network
+        else:
+            maps = taps.listed[number].maps(tensor, self._examples)
+        self._receive(number, maps)
 
-    def _check(self, operation: str) -> None:
+    def _repeats(self, number: int, tensor: Tensor) -> bool:
+        """Whether a marked tensor is the very one of an earlier tap, and that is all that must be known."""
+        before, earlier = self._handed_over.get(id(tensor), (None, -1))
+        if self._repeat is None or before is None or before() is not tensor:
+            return False
+        tap, first = self._taps.listed[number], self._taps.listed[earlier]
+        alike = (first.batch_axis, first.channel_axis) == (tap.batch_axis, tap.channel_axis)
+        return alike and self._repeat(number, earlier) is not False
+
+    def _refuse(self, operation: str) -> None:
         expected = self._taps.operations
-        if self._calls >= len(expected) or expected[self._calls] != operation:
-            instead = expected[self._calls] if self._calls < len(expected) else "the end of the network"
-            later = f". Version 0.1.0 did not watch '{operation}': after an update, fit anew"
-            raise TapError(
-                f"the network calls '{operation}' where '{instead}' was expected (watched call "
-                f"{self._calls}): it is another network, or takes another path, than when its taps were found"
-                + (later if operation in WATCHED_LATER else "")
-            )
+        instead = expected[self._calls] if self._calls < len(expected) else "the end of the network"
+        later = f". Version 0.1.0 did not watch '{operation}': after an update, fit anew"
+        raise TapError(
+            f"the network calls '{operation}' where '{instead}' was expected (watched call "
+            f"{self._calls}): it is another network, or takes another path, than when its taps were found"
+            + (later if operation in WATCHED_LATER else "")
+        )
 
     def finish(self) -> None:
         """The network made all expected calls, or a plain error."""
@@ -111,3 +140,8 @@ class Watch(TorchFunctionMode):
                 f"the network made {self._calls} watched calls, {len(self._taps.operations)} were expected: "
                 "it is another network, or takes another path, than when its taps were found"
             )
+
+
+def _overwrites(result: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> bool:
+    """Whether a call writes its result into a tensor that was there before."""
+    return bool(kwargs and "out" in kwargs) or bool(args and result is args[0])

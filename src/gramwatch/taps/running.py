@@ -72,8 +72,15 @@ class Network:
             name: None if callable(value) else value for name, value in given.items() if value is not None
         }
 
+    @functools.cached_property
+    def module(self) -> nn.Module:
+        """The network itself, its wrappers taken off."""
+        return unwrap(self.model)
+
     def read(self, given: Any) -> Inputs:
         """What the network is called with, from what a detector is called with."""
+        if self.inputs is None and isinstance(given, Tensor):
+            return given
         if callable(self.inputs):
             return as_inputs(self.inputs(given), self._accepts, self._dtype)
         if self.inputs is not None:
@@ -113,7 +120,7 @@ class Network:
 
     def logits_of(self, output: Any) -> Tensor:
         """The logits in the network's output, `(N, classes)`."""
-        found = self._chosen(output)
+        found = output if self.logits is None and isinstance(output, Tensor) else self._chosen(output)
         if not isinstance(found, Tensor):
             raise InputError(
                 f"the network returned {kind_of(output)}: no logits were found in it. Say where they are: "
@@ -282,7 +289,7 @@ _lock = threading.Lock()
 _judged: "weakref.WeakKeyDictionary[nn.Module, tuple[int, list[tuple[nn.Module, bool]]]]" = (
     weakref.WeakKeyDictionary()
 )
-_uncompiled: list[ExitStack] = []
+_uncompiled: list[ExitStack | None] = []
 
 
 @contextmanager
@@ -300,16 +307,17 @@ def judging(model: nn.Module) -> Iterator[None]:
                 for module, _ in flags:
                     module.training = False
             _judged[model] = (threads + 1, flags)
-            _uncompiled.append(_compile_nothing())
+            _uncompiled.append(_compile_nothing() if "torch._dynamo" in sys.modules else None)
         try:
             yield
         finally:
             with _lock:
-                _uncompiled.pop().close()
+                if (stack := _uncompiled.pop()) is not None:
+                    stack.close()
                 threads, flags = _judged.pop(model)
                 if threads > 1:
                     _judged[model] = (threads - 1, flags)
-                else:
+                elif flags:
                     _restore(flags)
 
 

@@ -64,6 +64,11 @@ class Tap:
         return torch.Size(self.shape).numel() // self.channels
 
     @property
+    def is_plain(self) -> bool:
+        """Whether the tensor is batch x channels x pixels, and nothing is folded into the batch."""
+        return (self.batch_axis, self.channel_axis) == (0, 1) and self.shape[0] == 1
+
+    @property
     def is_vector(self) -> bool:
         """Whether the tensor is a plain vector for each example, with no pixels."""
         return len(self.shape) == 2 and self.shape[self.batch_axis] == 1
@@ -107,9 +112,19 @@ class Taps(Sequence[Tap]):
     """The taps of one network, in the order in which they are made. Prints as a table."""
 
     def __init__(self, taps: Iterable[Tap], operations: Iterable[str]) -> None:
-        self._taps = tuple(taps)
+        self.listed = self._taps = tuple(taps)
+        """The taps in their order."""
         self.operations = tuple(operations)
         """Every watched call of a forward pass, tapped or not: the path the network is expected to take."""
+        self.names = [tap.name for tap in self.listed]
+        """The taps' names, in order."""
+        # Looked up in every pass.
+        self.numbers = {tap.call: number for number, tap in enumerate(self.listed)}
+        """The number of each tap, by its watched call."""
+        self.marked = any(tap.kind == "mark" for tap in self.listed)
+        """Whether one of them is a marked tensor, which may be the very one of an earlier tap."""
+        self.plain = tuple(tap.channels if tap.is_plain else -1 for tap in self.listed)
+        """The channels of taps that are batch x channels x pixels, -1 for others."""
 
     @overload
     def __getitem__(self, index: int) -> Tap: ...
@@ -141,11 +156,6 @@ class Taps(Sequence[Tap]):
             and len(self) == len(other)
             and all(mine.alike(theirs) for mine, theirs in zip(self, other, strict=True))
         )
-
-    @property
-    def names(self) -> list[str]:
-        """The taps' names, in order."""
-        return [tap.name for tap in self]
 
     def select(self, patterns: str | Iterable[str]) -> "Taps":
         """Only the taps whose name matches one of the names or globs (`"layer1.*"`)."""

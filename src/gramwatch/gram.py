@@ -1,0 +1,561 @@
+"""GramDetector: the method of the paper.
+
+At each tap, the Gram statistics of an input are compared with the range that training data of its predicted
+class had there (Algorithm 1, Eq. 3-4); the deviations are divided by their expectation on held-out data and
+summed (Eq. 5).
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gramwatch import artifact
+from gramwatch.artifact import Field
+from gramwatch.batches import (
+    Inputs,
+    Signature,
+    all_finite,
+    described,
+    same_form,
+    same_size,
+    signature,
+    widened,
+)
+from gramwatch.bounds import BOUNDS, EXPONENTS, STORAGES, Bounds, MinMax, make_bounds
+from gramwatch.detector import Detector, listed
+from gramwatch.deviation import (
+    CONFIDENCES,
+    Confidence,
+    Layout,
+    TotalDeviation,
+    outside_range,
+    tap_deviations,
+)
+from gramwatch.errors import CalibrationError, InputError, NotFittedError, warn
+from gramwatch.measurement import Calibration, Measurement, how_many_rank
+from gramwatch.observation import WIDEST_TRIANGLE, Needs, Observation, Plan, Statistics
+from gramwatch.statistics import STATISTICS, check_orders
+from gramwatch.taps import Network, Taps, unwrap
+from gramwatch.taps.running import InputsAdapter, LogitsAdapter
+
+FEW_EXAMPLES = 20
+"""A class with fewer training examples than this is named in a warning: its bounds are too narrow."""
+NO_WIDTH = 2**-8
+"""Bounds narrower than this share of their value hold one value: float16 rounds by a quarter of it."""
+MOST_GROUPS = 10**6
+"""A file with more taps times orders is refused; large networks have ten thousand."""
+BOUNDS_RULES: dict[str, dict[str, artifact.Rule]] = {
+    "min_max": {
+        "minimum": artifact.NO_NAN,
+        "maximum": artifact.NO_NAN,
+        "exponent": artifact.within(*EXPONENTS),
+    },
+    "mean_variance": {
+        "count": artifact.NOT_NEGATIVE,
+        "mean": artifact.FINITE,
+        "squares": artifact.NOT_NEGATIVE,
+    },
+}
+"""What the numbers of saved bounds must be."""
+
+
+@dataclass(frozen=True)
+class GramRule:
+    """Eq. 5: the taps' deviations divided by their expectation, and summed."""
+
+    total: TotalDeviation
+    standardises = True
+
+    def fit(self, measured: Measurement) -> "GramRule":
+        """Take the expectations from in-distribution examples."""
+        return GramRule(replace(self.total).fit(measured.values, measured.probability))
+
+    def __call__(self, measured: Measurement) -> Tensor:
+        """The score, `(N, 1)`."""
+        score = self.total(measured.values, measured.probability)
+        return torch.where(measured.finite, score, torch.inf).unsqueeze(1)
+
+    def to(self, device: torch.device) -> "GramRule":
+        """The same on another device."""
+        assert self.total.expectation_ is not None
+        return GramRule(replace(self.total, expectation_=self.total.expectation_.to(device)))
+
+
+class GramDetector(Detector):
+    """Tells whether a classifier is looking at something it was never trained on (Sastry & Oore).
+
+    Example:
+        >>> detector = gramwatch.GramDetector(model)
+        >>> detector.fit(train_loader)
+        >>> detector.calibrate(validation_loader)
+        >>> found = detector(images)
+        >>> found.is_ood
+
+    Args:
+        model: any classifier that returns logits. It is not changed.
+        taps: which tensors to watch: `"all"` convolutions, linear layers and activations; `"ends"`, the last
+            of each size; `"paper"` for the networks in `gramwatch.networks`; or names and globs.
+        orders: the orders of the Gram matrices, P; none above 100.
+        statistic: `"row_sums"`, `"row_sums_of_roots"`, `"diagonal"`, `"off_diagonal"`, `"triangle"`, or
+            `"auto"`: `triangle` for plain vectors up to 1,024 channels, `row_sums` for all else. If the
+            statistics of a batch exceed 1 GiB, as those of `triangle` may, the batch is run in pieces.
+        bounds: `"min_max"`, or `"mean_variance"` (App. C).
+        normalise: divide each tap's deviation by its expectation on validation data (Eq. 5).
+        confidence: how the maximum softmax probability enters the score, see `TotalDeviation`.
+        level: the share of in-distribution inputs to keep; `1 - level` is the false-alarm rate.
+        inputs: how a batch becomes the network's input, where it is not a tensor, a tuple whose first item is
+            the input, or a mapping of keyword arguments: a function of the batch, or a key.
+        logits: where the logits are in the network's output, where it returns more than these: a name, a
+            position, or a function of the output.
+        storage: `"float32"`, or `"float16"`: half the memory and file for `min_max` bounds, which get wider
+            by up to a thousandth of their value, so that no training example ever falls outside.
+
+    Attributes:
+        metadata: a free dictionary that is saved with the detector (preprocessing, class names, ...).
+        taps: the watched tensors, after `fit`.
+        class_counts_: training examples per predicted class.
+        threshold_: the score above which an input is out-of-distribution.
+        calibration_scores_: the scores that rank, ascending.
+
+    """
+
+    name = "GramDetector"
+    title = "Gram"
+    stands_beside_baseline = True
+
+    def __init__(
+        self,
+        model: nn.Module | Network,
+        *,
+        taps: str | Iterable[str] = "all",
+        orders: Iterable[int] = range(1, 11),
+        statistic: str = "auto",
+        bounds: str = "min_max",
+        normalise: bool = True,
+        confidence: Confidence = "divide",
+        level: float = 0.95,
+        inputs: InputsAdapter = None,
+        logits: LogitsAdapter = None,
+        storage: str = "float32",
+    ) -> None:
+        _check_choice("statistic", statistic, ["auto", *STATISTICS])
+        _check_choice("bounds", bounds, list(BOUNDS))
+        _check_choice("confidence", confidence, CONFIDENCES)
+        _check_choice("storage", storage, STORAGES)
+        if storage == "float16" and bounds != "min_max":
+            raise ValueError(
+                f"storage='float16' is for bounds='min_max': with bounds={bounds!r} use storage='float32'"
+            )
+        self.orders = check_orders(orders)
+        self.statistic, self.bounds, self.storage = statistic, bounds, storage
+        self.normalise = normalise
+        self.confidence: Confidence = confidence
+        self.selection = taps if isinstance(taps, str) else list(taps)
+        super().__init__(model, level=level, inputs=inputs, logits=logits)
+
+    def _begin(self) -> None:
+        self._taps: Taps | None = None
+        self._layouts: dict[torch.device, Layout] = {}
+        self._bounds: Bounds | None = None
+        self._class_counts: Tensor | None = None
+        self._form: Signature | None = None
+        self._told_of_size = self._taken = False
+        self._largest: Tensor | None = None
+        super()._begin()
+
+    # --- what is known so far ------------------------------------------------------------------------
+
+    @property
+    def needs(self) -> Needs:
+        """Its statistics at its taps."""
+        return Needs(statistics=self._statistics)
+
+    @property
+    def _statistics(self) -> Statistics:
+        taps = self.selection if isinstance(self.selection, str) else tuple(self.selection)
+        return Statistics(taps, self.statistic, self.orders)
+
+    @property
+    def known_taps(self) -> Mapping[Statistics, Taps]:
+        """The taps that it was fitted with."""
+        return {} if self._taps is None else {self._statistics: self._taps}
+
+    @property
+    def taps(self) -> Taps:
+        """The watched tensors, once fitted."""
+        if self._taps is None:
+            raise NotFittedError(
+                "the taps are found when fitting: call detector.fit(train_loader) first, "
+                "or gramwatch.find_taps(model, images) to see them now"
+            )
+        return self._taps
+
+    @property
+    def tap_names(self) -> tuple[str, ...]:
+        """The names of the taps."""
+        return tuple(self.taps.names)
+
+    @property
+    def is_fitted(self) -> bool:
+        """Whether it has seen training data."""
+        return self._bounds is not None and self.has_examples
+
+    @property
+    def has_examples(self) -> bool:
+        """Whether it has taken in anything."""
+        if not self._taken:  # once yes, always yes: a GPU is not asked, and waited for, again
+            self._taken = self._class_counts is not None and int(self._class_counts.sum()) > 0
+        return self._taken
+
+    @property
+    def class_counts_(self) -> Tensor:
+        """Training examples per predicted class."""
+        return self._fitted()[0].clone()
+
+    def class_support(self, predicted: Tensor) -> Tensor:
+        """How many training examples were predicted to be of each of these classes."""
+        counts = self._fitted()[0] if self._class_counts is None else self._class_counts
+        return counts[predicted]
+
+    def tables(self) -> list[Tensor]:
+        """The tensors of the fit, which judging reads."""
+        counts, bounds = self._fitted()
+        return [counts, *bounds.state().values()]
+
+    def _fitted(self) -> tuple[Tensor, Bounds]:
+        self.check_fitted()
+        assert self._class_counts is not None
+        assert self._bounds is not None
+        return self._class_counts, self._bounds
+
+    def _described_fit(self) -> str:
+        if self._class_counts is None or self._taps is None:
+            return "not fitted"
+        return f"{len(self._taps)} taps, fitted on {int(self._class_counts.sum())} examples"
+
+    def saw_no_difference(self) -> bool:
+        """Whether the training examples of each class look the same at every tap: then no input deviates."""
+        counts, bounds = self._fitted()
+        if not isinstance(bounds, MinMax) or counts.max() < 2:
+            return False
+        for known in (counts > 1).nonzero():  # most often the first says no
+            low, high = bounds.rows(known)
+            if outside_range(low, high, high).amax() > NO_WIDTH:
+                return False
+        return True
+
+    def to(self, device: torch.device | str) -> "GramDetector":
+        """Move the network to a device, and what was learnt of it with it."""
+        super().to(device)
+        self._follow(torch.device(device))
+        return self
+
+    def _follow(self, device: torch.device) -> None:
+        """Move what was learnt to the device that the network is on now."""
+        if (
+            self._class_counts is not None
+            and self._bounds is not None
+            and self._class_counts.device != device
+        ):
+            bounds = self._empty_bounds(len(self._class_counts), device)
+            bounds.load_state(self._bounds.state())
+            self._class_counts, self._bounds = self._class_counts.to(device), bounds
+
+    # --- inputs --------------------------------------------------------------------------------------
+
+    def check_inputs(self, inputs: Inputs) -> None:
+        """Refuse inputs of another form than it was fitted on."""
+        if self._form is not None and not same_form(signature(inputs), self._form):
+            raise InputError(
+                f"inputs of {described(signature(inputs))} were given, "
+                f"the detector was fitted on {described(self._form)}"
+            )
+
+    def explain(self, inputs: Inputs, error: BaseException) -> None:
+        """Where the network fails on inputs of another size than it was fitted on, name both."""
+        if self._form is not None and not same_size(signature(inputs), self._form):
+            raise InputError(
+                f"the network fails on inputs of {described(signature(inputs))}, "
+                f"the detector was fitted on {described(self._form)}: {error}"
+            ) from error
+
+    def _warn_of_size(self, form: Signature) -> None:
+        """Say once that inputs are judged whose size the fit has never seen."""
+        if not self._told_of_size and self._form is not None and not same_size(form, self._form):
+            self._told_of_size = True
+            warn(
+                f"inputs of {described(form)} are judged, another size than the detector was "
+                f"fitted on, {described(self._form)}. Gram's sums over pixels grow with the number of "
+                "pixels: an input may look unusual by its size alone"
+            )
+
+    def _check_classes(self, logits: Tensor) -> None:
+        if self._class_counts is not None and logits.shape[1] != len(self._class_counts):
+            raise InputError(
+                f"the network now has {logits.shape[1]} classes, "
+                f"the detector was fitted with {len(self._class_counts)}"
+            )
+
+    # --- fit: Algorithm 1 ----------------------------------------------------------------------------
+
+    def use(self, plan: Plan) -> None:
+        """Take over the taps of a plan, at the first batch."""
+        if self._taps is not None:
+            return
+        self._taps = taps = plan.tables[self._statistics].taps
+        wide = [tap.name for tap in taps if tap.is_vector and tap.channels > WIDEST_TRIANGLE]
+        if self.statistic == "auto" and wide:
+            warn(
+                f"{len(wide)} vector(s) over {WIDEST_TRIANGLE} channels are judged by row sums, "
+                f"not by pairs: {listed(wide)}; statistic='triangle' takes the pairs all the same"
+            )
+
+    def take(self, observation: Observation) -> Tensor:
+        """Widen the bounds of each example's predicted class; how many examples are not finite.
+
+        Nothing here waits for the device, unless bounds are float16.
+        """
+        logits, statistics, form = observation.logits, observation.statistics, observation.form
+        assert statistics is not None
+        assert form is not None
+        self._check_classes(logits)
+        self._form = form if self._form is None else widened(self._form, form)
+        self._note_largest(statistics)
+        if self._class_counts is None or self._bounds is None:
+            self._class_counts = torch.zeros(logits.shape[1], dtype=torch.int64, device=logits.device)
+            self._bounds = self._empty_bounds(logits.shape[1], logits.device)
+        self._follow(logits.device)
+        finite = all_finite(statistics)
+        finite = finite if observation.finite is None else finite & observation.finite
+        predicted = torch.where(finite, observation.predicted, -1)
+        self._bounds.update(statistics, predicted)
+        self._class_counts.scatter_add_(0, predicted.clamp_min(0), finite.long())
+        return (~finite).sum()
+
+    def _note_largest(self, statistics: Tensor) -> None:
+        """Keep the largest magnitude of each statistic, NaN included: it tells which tap was not finite."""
+        largest = torch.linalg.vector_norm(statistics, torch.inf, 0)
+        before = self._largest
+        self._largest = largest if before is None else torch.maximum(before.to(largest.device), largest)
+
+    def _empty_bounds(self, classes: int, device: torch.device | str) -> Bounds:
+        at = [self._statistics.at(tap) for tap in self.taps]
+        groups = [each.features for each in at for _ in each.orders]
+        return make_bounds(self.bounds, self.storage, classes, groups, device)
+
+    def finish(self, left_out: int = 0) -> None:
+        """Say what a user should know of the fit, or that there was nothing to fit."""
+        where = self.where_not_finite() if left_out else ""
+        self._largest = None
+        if self._class_counts is None or not self.has_examples:
+            what = "every training example held NaN or infinity" if left_out else "every batch was empty"
+            raise InputError(f"{what}{where}: there is nothing to fit")
+        counts = self._class_counts
+        few = (counts < FEW_EXAMPLES).nonzero().flatten().tolist()
+        if few:
+            never = int((counts == 0).sum())
+            warn(
+                f"{len(few)} of {len(counts)} classes were predicted for fewer than {FEW_EXAMPLES} training "
+                f"examples, {never} of them for none: class {listed([str(c) for c in few])}. Their bounds "
+                "say little (found.class_support tells for each verdict)"
+            )
+
+    def where_not_finite(self) -> str:
+        """The first tap whose statistics were not finite, in words."""
+        if self._largest is None or bool((finite := self._largest.isfinite()).all()):
+            return ""
+        first = int((~finite).nonzero()[0])
+        tap = int(torch.searchsorted(self._layout("cpu").starts, first, right=True)) - 1
+        return f"; the first tap to show it is '{self.taps[tap].name}'"
+
+    def check_merge(self, other: Detector) -> None:
+        """Make sure that another detector can be merged into this one."""
+        super().check_merge(other)
+        assert isinstance(other, GramDetector)
+        (counts, _), (their_counts, _) = self._fitted(), other._fitted()
+        alike = self.taps.alike(other.taps) and same_form(other._form or [], self._form or [])
+        if not alike:
+            raise ValueError("the two watch different tensors: they must be fitted on the same network")
+        if counts.shape != their_counts.shape:
+            raise ValueError(f"the two have {len(counts)} and {len(their_counts)} classes")
+
+    def _merge(self, other: "GramDetector") -> None:
+        (counts, bounds), (their_counts, their_bounds) = self._fitted(), other._fitted()
+        bounds.merge(their_bounds)
+        self._form = widened(self._form or [], other._form or [])
+        self._class_counts = counts + their_counts.to(counts.device)
+
+    # --- calibrate and judge: Eq. 3-5 ----------------------------------------------------------------
+
+    @torch.inference_mode()
+    def measured(self, observation: Observation) -> Measurement:
+        """Eq. 4, delta_l: the deviation at each tap."""
+        logits, statistics = observation.logits, observation.statistics
+        assert statistics is not None
+        self._check_classes(logits)
+        self._follow(statistics.device)
+        if observation.form != self._form:
+            self._warn_of_size(observation.form or [])
+        bounds = self._bounds or self._fitted()[1]
+        deviations = tap_deviations(statistics, logits.argmax(1), bounds, self._layout(statistics.device))
+        finite = all_finite(deviations)
+        finite = finite if observation.finite is None else finite & observation.finite
+        return Measurement(deviations, logits, finite)
+
+    def _layout(self, device: torch.device | str) -> Layout:
+        """How the taps' statistics lie side by side, made once for each device."""
+        device = torch.device(device)
+        if device not in self._layouts:
+            at = [self._statistics.at(tap) for tap in self.taps]
+            weights = torch.tensor([w for each in at for w in each.weights], dtype=torch.float32)
+            features = torch.tensor([each.features for each in at for _ in each.weights])
+            layout = Layout.of([each.size for each in at], weights.repeat_interleave(features))
+            self._layouts[device] = layout.to(device)
+        return self._layouts[device]
+
+    def rule(self) -> GramRule:
+        """Eq. 5, not fitted."""
+        return GramRule(TotalDeviation(self.normalise, self.confidence))
+
+    def check_calibration(self, measured: Measurement) -> None:
+        """Refuse training examples as calibration data."""
+        # A training example run again in another batch deviates by rounding alone.
+        deviating = (measured.deviations > 1e-3).any(1).double().mean().item()
+        if deviating < 0.01:
+            raise CalibrationError(
+                f"only {deviating:.1%} of the calibration examples deviate from the training data at all: "
+                "they look like training examples. Calibrate on data that the detector was not fitted on"
+            )
+
+    def check_rule(self, rule: GramRule) -> None:
+        """Name the taps that a score leaves out."""
+        self.check_total(rule.total)
+
+    def check_total(self, total: TotalDeviation) -> None:
+        """Name the taps that a total leaves out."""
+        assert total.expectation_ is not None
+        silent = (total.expectation_ == 0).nonzero().flatten().tolist()
+        if silent and total.normalise:
+            warn(
+                f"{len(silent)} of {len(self.taps)} taps never deviate on the calibration data and are left "
+                f"out of the score: {listed([self.taps[i].name for i in silent])}"
+            )
+
+    def shown(self, measured: Measurement) -> dict[str, Tensor]:
+        """The deviations, and how many training examples stand behind each verdict."""
+        return {
+            "deviations": measured.values.float(),
+            "class_support": self.class_support(measured.predicted),
+        }
+
+    # --- save and load -------------------------------------------------------------------------------
+
+    def settings_as_json(self) -> dict[str, Any]:
+        """The arguments that it was made with."""
+        return {
+            "taps": self.selection,
+            "orders": list(self.orders),
+            "statistic": self.statistic,
+            "bounds": self.bounds,
+            "normalise": self.normalise,
+            "confidence": self.confidence,
+            "level": self.level,
+            "storage": self.storage,
+        }
+
+    def contents(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """What is to be saved: plain values, and tensors."""
+        counts, bounds = self._fitted()
+        tensors = {"class_counts": counts}
+        tensors |= {f"bounds.{name}": tensor for name, tensor in bounds.state().items()}
+        how, found = None, self._calibration
+        if found is not None:
+            total: TotalDeviation = found.rule.total
+            assert total.expectation_ is not None
+            how = {name: found.how[name] for name in ("split", "seed", "examples")} | {
+                "maximum": total.maximum_
+            }
+            tensors |= {
+                "calibration.scores": self.calibration_scores_,
+                "calibration.expectation": total.expectation_,
+            }
+        settings = self.settings_as_json()
+        header = {
+            "detector": self.name,
+            # Left out where it says nothing new, so that version 0.1.0 can read the file too.
+            "settings": {k: v for k, v in settings.items() if (k, v) != ("storage", "float32")},
+            "inputs": self._form,
+            "taps": artifact.taps_to_json(self.taps),
+            "classes": len(counts),
+            "calibration": how,
+        }
+        return header, tensors
+
+    @classmethod
+    def described(
+        cls, header: Mapping[str, Any], model: nn.Module | Network
+    ) -> "tuple[GramDetector, artifact.Shapes]":
+        """The detector without its tensors, and what these must be."""
+        settings, classes, calibration = header["settings"], header["classes"], header["calibration"]
+        artifact.check_settings(cls, settings)
+        artifact.check_types(header, classes=int, inputs=list[list[Any]])
+        detector = cls(model, **settings)
+        for shape, dtype in header["inputs"]:
+            if not (artifact.fits(shape, list[int | None]) and artifact.fits(dtype, str)):
+                raise ValueError(f"its inputs are {header['inputs']!r:.60}")
+        detector._form = header["inputs"]
+        detector._taps = artifact.taps_from_json(header["taps"])
+        if len(detector._taps) * len(detector.orders) > MOST_GROUPS:
+            raise ValueError(f"{len(detector._taps):,} taps are too many")
+        shapes = {"class_counts": Field((classes,), torch.int64, artifact.within(0, 2**53))}
+        rules = BOUNDS_RULES[detector.bounds]
+        for name, empty in detector._empty_bounds(classes, "meta").state().items():
+            shapes[f"bounds.{name}"] = Field(tuple(empty.shape), empty.dtype, rules[name])
+        if calibration is not None:
+            artifact.check_types(calibration, maximum=float)
+            if detector.confidence == "subtract" and not calibration["maximum"] > 0:
+                raise ValueError("the largest deviation must be positive")
+            taps, ranking = len(detector._taps), how_many_rank(calibration)
+            shapes["calibration.scores"] = Field((ranking,), torch.float64, artifact.ASCENDING)
+            shapes["calibration.expectation"] = Field((taps,), torch.float64, artifact.NOT_NEGATIVE)
+        return detector, shapes
+
+    def restore(self, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        """Take over the tensors of a file."""
+        place = next(unwrap(self.model).parameters(), torch.empty(0)).device
+        self._class_counts = tensors["class_counts"].to(place)
+        if not self.has_examples:
+            raise ValueError("it has seen no example")
+        if self.bounds == "min_max":
+            _check_ranges(tensors["bounds.minimum"], tensors["bounds.maximum"])
+        self._bounds = self._empty_bounds(int(header["classes"]), place)
+        self._bounds.load_state({name: tensors[f"bounds.{name}"] for name in self._bounds.state()})
+        how = header["calibration"]
+        if how is not None:
+            expectation, maximum = tensors["calibration.expectation"], float(how["maximum"])
+            rule = GramRule(TotalDeviation(self.normalise, self.confidence, expectation, maximum))
+            how = {name: how[name] for name in ("split", "seed", "examples")}
+            self._calibration = Calibration.restored(rule, tensors["calibration.scores"], self.level, how)
+
+    def take_over(self, before: "GramDetector") -> None:
+        """Go on from what another detector has seen."""
+        for name in ("_taps", "_bounds", "_form", "_class_counts"):
+            setattr(self, name, getattr(before, name))
+
+
+def _check_choice(name: str, value: str, choices: Iterable[str]) -> None:
+    choices = list(choices)
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(choices)}; got {value!r}")
+
+
+def _check_ranges(minimum: Tensor, maximum: Tensor) -> None:
+    """Every range is finite and not reversed, or empty; where not, a plain error."""
+    for low, high in zip(minimum, maximum, strict=True):
+        whole = (low <= high) & low.isfinite() & high.isfinite()
+        empty = low.isposinf() & high.isneginf()
+        if not bool((whole | empty).all()):
+            raise ValueError("the least of its bounds exceeds the largest, or one of them is infinite")

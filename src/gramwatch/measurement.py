@@ -1,0 +1,276 @@
+"""What a detector measures and finds: `Measurement`, the rule and the ranks that judge it, `Detection`."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from gramwatch import artifact
+from gramwatch.errors import CalibrationError
+from gramwatch.threshold import Ranks, class_groups, examples_needed
+
+
+@dataclass(frozen=True)
+class Detection:
+    """What a detector found for a batch of N inputs."""
+
+    logits: Tensor
+    """The network's output, `(N, classes)`."""
+    predicted: Tensor
+    """The predicted class, `(N,)`."""
+    score: Tensor
+    """Gram's total deviation, or the score of another method or a guard, `(N,)`: higher is more unusual."""
+    p_value: Tensor
+    """How often an in-distribution input scores at least as high, `(N,)`."""
+    is_ood: Tensor
+    """Whether `p_value <= 1 - level`, `(N,)`."""
+    deviations: Tensor | None = None
+    """delta_l of Eq. 4, `(N, taps)`, in the order of `detector.taps`; None from other methods."""
+    class_support: Tensor | None = None
+    """How many training examples stand behind each verdict, `(N,)`. Where it is small, the bounds are
+    narrow; where it is zero, bounds pooled over all classes were used, and an outlier may look normal."""
+    parts: Mapping[str, Tensor] | None = None
+    """The p-value of each member of a `Guard` by itself, `(N,)`: which of them raised the alarm."""
+    taps: tuple[str, ...] | None = None
+    """The names of the taps, one for each column of `deviations`."""
+
+    def __len__(self) -> int:
+        return len(self.score)
+
+    def __getitem__(self, index: Any) -> "Detection":
+        """The detection of one example, `found[0]`, or of several: a slice, numbers or a mask."""
+        if isinstance(index, int):
+            if not -len(self) <= index < len(self):
+                raise IndexError(f"there is no example {index}: the batch has {len(self)}")
+            index = slice(index, index + 1 or None)
+
+        def some(value: Any) -> Any:
+            if isinstance(value, Mapping):
+                return {name: each[index] for name, each in value.items()}
+            return value[index] if isinstance(value, Tensor) else value
+
+        return Detection(**{name: some(value) for name, value in vars(self).items()})
+
+    def __iter__(self) -> "Iterator[Detection]":
+        """The examples one by one."""
+        return (self[i] for i in range(len(self)))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain lists, one entry for each example, for JSON or a table; what there is none of is left out.
+
+        `parts` has a list for each member, `deviations` one for each tap.
+        """
+        plain: dict[str, Any] = {
+            name: value.tolist()
+            for name, value in vars(self).items()
+            if isinstance(value, Tensor) and name not in ("logits", "deviations")
+        }
+        if self.parts is not None:
+            plain["parts"] = {name: part.tolist() for name, part in self.parts.items()}
+        if self.deviations is not None and self.taps is not None:
+            plain["deviations"] = dict(zip(self.taps, self.deviations.T.tolist(), strict=True))
+        return plain
+
+    def __repr__(self) -> str:
+        rows = [
+            f"  {i}: class {int(self.predicted[i])}, score {float(self.score[i]):.4g}, "
+            f"p {float(self.p_value[i]):.2g}{self._shown_parts(i)}"
+            f"{', out-of-distribution' if self.is_ood[i] else ''}"
+            for i in range(min(len(self), 10))
+        ]
+        if len(self) > 10:
+            rows.append(f"  ... {len(self) - 10} more")
+        return "\n".join([f"Detection: {int(self.is_ood.sum())} of {len(self)} out-of-distribution", *rows])
+
+    def _shown_parts(self, i: int) -> str:
+        if self.parts is None:
+            return ""
+        return f" ({', '.join(f'{name} {float(p[i]):.2g}' for name, p in self.parts.items())})"
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What a detector measures of N inputs, before any calibration."""
+
+    values: Tensor
+    """`(N, k)`: of Gram one deviation for each tap, of other methods their score, of a guard all of these."""
+    logits: Tensor
+    """`(N, classes)`"""
+    finite: Tensor
+    """Which examples, and all that was seen of them, are free of NaN and infinity, `(N,)`."""
+    columns: Mapping[str, slice] | None = None
+    """Of a guard: which values are whose."""
+
+    @property
+    def deviations(self) -> Tensor:
+        """The values, where they are Gram's: delta_l of Eq. 4."""
+        return self.values
+
+    @cached_property
+    def predicted(self) -> Tensor:
+        """The predicted class, D_c."""
+        return self.logits.argmax(1)
+
+    @cached_property
+    def probability(self) -> Tensor:
+        """The maximum softmax probability."""
+        return self.logits.double().softmax(1).amax(1)
+
+    @cached_property
+    def parts(self) -> "dict[str, Measurement]":
+        """What each member of a guard measured."""
+        columns = self.columns or {}
+        return {
+            name: replace(self, values=self.values[:, part], columns=None) for name, part in columns.items()
+        }
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, index: Any) -> "Measurement":
+        """The measurement of some examples."""
+        return self.changed(lambda t: t[index])
+
+    def changed(self, change: Callable[[Tensor], Tensor]) -> "Measurement":
+        """The same with every tensor changed."""
+        return Measurement(change(self.values), change(self.logits), change(self.finite), self.columns)
+
+    @staticmethod
+    def joined(parts: "Sequence[Measurement]") -> "Measurement":
+        """Several batches together, on the CPU."""
+        values, logits, finite = (
+            torch.cat([getattr(part, name).cpu() for part in parts])
+            for name in ("values", "logits", "finite")
+        )
+        return Measurement(values, logits, finite, parts[0].columns)
+
+    @staticmethod
+    def together(measured: "Mapping[str, Measurement]") -> "Measurement":
+        """What several members measured of the same inputs, side by side."""
+        first = next(iter(measured.values()))
+        columns, start = {}, 0
+        for name, each in measured.items():
+            columns[name] = slice(start, start := start + each.values.shape[1])
+        values = torch.cat([each.values.double() for each in measured.values()], 1)
+        finite = torch.stack([each.finite for each in measured.values()]).all(0)
+        return Measurement(values, first.logits, finite, columns)
+
+
+class Rule(Protocol):
+    """How what was measured becomes a score."""
+
+    standardises: bool
+    """Whether it has to be fitted to in-distribution examples."""
+
+    def fit(self, measured: Measurement) -> "Rule":
+        """The rule fitted to in-distribution examples, all finite."""
+
+    def __call__(self, measured: Measurement) -> Tensor:
+        """The score, then further ones if there are any, `(N, 1 + more)`: higher is more out-of-distribution.
+
+        They are infinite where something is not finite.
+        """
+
+    def to(self, device: torch.device) -> "Rule":
+        """The same on another device."""
+
+
+class AsMeasured:
+    """The rule of methods whose measurement is their score."""
+
+    standardises = False
+
+    def fit(self, measured: Measurement) -> "AsMeasured":
+        """Nothing is learnt."""
+        return self
+
+    def __call__(self, measured: Measurement) -> Tensor:
+        """The score."""
+        return measured.values
+
+    def to(self, device: torch.device) -> "AsMeasured":
+        """The same."""
+        return self
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A rule that was fitted, and the in-distribution scores that rank."""
+
+    rule: Any
+    scores: Tensor
+    """Of the examples that rank, `(n, 1 + more)`."""
+    predicted: Tensor | None
+    """Their predicted classes, `(n,)`."""
+    ranks: Ranks
+    how: Mapping[str, Any]
+    """How it was done: `split`, `seed`, `examples`, `classes`."""
+
+    @staticmethod
+    def of(
+        measured: Measurement,
+        rule: Any,
+        level: float,
+        *,
+        per_class: bool = False,
+        split: bool = True,
+        seed: int = 0,
+    ) -> "Calibration":
+        """From in-distribution examples, all finite: half of them fit the rule, the others rank.
+
+        With `per_class`, the half that fits the rule also decides which classes are ranked together. A rule
+        that is not fitted leaves all examples to rank.
+        """
+        every = torch.arange(len(measured))
+        normalising, ranking = halves(len(every), seed) if split else (every, every)
+        standard, ranked = measured[normalising], measured[ranking]
+        rule, classes = rule.fit(standard), measured.logits.shape[1]
+        groups = torch.zeros(classes, dtype=torch.int64)
+        if per_class:
+            groups = class_groups(standard.predicted, classes, level)
+        scores, predicted = rule(ranked), ranked.predicted
+        how = {"split": split, "seed": seed, "examples": len(measured), "classes": classes}
+        return Calibration(rule, scores, predicted, Ranks.of(scores, level, predicted, groups), how)
+
+    @staticmethod
+    def restored(rule: Any, scores: Tensor, level: float, how: Mapping[str, Any]) -> "Calibration":
+        """From the scores of a file, `(n,)`, ranked all together."""
+        together = torch.zeros(1, dtype=torch.int64)
+        column = scores.unsqueeze(1)
+        ranks = Ranks.of(column, level, torch.zeros(len(scores), dtype=torch.int64), together)
+        return Calibration(rule, column, None, ranks, how)
+
+    def judged(self, measured: Measurement) -> tuple[Tensor, Tensor, Tensor]:
+        """The score `(N,)`, the p-values of it and of further ones `(N, 1 + more)`, the verdict `(N,)`."""
+        scores = self.rule(measured)
+        return scores[:, 0], *self.ranks.judged(scores, measured.predicted)
+
+    def to(self, device: torch.device) -> "Calibration":
+        """The same on another device; the scores that were ranked stay."""
+        return replace(self, rule=self.rule.to(device), ranks=self.ranks.to(device))
+
+
+def check_enough(examples: int, level: float, split: bool) -> None:
+    """Enough calibration examples for the level, or a plain error."""
+    needed = examples_needed(level) * (2 if split else 1)
+    if examples < needed:
+        raise CalibrationError(
+            f"{examples} calibration examples cannot support level {level}: "
+            f"at least {needed} are needed" + (" (half of them rank)" if split else "")
+        )
+
+
+def how_many_rank(calibration: Mapping[str, Any]) -> int:
+    """How many of the calibration examples rank, by what a header says of them."""
+    artifact.check_types(calibration, split=bool, seed=int, examples=int)
+    examples: int = calibration["examples"]
+    return examples - examples // 2 if calibration["split"] else examples
+
+
+def halves(examples: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Two random halves; where the number is odd, the half that ranks is the larger."""
+    order = torch.randperm(examples, generator=torch.Generator().manual_seed(seed))
+    return order[: examples // 2], order[examples // 2 :]
