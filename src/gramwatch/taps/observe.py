@@ -34,17 +34,14 @@ def observe(
     `head = (call, take)`, `take(input, weight, bias)` gets what the layer at that call, as given by
     `find_head`, was called with. With `gradients`, what is handed over and returned can be differentiated.
     """
-    network = model if isinstance(model, Network) else Network.of(model)
-    if network is not model:
-        warn_if_compiled(network.model)
     # torch.compile must not compile this, where its caller is compiled.
     run = torch.compiler.disable(_run) if "torch._dynamo" in sys.modules else _run
-    output: Tensor = run(network, taps, inputs, receive, repeat, head or (None, None), gradients)
+    output: Tensor = run(model, taps, inputs, receive, repeat, head or (None, None), gradients)
     return output
 
 
 def _run(
-    network: Network,
+    model: nn.Module | Network,
     taps: Taps,
     inputs: Inputs,
     receive: Callable[[int, Tensor], None],
@@ -52,6 +49,9 @@ def _run(
     head: "tuple[int | None, Callable[[Tensor, Tensor, Tensor | None], None] | None]",
     gradients: bool,
 ) -> Tensor:
+    network = model if isinstance(model, Network) else Network.of(model)
+    if network is not model:
+        warn_if_compiled(network.model)
     with judging(network.module), torch.set_grad_enabled(gradients):
         if not isinstance(inputs, Tensor) or inputs.is_inference():  # the network may write into its inputs
             inputs = mapped(inputs, lambda t: t.clone() if t.is_inference() else t)
