@@ -1203,3 +1203,11 @@ def test_the_file_of_format_1_can_be_fitted_and_saved_further(tmp_path: Path) ->
 def test_what_a_file_must_hold_is_known_for_every_kind_of_bounds() -> None:
     for kind in BOUNDS.values():
         assert tuple(kind(2, (1, 3), "meta").state()) == kind.state_names
+
+
+@pytest.mark.parametrize("size", ["classes", "examples", "taps", "width"])
+def test_a_tensor_of_nothing_is_refused(size: str) -> None:
+    declared = {"state.centres_": artifact.Field((size, "more"), torch.float64, artifact.FINITE)}
+    given = {"state.centres_": artifact.Field((0, 4), torch.float64, artifact.FINITE)}
+    with pytest.raises(ValueError, match=f"'state.centres_' is of no {size}"):
+        artifact.resolved(declared, given)

@@ -105,6 +105,10 @@ def shapes_of(header: Mapping[str, Any]) -> Shapes:
     return {name: Field(tuple(shape)) for name, shape in shapes.items()}
 
 
+NEVER_EMPTY = frozenset({"classes", "examples", "taps", "width"})
+"""Sizes of tensors, by what they are called, that are at least one."""
+
+
 def resolved(fields: Mapping[str, Field], given: Shapes) -> Shapes:
     """The fields of the given names, with the sizes that these have."""
     sizes: dict[str, int] = {}
@@ -115,6 +119,8 @@ def resolved(fields: Mapping[str, Field], given: Shapes) -> Shapes:
         declared = fields[name].shape
         fitting = len(declared) == len(listed.shape)
         for size, actual in zip(declared, listed.shape, strict=False):
+            if actual == 0 and size in NEVER_EMPTY:
+                raise ValueError(f"the tensor '{name}' is of no {size}")
             fitting &= actual == (sizes.setdefault(size, int(actual)) if isinstance(size, str) else size)
         if not fitting:
             raise ValueError(f"the tensor '{name}' has shape {listed.shape}, which does not fit the others")
