@@ -373,6 +373,7 @@ def _row_sums_of_pixels(x, tens, t, q):
     pixel_peak = np.empty(pixels, np.float32)
     scale = np.empty(channels, np.float32)
     product = np.empty(channels, np.float32)
+    column = np.empty(pixels, np.float32)
     s = np.empty((GROUP, pixels), np.float32)
     product_bits, q_bits = product.view(np.int32), q.view(np.int32)
     q_bits[:] = 0
@@ -384,11 +385,18 @@ def _row_sums_of_pixels(x, tens, t, q):
         for i in range(channels):
             q_bits[i] = max(q_bits[i], product_bits[i] & _MAGNITUDE)
         _weighted_sums(row, _inverse(pixel_peak[k]), tens, None, s, k)
+    # The compiler may multiply a peak by a scale first, which must not overflow.
+    least = _SMALLEST * _peak(pixel_peak)
     for i in range(channels):
-        scale[i] = _inverse(q[i])
+        scale[i] = _ZERO if q[i] < least else _inverse(q[i])
     for start in range(0, channels, COLUMNS):
         stop = min(start + COLUMNS, channels)
         _weighted_column_sums(x, pixel_peak, scale, tens, s, t, start, stop)
+    for i in range(channels):
+        if q[i] < least:  # which is rare: the products by themselves, then their scale
+            for k in range(pixels):
+                column[k] = x[k, i] * pixel_peak[k]
+            _weighted_sums(column, _inverse(q[i]), tens, s, t, i)
 
 
 @_compiled
