@@ -458,7 +458,7 @@ class Detector(ABC):
         inputs = on_device(inputs, self.network.model)
         plan, leaves = self._plan or self.planned(inputs), self.leaves
         parts = [self.measured_from(_by_leaf(leaves, seen)) for seen in plan.run(inputs)]
-        return parts[0] if len(parts) == 1 else _rejoined(parts)
+        return parts[0] if len(parts) == 1 else Measurement.of_pieces(parts)
 
     def measured_from(self, measured: "Mapping[Detector, Measurement]") -> Measurement:
         """What it measures of a batch, from what the detectors that look for themselves did."""
@@ -673,7 +673,10 @@ class Together:
                 measured = _by_leaf(self._leaves, seen)
                 for name, each in self._sharing.items():
                     pieces[name].append(each.measured_from(measured))
-            found = {name: each[0] if len(each) == 1 else _rejoined(each) for name, each in pieces.items()}
+            found = {
+                name: each[0] if len(each) == 1 else Measurement.of_pieces(each)
+                for name, each in pieces.items()
+            }
         alone = {name: each.measure(inputs) for name, each in self._detectors.items() if each.alone}
         return found | alone
 
@@ -681,14 +684,6 @@ class Together:
 def _by_leaf(leaves: Sequence[Detector], seen: Sequence[Observation]) -> dict[Detector, Measurement]:
     """What several detectors measure of a batch, each once, from one forward pass."""
     return {leaf: leaf.measured(each) for leaf, each in zip(leaves, seen, strict=True)}
-
-
-def _rejoined(parts: Sequence[Measurement]) -> Measurement:
-    """The pieces of one batch, where they are."""
-    values, logits, finite = (
-        torch.cat([getattr(p, name) for p in parts]) for name in ("values", "logits", "finite")
-    )
-    return Measurement(values, logits, finite, parts[0].columns)
 
 
 class Fits:

@@ -141,9 +141,13 @@ class Measurement:
     @staticmethod
     def joined(parts: "Sequence[Measurement]") -> "Measurement":
         """Several batches together, on the CPU."""
+        return Measurement.of_pieces([part.changed(Tensor.cpu) for part in parts])
+
+    @staticmethod
+    def of_pieces(parts: "Sequence[Measurement]") -> "Measurement":
+        """The pieces of one batch together, on their device."""
         values, logits, finite = (
-            torch.cat([getattr(part, name).cpu() for part in parts])
-            for name in ("values", "logits", "finite")
+            torch.cat([getattr(part, name) for part in parts]) for name in ("values", "logits", "finite")
         )
         return Measurement(values, logits, finite, parts[0].columns)
 
