@@ -33,7 +33,7 @@ from gramwatch.joint import JointRule, Standard
 from gramwatch.measurement import Calibration, Measurement
 from gramwatch.methods import FDBD, KNN, METHODS, MSP, NCI, Energy, Mahalanobis
 from gramwatch.metrics import auroc
-from gramwatch.paper import compare, false_alarms
+from gramwatch.paper import compare, false_alarms, guard_study
 from gramwatch.threshold import Ranks, class_groups, p_value, rank_of_threshold
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fewer than 20:gramwatch.GramwatchWarning")
@@ -282,10 +282,14 @@ def test_a_rule_can_standardise_and_join_otherwise():
         def __call__(self, scores):
             return 2 * super().__call__(scores)
 
+    class Highest(JointRule):
+        def joined(self, scores):
+            return self.standard(scores).amax(1)
+
     measured = false_alarms.simulated(200, torch.Generator().manual_seed(0))
     totals = {"gram": TotalDeviation()}
     plain = JointRule(totals).fit(measured)
-    highest = JointRule(totals, Doubled(), lambda z: z.amax(1)).fit(measured)
+    highest = Highest(totals, Doubled()).fit(measured)
     scores = plain.member_scores(measured)
     median = scores.quantile(0.5, 0)
     floored = scores.maximum(scores.quantile(0.25, 0))
@@ -464,8 +468,8 @@ def test_with_a_floor_no_member_can_silence_the_others(fitted):
     """Huge activations look normal to energy, and more so than any calibration example."""
     inside, outside = fitted.measure(images(400, 1)), fitted.measure(images(20, 3, scale=8))
     caught = []
-    for floor in (None, 0.25):
-        rule = JointRule(fitted.rule().totals, Standard(floor))
+    for standard in (guard_study.Adjusted(floored=False), Standard()):
+        rule = JointRule(fitted.rule().totals, standard)
         found = Calibration.of(inside, rule, 0.95)
         caught.append(int(found.judged(outside)[2].sum()))
     assert caught[0] <= 2

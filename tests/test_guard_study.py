@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from gramwatch.deviation import TotalDeviation
-from gramwatch.evaluate import Row, evaluate_measured, scores_of_first_draw
-from gramwatch.joint import JointRule
+from gramwatch.evaluate import Row, evaluate_measured
+from gramwatch.joint import JointRule, Standard
 from gramwatch.measurement import Measurement
 from gramwatch.metrics import Difference, all_metrics
 from gramwatch.paper import against, guard_study
@@ -28,9 +28,8 @@ def measured() -> Measurement:
     return simulated(300, torch.Generator().manual_seed(0))
 
 
-def scores_by(measured: Measurement, standard: object, join: object) -> torch.Tensor:
-    totals = {"gram": TotalDeviation()}
-    return JointRule(totals, standard, join).fit(measured)(measured)[:, 0]  # type: ignore[arg-type]
+def scores_by(measured: Measurement, standard: Standard) -> torch.Tensor:
+    return JointRule({"gram": TotalDeviation()}, standard).fit(measured)(measured)[:, 0]
 
 
 def test_every_rule_differs_from_guards_in_what_it_says() -> None:
@@ -66,17 +65,18 @@ def test_a_rule_takes_the_deviations_of_its_form(measured: Measurement) -> None:
 
 def test_gram_is_compressed_tap_by_tap(measured: Measurement) -> None:
     gram = measured.parts["gram"]
-    total = TotalDeviation().fit(gram.deviations, gram.probability)
-    assert total.expectation_ is not None
     ways = {
-        guard_study._logarithms: lambda x: (1 + x).log().mean(),
-        guard_study._cube_roots: lambda x: (x ** (1 / 3)).mean(),
-        guard_study._root_of_mean: lambda x: x.mean().sqrt(),
-        guard_study._logarithm_of_mean: lambda x: (1 + x.mean()).log(),
-        guard_study._plain: lambda x: x.mean(),
+        guard_study.Logarithms: lambda x: (1 + x).log().mean(),
+        guard_study.CubeRoots: lambda x: (x ** (1 / 3)).mean(),
+        guard_study.RootOfMean: lambda x: x.mean().sqrt(),
+        guard_study.LogarithmOfMean: lambda x: (1 + x.mean()).log(),
+        guard_study.Plain: lambda x: x.mean(),
+        TotalDeviation: lambda x: x.sqrt().mean(),
     }
     for way, formula in ways.items():
-        found = way(total, gram)
+        total = way().fit(gram.deviations, gram.probability)
+        assert total.expectation_ is not None
+        found = total.mean_of_roots(gram.deviations, gram.probability)
         for i in (0, 17):
             each = gram.deviations[i].double() / gram.probability[i] / (total.expectation_ + 1e-7)
             assert found[i].item() == pytest.approx(formula(each).item()), way
@@ -104,7 +104,7 @@ def test_images_are_mirrored_and_shifted_as_in_training() -> None:
 
 
 def test_fisher_sums_logarithms_of_p_values(measured: Measurement) -> None:
-    found = scores_by(measured, guard_study.LogarithmOfP(), guard_study.sum_of_members)
+    found = scores_by(measured, guard_study.LogarithmOfP())
     members = JointRule({"gram": TotalDeviation()}).fit(measured).member_scores(measured)
     p = torch.stack([(1 + (members >= row).sum(0)) / 301 for row in members])
     torch.testing.assert_close(found, -p.log().sum(1), atol=1e-3, rtol=1e-3, check_dtype=False)
@@ -118,7 +118,7 @@ def test_stouffer_is_symmetric_about_the_median(measured: Measurement) -> None:
 
 def test_z_scores(measured: Measurement) -> None:
     scores = torch.linspace(-1, 3, 101).double()[:, None]
-    z = guard_study.ZScore(floor=None).fit(scores)(scores)[:, 0]
+    z = guard_study.ZScore(floored=False).fit(scores)(scores)[:, 0]
     assert z.mean().item() == pytest.approx(0, abs=1e-9)
     assert z.std(correction=0).item() == pytest.approx(1)
 
@@ -126,8 +126,8 @@ def test_z_scores(measured: Measurement) -> None:
 def test_members_that_say_the_same_share_their_say() -> None:
     scores = torch.randn(2000, 2, generator=torch.Generator().manual_seed(0)).double()
     scores = torch.cat([scores, scores[:, 1:]], 1)
-    z = guard_study.Decorrelated(floor=None).fit(scores)(scores)
-    plain = guard_study.Standard(floor=None).fit(scores)(scores)
+    z = guard_study.Decorrelated(floored=False).fit(scores)(scores)
+    plain = guard_study.Adjusted(floored=False).fit(scores)(scores)
     weights = (z / plain)[0]
     assert weights[1].item() == pytest.approx(weights[2].item())
     variances = plain.var(0)
@@ -258,7 +258,7 @@ def test_the_first_draw_is_that_of_the_evaluation(measured: Measurement) -> None
     generator = torch.Generator().manual_seed(1)
     inside, outside = {"Guard": measured}, {"far": {"Guard": simulated(200, generator)}}
     rules = {"Guard": JointRule({"gram": TotalDeviation()})}
-    kept, found = scores_of_first_draw("Guard", inside, outside, rules)
+    kept, found = guard_study.scores_of_first_draw("Guard", inside, outside, rules)
     assert (len(kept), len(found["far"])) == (270, 200)
     row = evaluate_measured(inside, outside, rules, draws=1).rows[0]
     assert row.mean == pytest.approx(all_metrics(kept, found["far"]))

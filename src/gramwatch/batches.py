@@ -232,6 +232,12 @@ def all_finite(inputs: Inputs) -> Tensor:
     return functools.reduce(torch.logical_and, finite)
 
 
+def finite_with(shared: Inputs, own: Iterable[list[Tensor]]) -> list[Tensor]:
+    """Whether each example of `shared` and of one list of tensors is finite, for each list: `(N,)` each."""
+    finite = all_finite(shared)
+    return [finite & all_finite(tensors) if tensors else finite for tensors in own]
+
+
 def signature(inputs: Inputs) -> Signature:
     """Shape of one example and dtype of each tensor of an input, to notice other inputs later."""
     return [[list(t.shape[1:]), str(t.dtype).removeprefix("torch.")] for t in tensors_in(inputs)]

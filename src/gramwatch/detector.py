@@ -85,6 +85,7 @@ class Detector(ABC):
         """Nothing was seen yet."""
         self._fits = Fits()
         self._plan: Plan | None = None
+        self._seeing: tuple[Detector, ...] = ()  # the detectors that the plan is for
         self.forget_calibration()
 
     # --- what a method writes ------------------------------------------------------------------------
@@ -327,10 +328,12 @@ class Detector(ABC):
     def planned(self, inputs: Inputs) -> Plan:
         """The plan of a pass for this detector, made at the first batch and kept."""
         if self._plan is None:
+            inputs = on_device(inputs, self.model)
             with explained(self.leaves, inputs):
                 look = Look(self.network, inputs)
                 self.settle(look)
-                self._plan = plan_for(self.leaves, look)
+                self._seeing = self.leaves
+                self._plan = plan_for(self._seeing, look)
         return self._plan
 
     @torch.inference_mode()
@@ -408,7 +411,8 @@ class Detector(ABC):
         """
         if self._calibration is None:
             self.calibration()  # which says what is missing
-        inputs = self.network.read(inputs)
+        if self.network.inputs is not None or not isinstance(inputs, Tensor):
+            inputs = self.network.read(inputs)
         # Out of inference mode, so that the results, and what is kept on a GPU, are ordinary tensors.
         with torch.inference_mode(False), torch.no_grad():
             logits, predicted, score, p_values, is_ood, sound, *shown = (
@@ -437,6 +441,12 @@ class Detector(ABC):
 
     def _verdict(self, inputs: Inputs) -> tuple[Tensor, ...]:
         """All that a detection consists of; a GPU is not waited for."""
+        weight = next(self.network.model.parameters(), None)
+        if weight is not None and weight.is_cuda:
+            return self._verdict_on_gpu(inputs)
+        return self._judged(self._measured(inputs))
+
+    def _verdict_on_gpu(self, inputs: Inputs) -> tuple[Tensor, ...]:
         return self._judged(self._measured(inputs))
 
     def _judged(self, measured: Measurement) -> tuple[Tensor, ...]:
@@ -455,9 +465,13 @@ class Detector(ABC):
 
     @torch.inference_mode()
     def _measured(self, inputs: Inputs) -> Measurement:
-        inputs = on_device(inputs, self.network.model)
-        plan, leaves = self._plan or self.planned(inputs), self.leaves
-        parts = [self.measured_from(_by_leaf(leaves, seen)) for seen in plan.run(inputs)]
+        plan = self._plan or self.planned(inputs)
+        parts = [
+            self.measured_from(
+                {leaf: leaf.measured(seen) for leaf, seen in zip(self._seeing, shown, strict=True)}
+            )
+            for shown in plan.run(inputs)
+        ]
         return parts[0] if len(parts) == 1 else Measurement.of_pieces(parts)
 
     def measured_from(self, measured: "Mapping[Detector, Measurement]") -> Measurement:
@@ -670,7 +684,7 @@ class Together:
                     self._plan = plan_for(self._leaves, Look(self._leaves[0].network, inputs))
             pieces: dict[str, list[Measurement]] = {name: [] for name in self._sharing}
             for seen in self._plan.run(inputs):
-                measured = _by_leaf(self._leaves, seen)
+                measured = {leaf: leaf.measured(own) for leaf, own in zip(self._leaves, seen, strict=True)}
                 for name, each in self._sharing.items():
                     pieces[name].append(each.measured_from(measured))
             found = {
@@ -679,11 +693,6 @@ class Together:
             }
         alone = {name: each.measure(inputs) for name, each in self._detectors.items() if each.alone}
         return found | alone
-
-
-def _by_leaf(leaves: Sequence[Detector], seen: Sequence[Observation]) -> dict[Detector, Measurement]:
-    """What several detectors measure of a batch, each once, from one forward pass."""
-    return {leaf: leaf.measured(each) for leaf, each in zip(leaves, seen, strict=True)}
 
 
 class Fits:

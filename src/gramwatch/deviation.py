@@ -1,7 +1,7 @@
 """Deviation: how far the statistics of an input lie outside what training data looked like (Eq. 3-5)."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, get_args
 
@@ -146,10 +146,25 @@ class TotalDeviation:
             return values
         return values / self._divisors(values).each
 
-    def counted(self, like: Tensor) -> Tensor | int:
-        """How many taps are not left out, at least one; to divide something like this by."""
+    def mean_of_roots(self, deviations: Tensor, probability: Tensor) -> Tensor:
+        """The score of a guard's member, `(N,)`: `mean over taps of sqrt(delta_l / E[delta_l])`.
+
+        A Gram matrix is made of products of two activations. Its root is on the scale of one activation, as
+        are the scores of other members. The root also keeps a few taps from outweighing all others. Taps
+        whose expectation is zero are left out.
+        """
+        return self.mean_over_taps(deviations, probability, torch.sqrt)
+
+    def mean_over_taps(
+        self, deviations: Tensor, probability: Tensor, change: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        """The mean of `change(delta_l / E[delta_l])` over the taps that count; `change` must keep zero."""
+        terms = self.terms(deviations, probability)
+        if self.confidence == "divide_total":
+            terms = terms / probability[:, None]
         assert self.expectation_ is not None
-        return self._divisors(like).counted if self.normalise else len(self.expectation_)
+        counted = self._divisors(terms).counted if self.normalise else len(self.expectation_)
+        return change(terms).sum(1) / counted
 
     def _divisors(self, like: Tensor) -> "_Divisors":
         """Made once, and not for every batch: on a GPU each operation costs more than its work."""

@@ -179,10 +179,10 @@ def evaluate_measured(
     """
     figures: dict[tuple[str, str], list[dict[str, float]]] = {}
     total, size = _count(inside), 0
-    for draw, (validation, test) in enumerate(_drawn(total, draws, validation_share, seed)):
+    for draw, (validation, test) in enumerate(draws_of(total, draws, validation_share, seed)):
         size = len(validation)
         for method, measured in inside.items():
-            rule = _fitted(rules.get(method, AsMeasured()), measured, validation)
+            rule = fitted_rule(rules.get(method, AsMeasured()), measured, validation)
             if draw == 0:
                 check(method, rule)
 
@@ -203,24 +203,8 @@ def evaluate_measured(
     )
 
 
-def scores_of_first_draw(
-    method: str,
-    inside: Measured,
-    sets: Mapping[str, Measured],
-    rules: Mapping[str, Rule],
-    *,
-    validation_share: float = 0.1,
-    seed: int = 0,
-) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """What `evaluate_measured` compares in its first draw: a method's scores of test data and sets."""
-    validation, test = next(_drawn(_count(inside), 1, validation_share, seed))
-    rule = _fitted(rules.get(method, AsMeasured()), inside[method], validation)
-    scores = {name: rule(each[method])[:, 0] for name, each in sets.items()}
-    return rule(inside[method])[test, 0], scores
-
-
-def _drawn(
-    total: int, draws: int, validation_share: float, seed: int
+def draws_of(
+    total: int, draws: int, validation_share: float = 0.1, seed: int = 0
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Which examples are for validation and which for test, draw by draw."""
     size = round(validation_share * total)
@@ -259,7 +243,7 @@ def _count(measured: Measured) -> int:
     return len(next(iter(measured.values())))
 
 
-def _fitted(rule: Rule, inside: Measurement, validation: torch.Tensor) -> Rule:
+def fitted_rule(rule: Rule, inside: Measurement, validation: torch.Tensor) -> Rule:
     """The rule fitted to some of the in-distribution examples."""
     if not rule.standardises:
         return rule

@@ -401,7 +401,7 @@ class GramDetector(Detector):
             self._warn_of_size(observation.form or [])
         bounds = self._bounds or self._fitted()[1]
         deviations = tap_deviations(statistics, logits.argmax(1), bounds, self._layout(statistics.device))
-        finite = all_finite(deviations)
+        finite = torch.linalg.vector_norm(deviations, torch.inf, 1) < torch.inf
         finite = finite if observation.finite is None else finite & observation.finite
         return Measurement(deviations, logits, finite)
 
@@ -446,10 +446,11 @@ class GramDetector(Detector):
 
     def shown(self, measured: Measurement) -> dict[str, Tensor]:
         """The deviations, and how many training examples stand behind each verdict."""
-        return {
-            "deviations": measured.values.float(),
-            "class_support": self.class_support(measured.predicted),
-        }
+        return self.beside(measured.values, measured.predicted)
+
+    def beside(self, deviations: Tensor, predicted: Tensor) -> dict[str, Tensor]:
+        """What a detection shows beside the scores, of examples with these deviations and classes."""
+        return {"deviations": deviations.float(), "class_support": self.class_support(predicted)}
 
     # --- save and load -------------------------------------------------------------------------------
 

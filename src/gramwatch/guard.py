@@ -362,19 +362,19 @@ class Guard(Detector):
 
     def shown(self, measured: Measurement) -> dict[str, Tensor]:
         """What the first Gram member shows."""
-        name, gram = next(iter(self.grams.items()), (None, None))
-        return {} if gram is None or name is None else gram.shown(measured.parts[name])
+        for name, gram in self.grams.items():
+            assert measured.columns is not None
+            return gram.beside(measured.values[:, measured.columns[name]], measured.predicted)
+        return {}
 
     def _parts(self, p_values: Tensor) -> Mapping[str, Tensor]:
         return dict(zip(self.members, p_values, strict=True))
 
-    def _verdict(self, inputs: Inputs) -> tuple[Tensor, ...]:
-        weight = next(self.network.model.parameters(), None)
-        if weight is None or not weight.is_cuda:  # only what a GPU does is recorded
-            return super()._verdict(inputs)
+    def _verdict_on_gpu(self, inputs: Inputs) -> tuple[Tensor, ...]:
+        """The same by a recording, unless the batch is too large for one pass."""
         inputs = on_device(inputs, self.network.model)
-        if count_examples(inputs) > self.planned(inputs).at_once:  # and only what it does at once
-            return super()._verdict(inputs)
+        if count_examples(inputs) > self.planned(inputs).at_once:
+            return super()._verdict_on_gpu(inputs)
         if self._recorded is None and self._record_pass:
             self._weights = [*self.model.parameters(), *self.model.buffers()]
             self._recorded = Replay(self._judged_inputs, self._tables)

@@ -7,7 +7,7 @@ E, lower quartile, median and percentile are taken over in-distribution data alo
 others (see `threshold`).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass, field, replace
 
@@ -19,33 +19,6 @@ from gramwatch.errors import CalibrationError
 from gramwatch.measurement import Measurement
 
 
-def gram_score(total: TotalDeviation, measured: Measurement) -> Tensor:
-    """`mean over taps of sqrt(delta_l / E[delta_l])`.
-
-    A Gram matrix is made of products of two activations; its root is on the scale of one, as what the other
-    members look at. It also keeps a few taps that are far off from drowning everything else.
-    """
-    return mean_over_taps(total, measured, torch.sqrt)
-
-
-def mean_over_taps(
-    total: TotalDeviation, measured: Measurement, change: Callable[[Tensor], Tensor]
-) -> Tensor:
-    """The mean of what `change` makes of `delta_l / E[delta_l]`, for which 0 must stay 0.
-
-    Taps whose expectation is zero are left out.
-    """
-    terms = total.terms(measured.values, measured.probability)
-    if total.confidence == "divide_total":
-        terms = terms / measured.probability[:, None]
-    return change(terms).sum(1) / total.counted(terms)
-
-
-def sum_of_members(standardised: Tensor) -> Tensor:
-    """From `(N, members)` to `(N,)`."""
-    return standardised.sum(1)
-
-
 @dataclass
 class Standard:
     """Each member's scores less their median, divided by how far the 99th percentile lies above it.
@@ -54,15 +27,13 @@ class Standard:
     nearer to the median than one standard deviation, as where most scores are equal, that serves instead. A
     member that says the same of all examples is left out: its standardised score is zero.
 
-    Args:
-        floor: no member finds an input more normal than this share of the examples; None: it may. Without
-            it, energy may vouch for an input of huge activations so strongly that nobody else is heard.
-        tail: which percentile.
-
+    No member finds an input more normal than a quarter of the examples. Else energy may vouch for an input of
+    huge activations so strongly that no other member is heard.
     """
 
-    floor: float | None = 0.25
-    tail: float = 0.99
+    floor = 0.25
+    """A score below this quantile counts as this quantile."""
+    tail = 0.99
     median_: Tensor | None = None
     tail_: Tensor | None = None
     """`(members,)` each, after `fit`; an infinite tail: that member is left out."""
@@ -75,7 +46,7 @@ class Standard:
         tail = torch.maximum(scores.quantile(self.tail, 0) - self.median_, scores.std(0, correction=0))
         rounding = 1e-9 * scores.abs().amax(0)
         self.tail_ = torch.where(tail > rounding, tail, torch.inf)
-        self.lowest_ = scores.quantile(self.floor or 0.0, 0)
+        self.lowest_ = scores.quantile(self.floor, 0)
         if self.tail_.isinf().all():
             raise CalibrationError(
                 f"every member says the same of all {len(scores)} examples: there is nothing to standardise "
@@ -88,9 +59,7 @@ class Standard:
         assert self.median_ is not None
         assert self.tail_ is not None
         assert self.lowest_ is not None
-        if self.floor is not None:
-            scores = scores.maximum(self.lowest_)
-        return (scores - self.median_) / self.tail_
+        return (scores.maximum(self.lowest_) - self.median_) / self.tail_
 
 
 @dataclass
@@ -99,16 +68,12 @@ class JointRule:
 
     Args:
         totals: for each member that measures deviations, how they are totalled.
-        standard: how scores are made comparable; it has `fit` and call like `Standard`.
-        join: how comparable scores become one.
-        gram: the score of a member that measures deviations.
+        standard: how scores are made comparable.
 
     """
 
     totals: Mapping[str, TotalDeviation]
     standard: Standard = field(default_factory=Standard)
-    join: Callable[[Tensor], Tensor] = sum_of_members
-    gram: Callable[[TotalDeviation, Measurement], Tensor] = gram_score
     standardises = True
 
     def fit(self, measured: Measurement) -> "JointRule":
@@ -123,16 +88,23 @@ class JointRule:
 
     def member_scores(self, measured: Measurement) -> Tensor:
         """The score of each member, not standardised, `(N, members)`, in float64."""
+        assert measured.columns is not None
         scores = [
-            self.gram(self.totals[name], part) if name in self.totals else part.values[:, 0].double()
-            for name, part in measured.parts.items()
+            self.totals[name].mean_of_roots(measured.values[:, columns], measured.probability)
+            if name in self.totals
+            else measured.values[:, columns.start].double()
+            for name, columns in measured.columns.items()
         ]
         return torch.stack(scores, 1)
+
+    def joined(self, scores: Tensor) -> Tensor:
+        """The joint score of members' scores `(N, members)`."""
+        return self.standard(scores).sum(1)
 
     def __call__(self, measured: Measurement) -> Tensor:
         """The joint score, then each member's: `(N, 1 + members)`; infinite where something is not finite."""
         scores = self.member_scores(measured)
-        every = torch.cat([self.join(self.standard(scores)).unsqueeze(1), scores], 1)
+        every = torch.cat([self.joined(scores).unsqueeze(1), scores], 1)
         return torch.where(measured.finite.unsqueeze(1), every, torch.inf)
 
     def to(self, device: torch.device) -> "JointRule":

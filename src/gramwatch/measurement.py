@@ -249,8 +249,8 @@ class Calibration:
 
     def judged(self, measured: Measurement) -> tuple[Tensor, Tensor, Tensor]:
         """The score `(N,)`, the p-values of it and of further ones `(N, 1 + more)`, the verdict `(N,)`."""
-        scores = self.rule(measured)
-        return scores[:, 0], *self.ranks.judged(scores, measured.predicted)
+        predicted, scores = measured.predicted, self.rule(measured)
+        return scores[:, 0], *self.ranks.judged(scores, predicted)
 
     def to(self, device: torch.device) -> "Calibration":
         """The same on another device; the scores that were ranked stay."""

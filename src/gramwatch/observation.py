@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from gramwatch import kernels
-from gramwatch.batches import Inputs, Signature, all_finite, count_examples, mapped, on_device, signature
+from gramwatch.batches import Inputs, Signature, count_examples, finite_with, mapped, on_device, signature
 from gramwatch.errors import InputError, TapError
 from gramwatch.statistics import distinct_orders
 from gramwatch.taps import Look, Network, Tap, Taps, observe, unwrap
@@ -125,6 +125,11 @@ class Observation:
     def predicted(self) -> Tensor:
         """The predicted class, D_c."""
         return self.logits.argmax(1)
+
+    @property
+    def averages(self) -> list[Tensor]:
+        """Features and channel means, as far as they are there."""
+        return [*self.channel_means, *(() if self.features is None else (self.features,))]
 
     @property
     def classes(self) -> Tensor:
@@ -273,29 +278,34 @@ class Plan:
             some = mapped(inputs, lambda t: t[part] if t.ndim and t.shape[0] == total else t)  # noqa: B023
             yield some, None if labels is None else labels[part]
 
-    def run(self, inputs: Inputs, labels: Tensor | None = None) -> Iterator[list[Observation]]:
-        """What each detector sees of a batch in one forward pass, or in several if it is large."""
-        form = signature(inputs)
-        whole = count_examples(inputs) <= self.at_once
+    def run(self, inputs: Inputs, labels: Tensor | None = None) -> Iterable[list[Observation]]:
+        """What each detector sees of a batch in one forward pass, or in several if the batch is large."""
+        inputs = on_device(inputs, self.network.model)
+        form, examples = signature(inputs), count_examples(inputs)
+        if form == self.form and 0 < examples <= self.at_once:
+            return [self._pass(inputs, labels, form)]
+        return self._checked(inputs, labels, form)
+
+    def _checked(self, inputs: Inputs, labels: Tensor | None, form: Signature) -> Iterator[list[Observation]]:
+        """The same for inputs of a new form, which a detector may refuse, and for large batches."""
         with nullcontext() if form == self.form else self.explained(inputs):
-            for some, of_some in [(inputs, labels)] if whole else self.pieces(inputs, labels):
-                yield self._pass(some, of_some, gradients=False)
+            for piece, labels_of_piece in self.pieces(inputs, labels):
+                yield self(piece, labels_of_piece)
         self.form = form
 
     @torch.inference_mode()
     def __call__(self, inputs: Inputs, labels: Tensor | None = None) -> list[Observation]:
         """One forward pass: what it shows to each detector. The inputs are on the network's device."""
-        return self._pass(inputs, labels, gradients=False)
+        return self._pass(inputs, labels, _form(inputs))
 
     def differentiable(self, inputs: Inputs) -> list[Observation]:
         """One forward pass whose observations can be differentiated with respect to the inputs."""
         with torch.inference_mode(False), torch.enable_grad():
-            return self._pass(inputs, None, gradients=True)
+            return self._pass(inputs, None, _form(inputs), gradients=True)
 
-    def _pass(self, inputs: Inputs, labels: Tensor | None, gradients: bool) -> list[Observation]:
-        form = signature(inputs)
-        if count_examples(inputs) == 0:
-            raise InputError("the batch is empty")
+    def _pass(
+        self, inputs: Inputs, labels: Tensor | None, form: Signature, gradients: bool = False
+    ) -> list[Observation]:
         means: dict[int, Tensor] = {}
         layouts, filled = list(self.tables.values()), [torch.empty(0)] * len(self.tables)
         features: list[Tensor] = []
@@ -335,15 +345,13 @@ class Plan:
             features[0] if features else None,
             self.head,
             labels=None if labels is None else labels.to(logits.device),
-            finite=all_finite([inputs, logits]),
             form=form,
         )
-        shown: dict[Needs, Observation] = {}
         tables = dict(zip(self.tables, filled, strict=True))
-        for each in self.needs:
-            if each not in shown:
-                shown[each] = self._shown(base, each, means, tables)
-        return [shown[each] for each in self.needs]
+        shown = {needs: self._shown(base, needs, means, tables) for needs in dict.fromkeys(self.needs)}
+        finite = finite_with([inputs, logits], [each.averages for each in shown.values()])
+        shown = {needs: replace(shown[needs], finite=own) for needs, own in zip(shown, finite, strict=True)}
+        return [shown[needs] for needs in self.needs]
 
     def _shown(
         self,
@@ -352,23 +360,25 @@ class Plan:
         means: Mapping[int, Tensor],
         tables: Mapping[Statistics, Tensor],
     ) -> Observation:
-        """What one detector sees of a pass."""
-        numbers = self._numbers.get(needs.means, ()) if needs.means is not None else ()
-        own, features, head = tuple([means[number] for number in numbers]), None, None
-        if needs.features:
-            features, head = base.features, base.head
-            if needs.features_at is not None:
-                features, head = means[self._numbers[(needs.features_at,)][0]], None
-        more = [*own, *(() if features is None else (features,))]
-        finite = base.finite & all_finite(more) if more and base.finite is not None else base.finite
+        """What one detector sees of a pass; what of it is finite is found out later."""
+        features, head = (base.features, base.head) if needs.features else (None, None)
+        if needs.features and needs.features_at is not None:
+            features, head = means[self._numbers[(needs.features_at,)][0]], None
+        numbers = () if needs.means is None else self._numbers[needs.means]
         return replace(
             base,
             features=features,
             head=head,
-            channel_means=own,
-            finite=finite,
+            channel_means=tuple([means[number] for number in numbers]),
             statistics=None if needs.statistics is None else tables[needs.statistics],
         )
+
+
+def _form(inputs: Inputs) -> Signature:
+    """Shapes and dtypes of a batch that is not empty."""
+    if count_examples(inputs) == 0:
+        raise InputError("the batch is empty")
+    return signature(inputs)
 
 
 def _asked(wishes: Iterable[Any]) -> list[Any]:

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from gramwatch.deviation import TotalDeviation
 from gramwatch.errors import InputError
-from gramwatch.evaluate import Measured, Row, evaluate_measured, scores_of_first_draw
+from gramwatch.evaluate import Measured, Row, draws_of, evaluate_measured, fitted_rule
 from gramwatch.guard import MEMBERS, SHRINK
-from gramwatch.joint import JointRule, Standard, gram_score, mean_over_taps, sum_of_members
-from gramwatch.measurement import Measurement, Rule
+from gramwatch.joint import JointRule, Standard
+from gramwatch.measurement import AsMeasured, Measurement, Rule
 from gramwatch.methods import METHODS
 from gramwatch.methods.class_ratio import ClassRatio
 from gramwatch.methods.early_mahalanobis import EarlyMahalanobis
@@ -75,31 +75,73 @@ def _last_half(deviations: Tensor) -> Tensor:
 # --- how Gram enters ---------------------------------------------------------------------------------
 
 
-def _plain(total: TotalDeviation, measured: Measurement) -> Tensor:
+class Plain(TotalDeviation):
     """The mean over the taps of delta_l / E[delta_l]."""
-    return mean_over_taps(total, measured, lambda terms: terms)
+
+    def mean_of_roots(self, deviations: Tensor, probability: Tensor) -> Tensor:
+        """No root is taken."""
+        return self.mean_over_taps(deviations, probability, lambda terms: terms)
 
 
-def _logarithms(total: TotalDeviation, measured: Measurement) -> Tensor:
-    return mean_over_taps(total, measured, torch.log1p)
+class Logarithms(TotalDeviation):
+    """The mean over the taps of log(1 + delta_l / E[delta_l])."""
+
+    def mean_of_roots(self, deviations: Tensor, probability: Tensor) -> Tensor:
+        """Logarithms in place of roots."""
+        return self.mean_over_taps(deviations, probability, torch.log1p)
 
 
-def _cube_roots(total: TotalDeviation, measured: Measurement) -> Tensor:
-    return mean_over_taps(total, measured, lambda terms: terms ** (1 / 3))
+class CubeRoots(TotalDeviation):
+    """The mean over the taps of the cube root of delta_l / E[delta_l]."""
+
+    def mean_of_roots(self, deviations: Tensor, probability: Tensor) -> Tensor:
+        """Cube roots in place of square roots."""
+        return self.mean_over_taps(deviations, probability, lambda terms: terms ** (1 / 3))
 
 
-def _root_of_mean(total: TotalDeviation, measured: Measurement) -> Tensor:
-    return _plain(total, measured).sqrt()
+class RootOfMean(Plain):
+    """The root of the mean over the taps."""
+
+    def mean_of_roots(self, deviations: Tensor, probability: Tensor) -> Tensor:
+        """One root, of the mean."""
+        return super().mean_of_roots(deviations, probability).sqrt()
 
 
-def _logarithm_of_mean(total: TotalDeviation, measured: Measurement) -> Tensor:
-    return _plain(total, measured).log1p()
+class LogarithmOfMean(Plain):
+    """The logarithm of one more than the mean over the taps."""
+
+    def mean_of_roots(self, deviations: Tensor, probability: Tensor) -> Tensor:
+        """One logarithm, of the mean."""
+        return super().mean_of_roots(deviations, probability).log1p()
 
 
 # --- how scores are made comparable ------------------------------------------------------------------
 
 
-class ZScore(Standard):
+@dataclass
+class Adjusted(Standard):
+    """Guard's way with other quantiles.
+
+    Args:
+        floor: no member finds an input more normal than this share of the examples.
+        tail: which percentile is divided by.
+        floored: whether there is a floor at all.
+
+    """
+
+    floor: float = Standard.floor
+    tail: float = Standard.tail
+    floored: bool = True
+
+    def fit(self, scores: Tensor) -> "Adjusted":
+        """Take median, tail and floor from scores `(N, members)`."""
+        super().fit(scores)
+        if not self.floored:
+            self.lowest_ = scores.new_full((scores.shape[1],), -torch.inf)
+        return self
+
+
+class ZScore(Adjusted):
     """Less the mean, divided by the standard deviation."""
 
     def fit(self, scores: Tensor) -> "ZScore":
@@ -111,7 +153,7 @@ class ZScore(Standard):
         return self
 
 
-class Decorrelated(Standard):
+class Decorrelated(Adjusted):
     """As much say for each member as it brings that others do not: the inverse covariance times one."""
 
     def fit(self, scores: Tensor) -> "Decorrelated":
@@ -189,6 +231,21 @@ def _squares(z: Tensor) -> Tensor:
     return z.clamp_min(0).square().sum(1)
 
 
+def _sum(z: Tensor) -> Tensor:
+    return z.sum(1)
+
+
+@dataclass
+class OtherJoin(JointRule):
+    """Guard's rule with another function in place of the sum."""
+
+    join: Callable[[Tensor], Tensor] = _sum
+
+    def joined(self, scores: Tensor) -> Tensor:
+        """The joint score of members' scores `(N, members)`."""
+        return self.join(self.standard(scores))
+
+
 @dataclass
 class PerClass(JointRule):
     """Each score less the median of its predicted class, as if 30 more examples had shown the median of all.
@@ -231,8 +288,8 @@ class JoinVariant:
     members: Sequence[str] = GUARDS_MEMBERS
     total: TotalDeviation = field(default_factory=lambda: TotalDeviation(shrink=SHRINK))
     standard: Standard = field(default_factory=Standard)
-    join: Callable[[Tensor], Tensor] = sum_of_members
-    gram: Callable[[TotalDeviation, Measurement], Tensor] = gram_score
+    join: Callable[[Tensor], Tensor] | None = None
+    """How comparable scores become one; None: their sum."""
     form: str = GRAM
     """The method that measures Gram's deviations: Gram, or one of `forms_of`."""
     part: Callable[[Tensor], Tensor] = _all
@@ -249,16 +306,18 @@ class JoinVariant:
     def rule(self) -> JointRule:
         """The rule, not fitted."""
         totals = {GRAM: self.total} if GRAM in self.members else {}
-        return self.kind(totals, self.standard, self.join, self.gram)
+        if self.join is not None:
+            return OtherJoin(totals, self.standard, self.join)
+        return self.kind(totals, self.standard)
 
 
 VARIANTS = (
     JoinVariant(GUARD),
-    JoinVariant("first rule: Gram + fDBD + energy", (GRAM, "fDBD", "energy"), standard=Standard(tail=0.95)),
+    JoinVariant("first rule: Gram + fDBD + energy", (GRAM, "fDBD", "energy"), standard=Adjusted(tail=0.95)),
     JoinVariant(
         "second rule: Gram + unit Mahalanobis + fDBD + energy",
         (GRAM, UNIT, "fDBD", "energy"),
-        standard=Standard(tail=0.95),
+        standard=Adjusted(tail=0.95),
     ),
     JoinVariant("unit instead of early Mahalanobis", (GRAM, UNIT, RATIO, "energy")),
     JoinVariant("Mahalanobis instead of early Mahalanobis", (GRAM, "Mahalanobis", RATIO, "energy")),
@@ -291,17 +350,21 @@ VARIANTS = (
     JoinVariant("Gram's expectations not shrunk", total=TotalDeviation()),
     JoinVariant("Gram not normalised", total=TotalDeviation(normalise=False)),
     JoinVariant("Gram without confidence", total=TotalDeviation(confidence="none", shrink=SHRINK)),
-    JoinVariant("Gram not compressed", gram=_plain),
-    JoinVariant("cube roots instead of square roots", gram=_cube_roots),
-    JoinVariant("logarithms instead of square roots", gram=_logarithms),
-    JoinVariant("square root of the mean", gram=_root_of_mean),
-    JoinVariant("no floor", standard=Standard(floor=None)),
-    JoinVariant("floor at the lowest", standard=Standard(floor=0.0)),
-    JoinVariant("floor at the median", standard=Standard(floor=0.5)),
-    JoinVariant("90th percentile", standard=Standard(tail=0.9)),
-    JoinVariant("95th percentile", standard=Standard(tail=0.95)),
+    JoinVariant("Gram not compressed", total=Plain(shrink=SHRINK)),
+    JoinVariant("cube roots instead of square roots", total=CubeRoots(shrink=SHRINK)),
+    JoinVariant("logarithms instead of square roots", total=Logarithms(shrink=SHRINK)),
+    JoinVariant("square root of the mean", total=RootOfMean(shrink=SHRINK)),
+    JoinVariant("no floor", standard=Adjusted(floored=False)),
+    JoinVariant("floor at the lowest", standard=Adjusted(floor=0.0)),
+    JoinVariant("floor at the median", standard=Adjusted(floor=0.5)),
+    JoinVariant("90th percentile", standard=Adjusted(tail=0.9)),
+    JoinVariant("95th percentile", standard=Adjusted(tail=0.95)),
     JoinVariant("mean and standard deviation", standard=ZScore()),
-    JoinVariant("z-scores, logarithm of the mean", standard=ZScore(floor=None), gram=_logarithm_of_mean),
+    JoinVariant(
+        "z-scores, logarithm of the mean",
+        standard=ZScore(floored=False),
+        total=LogarithmOfMean(shrink=SHRINK),
+    ),
     JoinVariant("decorrelated", standard=Decorrelated()),
     JoinVariant("less the medians of classes", kind=PerClass),
     JoinVariant("Fisher", standard=LogarithmOfP()),
@@ -424,6 +487,16 @@ def _differences(
         return auroc_difference((ours[0], ours[1][ood]), (theirs[0], theirs[1][ood]))
 
     return difference
+
+
+def scores_of_first_draw(
+    method: str, inside: Measured, sets: Mapping[str, Measured], rules: Mapping[str, Rule]
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """What `evaluate_measured` compares in its first draw: a method's scores of test data and sets."""
+    validation, test = next(draws_of(len(inside[method]), draws=1))
+    rule = fitted_rule(rules.get(method, AsMeasured()), inside[method], validation)
+    scores = {name: rule(measured[method])[:, 0] for name, measured in sets.items()}
+    return rule(inside[method])[test, 0], scores
 
 
 def _verdict(

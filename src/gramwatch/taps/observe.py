@@ -3,6 +3,7 @@
 import sys
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -52,15 +53,17 @@ def _run(
     network = model if isinstance(model, Network) else Network.of(model)
     if network is not model:
         warn_if_compiled(network.model)
-    with judging(network.module), torch.set_grad_enabled(gradients):
-        if not isinstance(inputs, Tensor) or inputs.is_inference():  # the network may write into its inputs
+    if not isinstance(inputs, Tensor) or inputs.is_inference():  # the network may write into its inputs
+        with torch.inference_mode(False):
             inputs = mapped(inputs, lambda t: t.clone() if t.is_inference() else t)
-        if not taps.listed and head[0] is None:  # nothing is watched, so any path will do
-            return network.logits_of(call(network.module, inputs))
-        examples = len(inputs) if isinstance(inputs, Tensor) else count_examples(inputs)
-        with Watch(taps, examples, receive, repeat, head) as watch:
+    examples = len(inputs) if isinstance(inputs, Tensor) else count_examples(inputs)
+    watched = bool(taps.listed) or head[0] is not None  # if nothing is watched, any path will do
+    watch = Watch(taps, examples, receive, repeat, head) if watched else nullcontext()
+    with judging(network.module), torch.set_grad_enabled(gradients):
+        with watch:
             output = call(network.module, inputs)
-    watch.finish()
+        if isinstance(watch, Watch):
+            watch.finish()
     return network.logits_of(output)
 
 

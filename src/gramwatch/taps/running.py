@@ -79,8 +79,6 @@ class Network:
 
     def read(self, given: Any) -> Inputs:
         """What the network is called with, from what a detector is called with."""
-        if self.inputs is None and isinstance(given, Tensor):
-            return given
         if callable(self.inputs):
             return as_inputs(self.inputs(given), self._accepts, self._dtype)
         if self.inputs is not None:
