@@ -16,7 +16,7 @@ import torch
 from benchmarks.measure import Clock, summary
 from benchmarks.tables import ratio
 from gramwatch import GramDetector, GramwatchWarning
-from gramwatch.detector import Together, fit_together
+from gramwatch.evaluate import Together, fit_together
 from gramwatch.methods import METHODS, Method
 from gramwatch.networks import densenet_bc_100_12
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from gramwatch import GramDetector, GramwatchWarning, InputError, evaluate, observation
 from gramwatch.cli.app import app
-from gramwatch.detector import fit_together
+from gramwatch.evaluate import fit_together
 from gramwatch.methods import METHODS
 from gramwatch.metrics import auroc
 from gramwatch.paper import compare

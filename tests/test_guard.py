@@ -27,8 +27,9 @@ from gramwatch import (
     networks,
     observation,
 )
-from gramwatch.detector import Together, fit_together, leaves_of
+from gramwatch.detector import leaves_of
 from gramwatch.deviation import TotalDeviation
+from gramwatch.evaluate import Together, fit_together
 from gramwatch.joint import JointRule, Standard
 from gramwatch.measurement import Calibration, Measurement
 from gramwatch.methods import FDBD, KNN, METHODS, MSP, NCI, Energy, Mahalanobis

@@ -12,7 +12,7 @@ from torch import nn
 import gramwatch
 from gramwatch import CalibrationError, InputError, NotFittedError, artifact
 from gramwatch.artifact import FINITE, NOT_NEGATIVE, Field
-from gramwatch.detector import fit_together
+from gramwatch.evaluate import fit_together
 from gramwatch.methods import METHODS, methods_table
 from gramwatch.methods.base import Method, Record, _Sample
 from gramwatch.observation import Observation

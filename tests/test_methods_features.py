@@ -11,8 +11,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from gramwatch import artifact
-from gramwatch.detector import fit_together, plan_for
+from gramwatch.detector import plan_for
 from gramwatch.errors import GramwatchWarning, InputError, NotFittedError, TapError
+from gramwatch.evaluate import fit_together
 from gramwatch.methods import (
     FDBD,
     KNN,

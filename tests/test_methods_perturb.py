@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from gramwatch import artifact
-from gramwatch.detector import fit_together
 from gramwatch.errors import GramwatchWarning, InputError, NotFittedError
+from gramwatch.evaluate import fit_together
 from gramwatch.methods import MSP, ODIN, Mahalanobis, Method, fgsm
 from gramwatch.methods.mahalanobis import STEPS as LEE_STEPS
 from gramwatch.methods.odin import STEPS, TEMPERATURES

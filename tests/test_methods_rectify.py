@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from gramwatch import artifact
-from gramwatch.detector import fit_together
 from gramwatch.errors import GramwatchWarning, InputError, NotFittedError, TapError
+from gramwatch.evaluate import fit_together
 from gramwatch.methods import ASH, DICE, METHODS, SCALE, Energy, Method, ReAct
 from gramwatch.methods.shaping import kept
 from gramwatch.observation import Head, Observation

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from gramwatch import GramDetector, GramwatchWarning, Guard, observation
 from gramwatch.bounds import HalfMinMax, MeanVariance, MinMax
-from gramwatch.detector import Detector, Together, fit_together
+from gramwatch.detector import Detector
+from gramwatch.evaluate import Together, fit_together
 from gramwatch.methods import METHODS
 from gramwatch.observation import Needs, Plan, Statistics
 from gramwatch.statistics import STATISTICS

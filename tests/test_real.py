@@ -9,7 +9,7 @@ import oracle
 import real_data
 from gramwatch import CalibrationError, GramDetector, evaluate, kernels
 from gramwatch.datasets import synthetic
-from gramwatch.detector import fit_together
+from gramwatch.evaluate import fit_together
 from gramwatch.methods import METHODS
 from gramwatch.metrics import auroc
 from gramwatch.networks import densenet_bc_100_12

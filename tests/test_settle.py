@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import gramwatch
 from gramwatch import CalibrationError, GramwatchWarning, Guard, InputError, TapError
-from gramwatch.detector import fit_together
+from gramwatch.evaluate import fit_together
 from gramwatch.methods import METHODS, EarlyMahalanobis
 
 CLASSES = 3

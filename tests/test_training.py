@@ -15,7 +15,7 @@ from torch.distributions import Categorical, Dirichlet, kl_divergence
 import gramwatch
 from gramwatch import InputError, TrainingError, artifact, metrics, networks, training
 from gramwatch.datasets import CATALOGUE, ImageSet
-from gramwatch.detector import Together, fit_together
+from gramwatch.evaluate import Together, fit_together
 from gramwatch.methods import METHODS, MSP, TRAINED, dirichlet, methods_table
 from gramwatch.methods.semantic import SemanticHead
 from gramwatch.observation import Needs, Observation, Plan

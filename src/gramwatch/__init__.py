@@ -1,7 +1,7 @@
 """gramwatch: know when a classifier is looking at something it was never trained on."""
 
 from gramwatch import statistics
-from gramwatch.detector import Detector, fit_together
+from gramwatch.detector import Detector
 from gramwatch.errors import (
     ArtifactError,
     CalibrationError,
@@ -15,7 +15,7 @@ from gramwatch.errors import (
     TapError,
     TrainingError,
 )
-from gramwatch.evaluate import Evaluation, evaluate
+from gramwatch.evaluate import Evaluation, evaluate, fit_together
 from gramwatch.gram import GramDetector
 from gramwatch.guard import Guard
 from gramwatch.loading import load

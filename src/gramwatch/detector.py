@@ -9,7 +9,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -626,73 +625,6 @@ def fit_all(
         warn(f"{max(counts.values())} training example(s) with NaN or infinity were left out{where}")
     for leaf, count in counts.items():
         leaf.finish(count)
-
-
-def fit_together(detectors: Mapping[str, Detector], loader: Iterable[Any], *, progress: bool = True) -> None:
-    """Fit several detectors of one network from one pass over the training data.
-
-    A member of a guard that is given by itself too takes part once.
-    """
-    for each in detectors.values():
-        each.check_adding(checkpoint=False)
-    fit_all(list(detectors.values()), loader, progress, Fits())
-    for leaf in leaves_of(detectors.values()):
-        if leaf.says_nothing:
-            warn(f"{leaf.says_nothing}. Until then it says the same of every input")
-
-
-class Together:
-    """Measures any number of sets, all detectors that need no passes of their own from the same passes.
-
-    What is found out about the network at the first batch serves all sets.
-
-    Args:
-        detectors: of one network, fitted, by name.
-
-    """
-
-    def __init__(self, detectors: Mapping[str, Detector]) -> None:
-        self._detectors = dict(detectors)
-        self._sharing = {name: each for name, each in detectors.items() if not each.alone}
-        self._leaves = leaves_of(self._sharing.values())
-        self._plan: Plan | None = None
-
-    @torch.inference_mode()
-    def measure(self, loader: Iterable[Any], doing: str, progress: bool = True) -> dict[str, Measurement]:
-        """What every detector measures of one set, on the CPU."""
-        network = next(iter(self._detectors.values())).network
-        parts: dict[str, list[Measurement]] = {name: [] for name in self._detectors}
-        batches = (inputs for inputs, _ in network.batches(loader, doing, progress))
-        for inputs in on_device_ahead(batches, network.model):
-            for name, found in self._batch(inputs).items():
-                parts[name].append(found)
-        if not next(iter(parts.values())):
-            raise InputError(f"the loader yielded no example: {doing} needs some")
-        joined: dict[str, Measurement] = {}
-        for name, each in parts.items():
-            joined[name] = Measurement.joined(each)
-            if name in self._sharing:  # all of these have the same logits: one copy is enough
-                first = next(iter(self._sharing))
-                joined[name] = replace(joined[name], logits=joined[first].logits)
-        return joined
-
-    def _batch(self, inputs: Inputs) -> dict[str, Measurement]:
-        found: dict[str, Measurement] = {}
-        if self._leaves:
-            if self._plan is None:
-                with explained(self._leaves, inputs):
-                    self._plan = plan_for(self._leaves, Look(self._leaves[0].network, inputs))
-            pieces: dict[str, list[Measurement]] = {name: [] for name in self._sharing}
-            for seen in self._plan.run(inputs):
-                measured = {leaf: leaf.measured(own) for leaf, own in zip(self._leaves, seen, strict=True)}
-                for name, each in self._sharing.items():
-                    pieces[name].append(each.measured_from(measured))
-            found = {
-                name: each[0] if len(each) == 1 else Measurement.of_pieces(each)
-                for name, each in pieces.items()
-            }
-        alone = {name: each.measure(inputs) for name, each in self._detectors.items() if each.alone}
-        return found | alone
 
 
 class Fits:

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from gramwatch.batches import on_device
 from gramwatch.datasets.digits import digits
 from gramwatch.demo import outlier_sets, small_convnet, small_mlp, train
-from gramwatch.detector import Detector, fit_together
-from gramwatch.evaluate import Evaluation, evaluate
+from gramwatch.detector import Detector
+from gramwatch.evaluate import Evaluation, evaluate, fit_together
 from gramwatch.gram import GramDetector
 from gramwatch.guard import MEMBERS, Guard, why_not
 from gramwatch.methods import METHODS

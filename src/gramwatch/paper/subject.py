@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 from gramwatch import artifact, datasets
 from gramwatch.batches import all_finite
-from gramwatch.detector import Detector, Together, fit_together
+from gramwatch.detector import Detector
 from gramwatch.deviation import TotalDeviation, tap_deviations
 from gramwatch.errors import InputError, MissingDataError
-from gramwatch.evaluate import Measured
+from gramwatch.evaluate import Measured, Together, fit_together
 from gramwatch.gram import GramDetector, GramRule
 from gramwatch.measurement import Measurement, Rule
 from gramwatch.methods import METHODS, TRAINED, fgsm
