@@ -21,7 +21,7 @@ test-real: $(INSTALLED)  ## the long checks on real networks and data
 	$(BIN)/python -m pytest -m real
 
 fuzz: $(INSTALLED)  ## damaged and forged files of every kind, for four minutes
-	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz.py --seconds 240
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --seconds 240
 
 # Triton's interpreter does not yet take the newest NumPy, so it has an environment of its own.
 .venv-triton/.installed: pyproject.toml constraints.txt

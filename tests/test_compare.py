@@ -17,7 +17,7 @@ from gramwatch.methods import METHODS
 from gramwatch.metrics import auroc
 from gramwatch.paper import compare
 from gramwatch.report.comparison import draw_comparison
-from pictures import size_of_drawing
+from tests.pictures import size_of_drawing
 
 
 class Net(nn.Module):

@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import nn
 
 import gramwatch
-import oracle
 from gramwatch import (
     CalibrationError,
     GramDetector,
@@ -23,6 +22,7 @@ from gramwatch import (
 )
 from gramwatch.statistics import STATISTICS
 from gramwatch.taps import observe
+from tests import oracle
 
 CLASSES = 3
 

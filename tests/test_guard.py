@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import nn
 
 import gramwatch
-import real_data
 from gramwatch import (
     ArtifactError,
     CalibrationError,
@@ -35,6 +34,7 @@ from gramwatch.methods import FDBD, KNN, METHODS, MSP, NCI, Energy, Mahalanobis
 from gramwatch.metrics import auroc
 from gramwatch.paper import compare, false_alarms
 from gramwatch.threshold import Ranks, class_groups, p_value, rank_of_threshold
+from tests import real_data
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fewer than 20:gramwatch.GramwatchWarning")
 DOCS = Path(__file__).parents[1] / "docs"

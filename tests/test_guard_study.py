@@ -18,7 +18,7 @@ from gramwatch.paper.false_alarm_study import shares
 from gramwatch.paper.false_alarms import simulated
 from gramwatch.paper.subject import PADDING, mirrored_and_shifted
 from gramwatch.report.why import BEST, draw_why, marks_of, read_figures
-from pictures import size_of_drawing
+from tests.pictures import size_of_drawing
 
 DOCS = Path(__file__).parents[1] / "docs"
 

@@ -16,12 +16,12 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-import oracle
 from gramwatch import GramwatchWarning, kernels
 from gramwatch.deviation import outside_range
 from gramwatch.kernels import FAST
 from gramwatch.statistics import STATISTICS
-from test_statistics import (
+from tests import oracle
+from tests.test_statistics import (
     assert_as_exact_as_promised,
     assert_exact_down_to_denormals,
     mixed_map,

@@ -13,11 +13,11 @@ import torch
 from safetensors.torch import save_file
 
 import gramwatch
-import real_data
 from gramwatch import ArtifactError, InputError, artifact, datasets, networks, training
 from gramwatch.networks import densenet_bc_100_12, resnet34, wide_resnet_40_2
 from gramwatch.training import checkpoint
-from test_artifact import _Largest
+from tests import real_data
+from tests.test_artifact import _Largest
 
 PARAMETERS = {resnet34: 21_282_122, densenet_bc_100_12: 769_162, wide_resnet_40_2: 2_243_546}
 

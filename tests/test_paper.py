@@ -28,7 +28,7 @@ from gramwatch.paper.published import Entry
 from gramwatch.paper.subject import BLOCK_ENDS, GramByOrder, MethodSpec, OodSet, ood_sets
 from gramwatch.report.schematic import draw_schematic
 from gramwatch.taps import find_taps
-from pictures import size_of_drawing
+from tests.pictures import size_of_drawing
 
 pytestmark = pytest.mark.filterwarnings("ignore::gramwatch.GramwatchWarning")
 

@@ -14,7 +14,7 @@ from gramwatch.methods import METHODS
 from gramwatch.observation import Needs, Plan, Statistics
 from gramwatch.statistics import STATISTICS
 from gramwatch.taps import Network
-from test_artifact import _Largest
+from tests.test_artifact import _Largest
 
 CLASSES = 3
 # Float64 networks, in which a batch's size changes nothing, have no fast kernels. Who hears of it varies.

@@ -6,9 +6,9 @@ from statistics import mean, stdev
 
 import pytest
 
-from conftest import SHARED
 from gramwatch.paper import published
 from gramwatch.paper.beside import Line, tally
+from tests.conftest import SHARED
 
 NUMBER = r"\d+\.\d*|\d+"
 

@@ -17,7 +17,7 @@ import gramwatch
 from gramwatch import GramDetector, GramwatchWarning, bounds, find_taps
 from gramwatch.bounds import HalfMinMax, MinMax, make_bounds
 from gramwatch.deviation import Layout, tap_deviations
-from test_bounds import data
+from tests.test_bounds import data
 
 GROUPS = (2, 1, 4)
 FEATURES = sum(GROUPS)
