@@ -6,7 +6,6 @@ from torch import Tensor, nn
 
 import gramwatch
 from gramwatch import GramDetector, GramwatchWarning, Guard, InputError
-from gramwatch.batches import described, same_form, same_size, widened
 
 CLASSES = 3
 
@@ -131,42 +130,6 @@ def test_a_loaded_detector_refuses_the_same_at_its_first_batch(tmp_path):
                 use(torch.randn(4, 3, 8, 8))
             with pytest.raises(InputError, match=r"fails on inputs of float32 \(2, 9, 9\), .* \(2, 8, 8\)"):
                 use(images(4, 2, 9))
-
-
-@pytest.mark.parametrize(
-    ("fitted", "given", "form", "size"),
-    [
-        ([[3, 32, 32], "float32"], [[3, 32, 32], "float16"], True, True),
-        ([[3, 32, 32], "float32"], [[3, 48, 32], "float32"], True, False),
-        ([[3, None, None], "float32"], [[3, 48, 40], "float32"], True, True),
-        ([[3, None, 32], "float32"], [[3, 48, 40], "float32"], True, False),
-        ([[3, 32, 32], "float32"], [[1, 32, 32], "float32"], False, None),
-        ([[32, 32, 3], "float32"], [[48, 32, 3], "float32"], True, False),
-        ([[32, 32, 3], "float32"], [[32, 32, 1], "float32"], False, None),
-        ([[32, 32, 3], "uint8"], [[32, 32, 1], "uint8"], False, None),
-        ([[3, 32, 32], "uint8"], [[3, 32, 32], "float32"], False, None),
-        ([[], "float32"], [[], "float32"], True, True),
-        ([[9], "float32"], [[9], "float32"], True, True),
-        ([[9], "float32"], [[8], "float32"], False, None),
-        ([[9], "int64"], [[8], "int64"], True, False),
-        ([[9], "int64"], [[9], "float32"], False, None),
-        ([[1, 16], "float32"], [[1, 20], "float32"], True, False),
-        ([[None, 16], "float32"], [[7, 16], "float32"], True, True),
-        ([[None, 16], "float32"], [[7, 15], "float32"], False, None),
-        ([[3, 32, 32], "float32"], [[3, 32], "float32"], False, None),
-    ],
-)
-def test_which_inputs_are_of_the_same_form(fitted, given, form, size):
-    assert same_form([given], [fitted]) == form
-    assert not same_form([given, given], [fitted])
-    if size is not None:
-        assert same_size([given], [fitted]) == size
-        assert same_size([given], widened([fitted], [given]))
-        assert same_size([fitted], widened([fitted], [given])) or None in fitted[0]
-
-
-def test_a_signature_in_words():
-    assert described([[[3, None, 4], "float32"], [[9], "int64"]]) == "float32 (3, any, 4) and int64 (9,)"
 
 
 # --- text padded to its batch ------------------------------------------------------------------------
