@@ -26,3 +26,12 @@ class SmallNet(nn.Module):
 
 def images(count: int, seed: int, scale: float = 1.0) -> torch.Tensor:
     return scale * torch.randn(count, 1, 8, 8, generator=torch.Generator().manual_seed(seed))
+
+
+def made() -> SmallNet:
+    torch.manual_seed(3)
+    net = SmallNet()
+    with torch.no_grad():
+        net.head.weight *= 20  # so that all classes are predicted
+        net.head.bias -= net(images(500, 9)).mean(0)
+    return net.eval()

@@ -46,8 +46,6 @@ def expected() -> torch.Tensor:
 
 
 LABELS = torch.zeros(50).long()
-
-
 FEEDS = {
     "tensors": lambda x: x,
     "tuples": lambda x: (x, LABELS[: len(x)]),

@@ -12,17 +12,12 @@ from gramwatch import GramDetector, GramwatchWarning, InputError, TapError
 from gramwatch.statistics import STATISTICS
 from gramwatch.taps import observe
 from tests import fed, oracle
-from tests.small import CLASSES, SmallNet, images
+from tests.small import CLASSES, SmallNet, images, made
 
 
 @pytest.fixture
 def net() -> SmallNet:
-    torch.manual_seed(3)
-    net = SmallNet()
-    with torch.no_grad():
-        net.head.weight *= 20  # so that all classes are predicted
-        net.head.bias -= net(images(500, 9)).mean(0)
-    return net.eval()
+    return made()
 
 
 @pytest.fixture

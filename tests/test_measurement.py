@@ -40,8 +40,3 @@ def test_a_detection_as_plain_values(guard):
     assert plain["deviations"]["conv"] == found.deviations[:, 0].tolist()
     energy = Energy(guard.model).calibrate([images(100, 1)], progress=False)
     assert set(energy(images(2, 0)).to_dict()) == {"predicted", "score", "p_value", "is_ood"}
-
-
-def test_a_guard_goes_to_a_device(guard):
-    assert guard.to("cpu") is guard
-    assert guard.members["gram"].to(torch.device("cpu")) is guard.members["gram"]
