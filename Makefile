@@ -31,7 +31,7 @@ fuzz: $(INSTALLED)  ## damaged and forged files of every kind, for four minutes
 	touch $@
 
 test-triton: .venv-triton/.installed  ## the CUDA kernels on CPU tensors, by Triton's interpreter
-	TRITON_INTERPRET=1 .venv-triton/bin/python -m pytest -n 2 tests/test_kernels.py
+	TRITON_INTERPRET=1 .venv-triton/bin/python -m pytest -n 2 tests/kernels
 
 .venv/.bench: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
