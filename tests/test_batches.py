@@ -131,9 +131,9 @@ class Picture:
 @pytest.mark.parametrize(
     ("batch", "message"),
     [
-        ([Picture(), Picture()], r"got a test_inputs.Picture.*inputs=FUNCTION"),
-        ([[Picture()], LABELS[:1]], r"got a tuple of 1, the first a test_inputs.Picture"),
-        (Picture(), r"got a test_inputs.Picture"),
+        ([Picture(), Picture()], r"got a tests.test_batches.Picture.*inputs=FUNCTION"),
+        ([[Picture()], LABELS[:1]], r"got a tuple of 1, the first a tests.test_batches.Picture"),
+        (Picture(), r"got a tests.test_batches.Picture"),
         ("image.png", r"got a str"),
         (np.array([object()]), "got an? object array"),
         ({"a": images(2, 0), "b": images(2, 0)}, r"accepts none of the keys.*'a': a float32 tensor of shape"),
