@@ -32,7 +32,7 @@ def test_idx_files_gzipped_or_not_and_damaged(tmp_path):
 
 
 def test_real_mnist_padded_as_cifar_networks_take_it(shared_data):
-    import real_data
+    from tests import real_data
 
     found = load("mnist", shared_data, size=32, grey=False)
     assert found.images.shape == (10_000, 3, 32, 32)
