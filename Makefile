@@ -21,7 +21,7 @@ test-real: $(INSTALLED)  ## the long checks on real networks and data
 	$(BIN)/python -m pytest -m real
 
 fuzz: $(INSTALLED)  ## damaged and forged files of every kind, for four minutes
-	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz.py --seconds 240
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --seconds 240
 
 # Triton's interpreter does not yet take the newest NumPy, so it has an environment of its own.
 .venv-triton/.installed: pyproject.toml constraints.txt
@@ -31,7 +31,7 @@ fuzz: $(INSTALLED)  ## damaged and forged files of every kind, for four minutes
 	touch $@
 
 test-triton: .venv-triton/.installed  ## the CUDA kernels on CPU tensors, by Triton's interpreter
-	TRITON_INTERPRET=1 .venv-triton/bin/python -m pytest -n 2 tests/test_kernels.py
+	TRITON_INTERPRET=1 .venv-triton/bin/python -m pytest -n 2 tests/kernels
 
 .venv/.bench: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'

@@ -1,4 +1,4 @@
-"""Damaged and forged files of every kind, by the thousand: `make fuzz`, or `python tests/fuzz.py --help`.
+"""Damaged and forged files of every kind, by the thousand: `make fuzz`, or `python -m tests.fuzz --help`.
 
 A failure is an exception other than those that are promised, a crash, a load that takes more than 20 seconds
 or 2 GiB, and a damaged file that loads as something else. Forged files have checksums that fit; where one
@@ -36,7 +36,7 @@ from gramwatch import DataError, GramDetector, Guard, artifact, datasets, networ
 from gramwatch.errors import ArtifactError, GramwatchError
 from gramwatch.methods import METHODS, TRAINED
 from gramwatch.training import checkpoint
-from test_artifact import CALIBRATION, FRESH, TRAIN, TinyNet, joined, parts
+from tests.test_artifact import CALIBRATION, FRESH, TRAIN, TinyNet, joined, parts
 
 SECONDS_PER_LOAD = 20
 MEMORY = 2 * 2**30
@@ -419,7 +419,8 @@ def main() -> None:
             each = arguments.seconds / len(chosen)
             command = [
                 sys.executable,
-                __file__,
+                "-m",
+                "tests.fuzz",
                 "--worker",
                 name,
                 str(each),

@@ -5,14 +5,14 @@ import json
 import pytest
 import torch
 
-import oracle
 from benchmarks import cancellation, document, measure, others, overhead, released, tables
 from benchmarks.networks import settle
 from gramwatch import find_taps
 from gramwatch.deviation import outside_range
 from gramwatch.networks import wide_resnet_40_2
-from pictures import size_of_drawing
-from test_statistics import assert_as_exact_as_promised, mixed_map
+from tests import oracle
+from tests.pictures import size_of_drawing
+from tests.test_statistics import assert_as_exact_as_promised, mixed_map
 
 
 def test_the_released_statistics_are_the_papers():

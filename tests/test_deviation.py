@@ -6,9 +6,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import oracle
 from gramwatch.bounds import MeanVariance, MinMax
 from gramwatch.deviation import CONFIDENCES, Layout, TotalDeviation, outside_range, tap_deviations
+from tests import oracle
 
 numbers = st.floats(-1e4, 1e4, width=32)
 

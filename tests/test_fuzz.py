@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-import fuzz
 from gramwatch import kernels
+from tests import fuzz
 
 
 @pytest.mark.parametrize("name", fuzz.kinds())

@@ -1,18 +1,15 @@
-"""Guard: the formula of docs/guard.md, p-values that hold, and everything a detector must stand."""
+"""Guard: the formula, its p-values, what a user sees, bad luck, more data, files."""
 
 import copy
 import dataclasses
 import pickle
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 import gramwatch
-import real_data
 from gramwatch import (
     ArtifactError,
     CalibrationError,
@@ -28,31 +25,26 @@ from gramwatch import (
     observation,
 )
 from gramwatch.detector import leaves_of
-from gramwatch.deviation import TotalDeviation
 from gramwatch.evaluate import Together, fit_together
 from gramwatch.joint import JointRule, Standard
-from gramwatch.measurement import Calibration, Measurement
-from gramwatch.methods import FDBD, KNN, METHODS, MSP, NCI, Energy, Mahalanobis
+from gramwatch.measurement import Calibration
+from gramwatch.methods import FDBD, KNN, METHODS, MSP, Energy, Mahalanobis
 from gramwatch.metrics import auroc
 from gramwatch.paper import compare, false_alarms, guard_study
-from gramwatch.threshold import Ranks, class_groups, p_value, rank_of_threshold
+from gramwatch.threshold import p_value
+from tests import real_data
+from tests.guarded import (
+    CLASSES,
+    Net,
+    class_ratio,
+    early_mahalanobis,
+    fitted_classes,
+    images,
+    largest_share,
+    made,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fewer than 20:gramwatch.GramwatchWarning")
-DOCS = Path(__file__).parents[1] / "docs"
-CLASSES = 4
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1, self.conv2 = nn.Conv2d(1, 5, 3, padding=1), nn.Conv2d(5, 6, 3)
-        self.head = nn.Linear(6, CLASSES)
-
-    def features(self, x):
-        return F.relu(self.conv2(F.relu(self.conv1(x)))).mean((2, 3))
-
-    def forward(self, x):
-        return self.head(self.features(x))
 
 
 class Cosine(Net):
@@ -60,19 +52,6 @@ class Cosine(Net):
 
     def forward(self, x):
         return 20 * F.normalize(self.features(x) - 0.2) @ F.normalize(self.head.weight).T
-
-
-def images(count: int, seed: int, scale: float = 1.0) -> torch.Tensor:
-    return scale * torch.randn(count, 1, 7, 7, generator=torch.Generator().manual_seed(seed))
-
-
-def made(kind: type[Net] = Net) -> Net:
-    torch.manual_seed(5)
-    net = kind()
-    with torch.no_grad():
-        net.head.weight *= 30  # so that all classes are predicted
-        net.head.bias -= F.linear(net.features(images(500, 9)), net.head.weight, net.head.bias).mean(0)
-    return net.eval()
 
 
 @pytest.fixture
@@ -115,87 +94,6 @@ def transcription(net: Net, deltas: np.ndarray, x: torch.Tensor) -> dict[str, np
         confident.append(delta / (np.exp(z.max()) / np.exp(z).sum()))
         energy.append(-np.log(np.exp(z).sum()))
     return {"delta": np.array(confident), "energy": np.array(energy)}
-
-
-def stage_ends(net: Net, x: torch.Tensor) -> list[np.ndarray]:
-    """The channel means after each of the two sizes there are, at length one, in float64."""
-    with torch.no_grad():
-        first = F.relu(net.conv1(x))
-        means = [first.mean((2, 3)), F.relu(net.conv2(first)).mean((2, 3))]
-    return [np.stack([f / np.linalg.norm(f) for f in each.double().numpy()]) for each in means]
-
-
-def fitted_classes(net: Net, train: torch.Tensor) -> list[tuple[dict[int, np.ndarray], np.ndarray]]:
-    """The mean of each predicted class, and the covariance about these, at each stage's end."""
-    with torch.no_grad():
-        predicted = net(train).argmax(1).numpy()
-    found = []
-    for u in stage_ends(net, train):
-        centres = {int(c): u[predicted == c].mean(0) for c in np.unique(predicted)}
-        residuals = np.stack([row - centres[int(c)] for row, c in zip(u, predicted, strict=True)])
-        found.append((centres, residuals.T @ residuals / len(u)))
-    return found
-
-
-def distances(net: Net, classes: list, x: torch.Tensor) -> list[list[np.ndarray]]:
-    """Of each example, at each stage's end: the distances to all classes, and last that to their middle."""
-    found = []
-    for example in zip(*stage_ends(net, x), strict=True):
-        found.append([])
-        for u, (centres, covariance) in zip(example, classes, strict=True):
-            inverse = np.linalg.inv(covariance)
-            means = [*centres.values(), sum(centres.values()) / len(centres)]
-            found[-1].append(np.array([np.sqrt((u - m) @ inverse @ (u - m)) for m in means]))
-    return found
-
-
-def unit_mahalanobis(net: Net, classes: list, x: torch.Tensor) -> np.ndarray:
-    widths = [len(covariance) for _, covariance in classes]
-    return np.array(
-        [
-            np.mean([d[:-1].min() / np.sqrt(width) for d, width in zip(each, widths, strict=True)])
-            for each in distances(net, classes, x)
-        ]
-    )
-
-
-def early_mahalanobis(net: Net, classes: list, x: torch.Tensor) -> np.ndarray:
-    """The first of the two stages."""
-    width = len(classes[0][1])
-    return np.array([each[0][:-1].min() / np.sqrt(width) for each in distances(net, classes, x)])
-
-
-def class_ratio(net: Net, classes: list, x: torch.Tensor) -> np.ndarray:
-    return np.array([each[-1][:-1].min() / each[-1][-1] for each in distances(net, classes, x)])
-
-
-@pytest.mark.parametrize("formula", [unit_mahalanobis, early_mahalanobis, class_ratio])
-def test_distances_to_classes_equal_their_formula(net, formula):
-    train, test = images(300, 0), images(40, 2, scale=1.3)
-    found = METHODS[formula.__name__](net).fit(train.split(64), progress=False).score_inputs(test)[1]
-    expected = formula(net, fitted_classes(net, train), test)
-    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-4)
-
-
-def test_a_network_of_one_stage_has_no_earlier_one():
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Conv2d(1, 5, 3), nn.ReLU(), nn.Flatten(), nn.Linear(125, CLASSES)).eval()
-    early, unit = (
-        METHODS[name](net).fit(images(300, 0).split(64), progress=False).score_inputs(images(9, 1))[1]
-        for name in ("early_mahalanobis", "unit_mahalanobis")
-    )
-    assert torch.equal(early, unit)
-
-
-def test_the_middle_is_that_of_classes_whatever_their_sizes(net):
-    """A class with most of the examples does not pull it to itself."""
-    ratio = METHODS["class_ratio"](net).fit(images(300, 0).split(64), progress=False)
-    with torch.no_grad():
-        often = images(300, 0)[net(images(300, 0)).argmax(1) == 0]
-    assert len(often) > 20
-    more = METHODS["class_ratio"](net).fit([images(300, 0), *[often] * 20], progress=False)
-    once, many = (each.score_inputs(often)[1].mean() for each in (ratio, more))
-    assert many < 1.1 * once
 
 
 def test_scores_and_p_values_equal_the_transcription(net):
@@ -249,115 +147,7 @@ def test_scores_and_p_values_equal_the_transcription(net):
     assert torch.equal(found.logits.argmax(1), found.predicted)
 
 
-def test_taps_that_never_deviate_are_left_out_of_the_mean():
-    measured = false_alarms.simulated(100, torch.Generator().manual_seed(0))
-    gram = measured.parts["gram"]
-    silent = dataclasses.replace(gram, values=F.pad(gram.values, (0, 3)))
-    with_silent = Measurement.together({**measured.parts, "gram": silent})
-    scores = [
-        JointRule({"gram": TotalDeviation()}).fit(each).member_scores(each)
-        for each in (measured, with_silent)
-    ]
-    torch.testing.assert_close(*scores)
-
-
-def test_standardising_leaves_out_what_is_constant():
-    scores = torch.stack([torch.linspace(-3, 5, 50), torch.full((50,), 0.1)], 1).double()
-    standard = Standard().fit(scores)
-    found = standard(scores)
-    assert found[:, 0].median().item() == pytest.approx(0, abs=0.05)
-    assert found[:, 0].quantile(0.99).item() == pytest.approx(1)
-    assert (standard(scores + 1)[:, 1] == 0).all()
-
-
-def test_where_most_scores_are_equal_the_standard_deviation_serves():
-    scores = torch.zeros(100, 1).double()
-    scores[0] = 5.0  # median and 99th percentile are nearly equal
-    standard = Standard().fit(scores)
-    torch.testing.assert_close(standard.tail_, scores.std(0, correction=0))
-    assert standard(scores)[0] > 5
-
-
-def test_a_rule_can_standardise_and_join_otherwise():
-    class Doubled(Standard):
-        def __call__(self, scores):
-            return 2 * super().__call__(scores)
-
-    class Highest(JointRule):
-        def joined(self, scores):
-            return self.standard(scores).amax(1)
-
-    measured = false_alarms.simulated(200, torch.Generator().manual_seed(0))
-    totals = {"gram": TotalDeviation()}
-    plain = JointRule(totals).fit(measured)
-    highest = Highest(totals, Doubled()).fit(measured)
-    scores = plain.member_scores(measured)
-    median = scores.quantile(0.5, 0)
-    floored = scores.maximum(scores.quantile(0.25, 0))
-    standardised = (floored - median) / (scores.quantile(0.99, 0) - median)
-    torch.testing.assert_close(plain(measured)[:, 0], standardised.sum(1))
-    torch.testing.assert_close(plain(measured)[:, 1:], scores)
-    torch.testing.assert_close(highest(measured)[:, 0], 2 * standardised.amax(1))
-
-
 # --- p-values ----------------------------------------------------------------------------------------
-
-
-def largest_share(alpha: float, ranking: int, fresh: int, repeats: int) -> float:
-    """Alpha plus three standard deviations of the mean share over so many calibrations.
-
-    The rate of one calibration with `ranking` scores follows a beta distribution, and the share of `fresh`
-    examples a beta-binomial one.
-    """
-    k, n = int(alpha * (ranking + 1)), ranking + 1
-    rate = k / n
-    variance = rate * (1 - rate) / (n + 1) * (1 - 1 / fresh) + rate * (1 - rate) / fresh
-    return alpha + 3 * (variance / repeats) ** 0.5
-
-
-@pytest.mark.parametrize("calibration", [200, 1001])
-def test_p_values_hold_on_the_whole(calibration):
-    found = false_alarms.rates(per_class=False, calibration=calibration, fresh=500, repeats=150, seed=3)
-    for share, alpha in zip(found.overall.tolist(), false_alarms.ALPHAS, strict=True):
-        assert share <= largest_share(alpha, calibration - calibration // 2, 500, 150)
-        assert share > alpha - 0.012  # and not by flagging nothing
-
-
-def test_p_values_hold_for_each_class():
-    calibration, fresh, repeats = 4000, 2000, 60
-    found = false_alarms.rates(per_class=True, calibration=calibration, fresh=fresh, repeats=repeats, seed=4)
-    for i, alpha in enumerate(false_alarms.ALPHAS):
-        for c, frequency in enumerate(false_alarms.SHARES[: -false_alarms.RARE]):
-            most = largest_share(alpha, int(frequency * calibration / 2), int(frequency * fresh), repeats)
-            assert found.by_class[c, i] <= most
-        rare = sum(false_alarms.SHARES[-false_alarms.RARE :])
-        most = largest_share(alpha, int(rare * calibration / 2), int(rare * fresh), repeats)
-        assert found.rare[i] <= most
-    together = false_alarms.rates(
-        per_class=False, calibration=calibration, fresh=fresh, repeats=repeats, seed=4
-    )
-    assert together.by_class[-4, 1] > 0.06  # what per_class is for
-    assert together.rare[1] > 0.1
-
-
-@pytest.mark.parametrize("shares", [false_alarms.SCARCE, false_alarms.BORDER])
-def test_p_values_hold_where_classes_are_rare_or_near_the_limit(shares):
-    """Rare classes that score higher must not be ranked among examples that score lower."""
-    calibration, fresh, repeats = 2000, 1000, 200
-    found = false_alarms.rates(
-        per_class=True, shares=shares, calibration=calibration, fresh=fresh, repeats=repeats, seed=5
-    )
-    least = min(share for share in shares if share >= 0.1)
-    for i, alpha in enumerate(false_alarms.ALPHAS):
-        assert found.overall[i] <= largest_share(alpha, calibration // 2, fresh, repeats)
-        for each in (found.alone, found.shared):
-            assert alpha / 2 < each[i] <= largest_share(alpha, int(least * calibration / 2), 100, repeats)
-
-
-def test_the_rates_in_the_docs_are_those_measured():
-    page = (DOCS / "guard-study.md").read_text(encoding="utf-8")
-    assert false_alarms.table() in page
-    assert false_alarms.groups_table() in page
 
 
 def test_p_values_of_a_network_hold(fitted):
@@ -371,56 +161,6 @@ def test_p_values_of_a_network_hold(fitted):
             shares.append((p <= alpha).double().mean().item())
     for alpha, shares in flagged.items():
         assert np.mean(shares) <= largest_share(alpha, 150, 100, 40)
-
-
-@pytest.mark.parametrize("groups", [[0, 0, 0, 0, 0], [0, 1, 2, 2, 2], [1, 0, 1, 2, 2]])
-def test_ranks_are_those_of_counting(groups):
-    generator = torch.Generator().manual_seed(0)
-    # With ties, and a class without any example.
-    scores = torch.randint(0, 40, (700, 3), generator=generator).double()
-    predicted = torch.multinomial(torch.tensor([0.5, 0.3, 0.1, 0.1, 0.0]), 700, True, generator=generator)
-    new = torch.randint(-2, 43, (200, 3), generator=generator).double()
-    new[0] = torch.inf
-    classes = torch.randint(0, 5, (200,), generator=generator)
-    group_of = torch.tensor(groups)
-    p, is_ood = Ranks.of(scores, 0.95, predicted, group_of).judged(new, classes)
-    for i in range(200):
-        among = group_of[predicted] == group_of[classes[i]]
-        n = int(among.sum())
-        for kind in range(3):
-            higher = int((scores[among, kind] >= new[i, kind]).sum())
-            assert p[i, kind].item() == pytest.approx((1 + higher) / (n + 1), abs=1e-15)
-        lower = n - int((scores[among, 0] >= new[i, 0]).sum())
-        assert bool(is_ood[i]) == (lower >= rank_of_threshold(n, 0.95))
-    if max(groups) == 0:
-        assert torch.equal(p[:, 1], p_value(new[:, 1].contiguous(), scores[:, 1]))
-
-
-@pytest.mark.parametrize(
-    ("counts", "level", "groups"),
-    [
-        ([250, 130, 60, 50, 0], 0.95, [[0], [1], [2, 3, 4]]),  # the rare ones are enough together
-        ([250, 130, 60, 30, 0], 0.95, [[0], [1, 2, 3, 4]]),  # they are not: the smallest large class joins
-        ([130, 250, 99], 0.95, [[0, 2], [1]]),
-        ([100, 100], 0.95, [[0], [1]]),
-        ([99, 99], 0.95, [[0, 1]]),  # no class is large
-        ([300, 150, 150], 0.99, [[0], [1, 2]]),  # the level needs 99, twice that is 198
-        ([500, 0], 0.95, [[0, 1]]),
-    ],
-)
-def test_which_classes_are_ranked_together(counts, level, groups):
-    predicted = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
-    group_of = class_groups(predicted, len(counts), level)
-    found = [(group_of == g).nonzero().flatten().tolist() for g in range(int(group_of.max()) + 1)]
-    assert sorted(found) == groups
-
-
-def test_a_group_without_ranking_examples_flags_nothing():
-    scores, predicted = torch.arange(100).double().unsqueeze(1), torch.zeros(100).long()
-    ranks = Ranks.of(scores, 0.95, predicted, torch.tensor([0, 1]))
-    p, is_ood = ranks.judged(torch.tensor([[1e9], [1e9]]).double(), torch.tensor([0, 1]))
-    assert p.flatten().tolist() == pytest.approx([1 / 101, 1.0])
-    assert is_ood.tolist() == [True, False]
 
 
 def test_per_class_ranks_within_the_group(net, tmp_path):
@@ -768,68 +508,6 @@ def test_what_cannot_be_merged_is_named_and_nothing_is_changed(net, fitted):
         one.fit([images(300, 2)], progress=False)
     with pytest.raises(ValueError, match="'knn' keeps examples"):
         Guard.of({"knn": KNN(net, k=5)}).fit([images(300, 2)], checkpoint="c", progress=False)
-
-
-@pytest.mark.parametrize("method", [FDBD, NCI, Energy, Mahalanobis])
-def test_methods_that_merge_exactly(method, net, tmp_path):
-    x = images(300, 0)
-    whole, one, two = (method(net).fit(part.split(50), progress=False) for part in (x, x[:90], x[90:]))
-    one.calibrate([images(50, 3)], progress=False)
-    one.merge(two)
-    new = images(20, 2)
-    torch.testing.assert_close(one.score_inputs(new)[1], whole.score_inputs(new)[1], rtol=1e-9, atol=1e-12)
-    with pytest.raises(NotFittedError, match="not calibrated"):
-        one(new)
-    with pytest.raises(ValueError, match=r"different methods|differ in"):
-        one.merge(MSP(net))
-    if method is Energy:
-        with pytest.raises(ValueError, match="differ in temperature"):
-            one.merge(Energy(net, temperature=2.0))
-
-
-def test_a_mean_saved_without_its_count_judges_but_does_not_grow(net, tmp_path):
-    """As files had it before counts were kept."""
-    whole = FDBD(net).fit([images(300, 0)], progress=False)
-    header, tensors = whole.contents()
-    header["shapes"].pop("state.count_")
-    tensors.pop("state.count_")
-    more = {"network": artifact.fingerprint(net), "metadata": {}}
-    artifact.write(tmp_path / "old.safetensors", header | more, tensors)
-    old = gramwatch.load(tmp_path / "old.safetensors", net)
-    x = images(9, 2)
-    assert torch.equal(old.score_inputs(x)[1], whole.score_inputs(x)[1])
-    with pytest.raises(InputError, match="without its number of examples"):
-        old.fit([x], progress=False)
-    with pytest.raises(InputError, match="without its number of examples"):
-        whole.merge(old)
-    with pytest.raises(InputError, match="without its number of examples"):
-        old.merge(whole)
-
-
-def test_mahalanobis_adds_and_its_sums_are_saved(net, tmp_path):
-    x, new = images(300, 0), images(20, 2)
-    whole = Mahalanobis(net).fit(x.split(50), progress=False)
-    part = Mahalanobis(net).fit(x[:90].split(50), progress=False)
-    assert not torch.allclose(part.score_inputs(new)[1], whole.score_inputs(new)[1], rtol=1e-3)
-    part.save(tmp_path / "part.safetensors")
-    part.fit(x[90:].split(50), progress=False)
-    loaded = gramwatch.load(tmp_path / "part.safetensors", net).fit(x[90:].split(50), progress=False)
-    for grown in (part, loaded):
-        torch.testing.assert_close(grown.score_inputs(new)[1], whole.score_inputs(new)[1], rtol=1e-9, atol=0)
-        assert int(grown.counts_.sum()) == 300
-
-    header, tensors = whole.contents()
-    for name in ("state.sums_", "state.products_", "state.counts_"):  # as files had it before
-        header["shapes"].pop(name)
-        tensors.pop(name)
-    more = {"network": artifact.fingerprint(net), "metadata": {}}
-    artifact.write(tmp_path / "old.safetensors", header | more, tensors)
-    old = gramwatch.load(tmp_path / "old.safetensors", net)
-    assert torch.equal(old.score_inputs(new)[1], whole.score_inputs(new)[1])
-    with pytest.raises(InputError, match="without its sums"):
-        old.fit([x], progress=False)
-    with pytest.raises(InputError, match="without its sums"):
-        whole.merge(old)
 
 
 def test_a_member_may_look_at_some_taps_only(net):
@@ -1185,6 +863,11 @@ def test_a_verdict_in_inference_mode_is_the_same(ready):
         found = ready(x)
     assert not found.score.is_inference()
     assert torch.equal(found.score, ready(x).score)
+
+
+def test_a_guard_goes_to_a_device(ready):
+    assert ready.to("cpu") is ready
+    assert ready.members["gram"].to(torch.device("cpu")) is ready.members["gram"]
 
 
 # --- shared members ----------------------------------------------------------------------------------

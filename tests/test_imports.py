@@ -1,4 +1,4 @@
-"""The order of the modules: each knows those before it, in the table of CONTRIBUTING.md, and none after."""
+"""The order of the modules, as the table of CONTRIBUTING.md has it, and the tests in the same places."""
 
 import ast
 import re
@@ -13,6 +13,11 @@ OLD_NAMES = {"rivals", "experiments"}
 """They hand on to where things are now."""
 ENTRANCES = {"", "__main__"}
 """`gramwatch/__init__.py`, which no module of the library imports, and `python -m gramwatch`."""
+TESTS = ROOT / "tests"
+OF_THE_WHOLE = """
+    architectures benchmarks contract cuda examples export fuzz imports limits package real reference
+""".split()
+"""Tests that are named after no module: they are about all of the library, or about the repository."""
 
 
 def order() -> list[str]:
@@ -105,3 +110,29 @@ def test_only_the_command_line_knows_the_paper():
         if module.partition(".")[0] not in ("cli", "paper"):
             known = {other.partition(".")[0] for other in imported(MODULES[module])}
             assert not known & {"cli", "paper"}, module
+
+
+def test_every_folder_of_tests_is_a_package_of_the_library():
+    folders = {path.parent.relative_to(TESTS) for path in TESTS.rglob("*.py")} - {Path(), Path("data")}
+    assert len(folders) > 5
+    for folder in folders:
+        assert (SOURCE / folder / "__init__.py").is_file(), f"tests/{folder} has no counterpart"
+        assert (TESTS / folder / "__init__.py").is_file(), f"tests/{folder} is not a package"
+
+
+def modules_of(folder: Path) -> set[str]:
+    """The names of the modules of a package, its own among them."""
+    files = (SOURCE / folder).glob("*.py")
+    packages = (SOURCE / folder).glob("*/__init__.py")
+    return {path.stem for path in files} | {path.parent.name for path in packages} | {folder.name}
+
+
+def test_every_test_file_is_named_after_a_module():
+    """A further word says which part of it is tested: `test_guard_settle.py` is a test of `guard`."""
+    whole = {TESTS / f"test_{name}.py" for name in OF_THE_WHOLE}
+    files = set(TESTS.rglob("test_*.py"))
+    assert whole < files
+    for path in files - whole:
+        words = path.stem.removeprefix("test_").split("_")
+        names = {"_".join(words[:n]) for n in range(1, len(words) + 1)}
+        assert names & modules_of(path.parent.relative_to(TESTS)), f"{path.relative_to(ROOT)} is of no module"

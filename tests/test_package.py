@@ -45,6 +45,34 @@ def test_nothing_executes_what_a_file_says():
             assert "weights_only=True" in call, source
 
 
+def test_the_source_never_uses_pickle() -> None:
+    sources = sorted(Path(gramwatch.__file__).parent.rglob("*.py"))
+    assert len(sources) > 10
+    forbidden = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve", "allow_pickle"}
+    found = []
+    for source in sources:
+        for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
+            names: set[str] = set()
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                names = {part for alias in node.names for part in alias.name.split(".")}
+                names |= set((getattr(node, "module", None) or "").split("."))
+                if getattr(node, "module", None) == "torch" and names & {"load", "save", "hub"}:
+                    found.append((source.name, node.lineno, "torch.load"))
+            elif isinstance(node, ast.Attribute):
+                names = {node.attr}
+                if isinstance(node.value, ast.Name) and node.value.id == "torch":
+                    names |= {f"torch.{node.attr}"} & {"torch.load", "torch.save", "torch.hub"}
+            elif isinstance(node, ast.Name):
+                names = {node.id}
+            elif isinstance(node, ast.keyword):
+                names = {node.arg or ""}
+            unwanted = names & (forbidden | {"torch.load", "torch.save", "torch.hub"})
+            found += [(source.name, getattr(node, "lineno", 0), name) for name in sorted(unwanted)]
+    # Other people's checkpoints, by PyTorch's reader of parameters alone: the test above looks at how.
+    allowed = {("loading.py", "torch.load")}
+    assert [each for each in found if (each[0], each[2]) not in allowed] == []
+
+
 def test_the_readme_quickstart_runs(tmp_path):
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)

@@ -5,8 +5,6 @@ import pytest
 import torch.nn.functional as F
 from torch import nn
 
-import oracle
-import real_data
 from gramwatch import CalibrationError, GramDetector, evaluate, kernels
 from gramwatch.datasets import synthetic
 from gramwatch.evaluate import fit_together
@@ -15,6 +13,7 @@ from gramwatch.metrics import auroc
 from gramwatch.networks import densenet_bc_100_12
 from gramwatch.observation import Needs, Plan
 from gramwatch.taps import Network, observe
+from tests import oracle, real_data
 
 ORDERS = range(1, 11)
 

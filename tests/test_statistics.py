@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import oracle
 from gramwatch import statistics
 from gramwatch.statistics import STATISTICS, check_orders, distinct_orders
+from tests import oracle
 
 EVERY = list(STATISTICS)
 ORDERS = (1, 2, 3, 4, 5, 10, 19, 20)

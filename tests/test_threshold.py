@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gramwatch.errors import CalibrationError
-from gramwatch.threshold import examples_needed, p_value, rank_of_threshold, threshold
+from gramwatch.threshold import Ranks, class_groups, examples_needed, p_value, rank_of_threshold, threshold
 
 LEVELS = ["0.8", "0.9", "0.95", "0.99"]
 MORE_LEVELS = [
@@ -248,3 +248,53 @@ def test_p_of_a_fresh_score_is_uniform_over_its_possible_values() -> None:
     assert counts.sum() == repetitions
     chi_square = float((counts - repetitions / 10).square().sum() / (repetitions / 10))
     assert chi_square < 33.7  # 9 degrees of freedom: exceeded once in 10,000 times
+
+
+@pytest.mark.parametrize("groups", [[0, 0, 0, 0, 0], [0, 1, 2, 2, 2], [1, 0, 1, 2, 2]])
+def test_ranks_are_those_of_counting(groups):
+    generator = torch.Generator().manual_seed(0)
+    # With ties, and a class without any example.
+    scores = torch.randint(0, 40, (700, 3), generator=generator).double()
+    predicted = torch.multinomial(torch.tensor([0.5, 0.3, 0.1, 0.1, 0.0]), 700, True, generator=generator)
+    new = torch.randint(-2, 43, (200, 3), generator=generator).double()
+    new[0] = torch.inf
+    classes = torch.randint(0, 5, (200,), generator=generator)
+    group_of = torch.tensor(groups)
+    p, is_ood = Ranks.of(scores, 0.95, predicted, group_of).judged(new, classes)
+    for i in range(200):
+        among = group_of[predicted] == group_of[classes[i]]
+        n = int(among.sum())
+        for kind in range(3):
+            higher = int((scores[among, kind] >= new[i, kind]).sum())
+            assert p[i, kind].item() == pytest.approx((1 + higher) / (n + 1), abs=1e-15)
+        lower = n - int((scores[among, 0] >= new[i, 0]).sum())
+        assert bool(is_ood[i]) == (lower >= rank_of_threshold(n, 0.95))
+    if max(groups) == 0:
+        assert torch.equal(p[:, 1], p_value(new[:, 1].contiguous(), scores[:, 1]))
+
+
+@pytest.mark.parametrize(
+    ("counts", "level", "groups"),
+    [
+        ([250, 130, 60, 50, 0], 0.95, [[0], [1], [2, 3, 4]]),  # the rare ones are enough together
+        ([250, 130, 60, 30, 0], 0.95, [[0], [1, 2, 3, 4]]),  # they are not: the smallest large class joins
+        ([130, 250, 99], 0.95, [[0, 2], [1]]),
+        ([100, 100], 0.95, [[0], [1]]),
+        ([99, 99], 0.95, [[0, 1]]),  # no class is large
+        ([300, 150, 150], 0.99, [[0], [1, 2]]),  # the level needs 99, twice that is 198
+        ([500, 0], 0.95, [[0, 1]]),
+    ],
+)
+def test_which_classes_are_ranked_together(counts, level, groups):
+    predicted = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
+    group_of = class_groups(predicted, len(counts), level)
+    found = [(group_of == g).nonzero().flatten().tolist() for g in range(int(group_of.max()) + 1)]
+    assert sorted(found) == groups
+
+
+def test_a_group_without_ranking_examples_flags_nothing():
+    scores, predicted = torch.arange(100).double().unsqueeze(1), torch.zeros(100).long()
+    ranks = Ranks.of(scores, 0.95, predicted, torch.tensor([0, 1]))
+    p, is_ood = ranks.judged(torch.tensor([[1e9], [1e9]]).double(), torch.tensor([0, 1]))
+    assert p.flatten().tolist() == pytest.approx([1 / 101, 1.0])
+    assert is_ood.tolist() == [True, False]

@@ -1,0 +1,39 @@
+"""The command as a whole: its version, and how it fails."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import gramwatch
+from gramwatch.errors import DataError
+from tests.cli.invoking import invoke, raising, told
+
+
+def test_the_command_knows_its_version():
+    done = subprocess.run(
+        [sys.executable, "-m", "gramwatch", "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == gramwatch.__version__
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (DataError("MNIST is damaged"), "gramwatch: MNIST is damaged"),
+        (OSError(28, "No space left on device"), "gramwatch: [Errno 28] No space left on device"),
+        (OSError(), "gramwatch: OSError"),
+    ],
+)
+def test_what_fails_on_the_way_is_one_line(
+    error: Exception, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gramwatch.paper.demo.run", raising(error))
+    result = invoke("demo", "--output", tmp_path)
+    assert (result.exit_code, told(result)) == (1, line)
+
+
+def test_the_unexpected_keeps_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gramwatch.paper.demo.run", raising(KeyError("a bug")))
+    assert isinstance(invoke("demo", "--output", tmp_path).exception, KeyError)

@@ -1,0 +1,97 @@
+"""The command `gramwatch train`."""
+
+import pytest
+import torch
+
+import gramwatch
+from gramwatch import networks, training
+from gramwatch.datasets import CATALOGUE, ImageSet
+from gramwatch.methods import TRAINED
+from gramwatch.methods.semantic import SemanticHead
+from tests.training.small import whole
+
+
+@pytest.fixture
+def digits(monkeypatch):
+    """In the place of real sets: images whose class is which third of them is bright."""
+
+    def load(name, root=None, *, split="test", size=None, reduce=None, grey=None, count=None, seed=0):
+        asked.append((name, split, size, reduce, grey))
+        images = whole((60, 1, 28, 28), len(split)) // 4
+        labels = torch.arange(60) % 3
+        for label in range(3):
+            images[labels == label, :, 9 * label : 9 * label + 9] += 150
+        return ImageSet(name, images, None if name == "nameless" else labels)
+
+    asked = []
+    monkeypatch.setattr("gramwatch.datasets.load", load)
+    monkeypatch.setattr("gramwatch.datasets.source_of", lambda name, split: CATALOGUE["mnist"])
+    return asked
+
+
+def command(*arguments):
+    from typer.testing import CliRunner
+
+    from gramwatch.cli.app import app
+
+    return CliRunner().invoke(app, ["train", *map(str, arguments)])
+
+
+def test_the_command_trains_resumes_and_writes_what_networks_load_reads(digits, tmp_path):
+    path = tmp_path / "new" / "mlp.safetensors"
+    common = [
+        "mlp_300",
+        "--set",
+        "digits",
+        "--output",
+        path,
+        "--epochs",
+        10,
+        "--batch-size",
+        10,
+        "--device",
+        "cpu",
+    ]
+    done = command(*common, "--objective", "semantic", "--option", "size=7", "--option", "count=2")
+    assert done.exit_code == 0, done.output
+    assert "test accuracy 100.00 % after 10 epochs" in done.output
+    loaded = networks.load("mlp_300", path)
+    (head,) = (part for part in loaded.network.modules() if isinstance(part, SemanticHead))
+    assert [m.shape for m in head.labels] == [(3, 7)] * 2
+    images = gramwatch.datasets.load("digits").images
+    assert torch.equal(loaded.network(loaded.prepare(images)).argmax(1), torch.arange(60) % 3)
+    assert TRAINED["semantic"](loaded.network).score_inputs(loaded.prepare(images))[1].isfinite().all()
+    refused = command(*common, "--objective", "semantic")
+    assert refused.exit_code == 2
+    again = command(
+        *common, "--objective", "semantic", "--option", "size=7", "--option", "count=2", "--resume"
+    )
+    assert again.exit_code == 0, again.output
+
+
+def test_the_command_fine_tunes_with_outliers(digits, tmp_path):
+    plain, tuned = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    common = ["mlp_300", "--set", "digits", "--batch-size", 10, "--device", "cpu"]
+    assert command(*common, "--epochs", 2, "--output", plain).exit_code == 0
+    arguments = ["--objective", "outlier_exposure", "--auxiliary", "strange:val:nearest,other:val"]
+    done = command(*common, *arguments, "--weights", plain, "--output", tuned)
+    assert done.exit_code == 0, done.output
+    assert "10 epochs of batches of 10, learning rate 0.001" in done.output
+    assert digits[-2:] == [("strange", "val", 28, "nearest", True), ("other", "val", 28, None, True)]
+    assert training.read(tuned)[0]["plan"]["outliers"] == 120
+
+
+def test_the_command_says_what_is_missing(digits, tmp_path):
+    path = tmp_path / "a.safetensors"
+    cases = [
+        (["mlp_300", "--output", tmp_path / "a.pth"], "safetensors"),
+        (["mlp_300", "--output", path, "--objective", "prior_network"], "--auxiliary"),
+        (["mlp_300", "--output", path, "--auxiliary", "x:val"], "no use for"),
+        (["mlp_300", "--output", path, "--option", "weight"], "NAME=VALUE"),
+        (["mlp_300", "--output", path, "--set", "nameless"], "no labels"),
+    ]
+    for arguments, told in cases:
+        done = command(*arguments)
+        assert done.exit_code == 2
+        assert told in done.output, done.output
+    assert not path.exists()

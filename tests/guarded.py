@@ -1,0 +1,88 @@
+"""A small network of four classes to guard, and distances to its classes written out in float64."""
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+CLASSES = 4
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(1, 5, 3, padding=1), nn.Conv2d(5, 6, 3)
+        self.head = nn.Linear(6, CLASSES)
+
+    def features(self, x):
+        return F.relu(self.conv2(F.relu(self.conv1(x)))).mean((2, 3))
+
+    def forward(self, x):
+        return self.head(self.features(x))
+
+
+def images(count: int, seed: int, scale: float = 1.0) -> torch.Tensor:
+    return scale * torch.randn(count, 1, 7, 7, generator=torch.Generator().manual_seed(seed))
+
+
+def made(kind: type[Net] = Net) -> Net:
+    torch.manual_seed(5)
+    net = kind()
+    with torch.no_grad():
+        net.head.weight *= 30  # so that all classes are predicted
+        net.head.bias -= F.linear(net.features(images(500, 9)), net.head.weight, net.head.bias).mean(0)
+    return net.eval()
+
+
+def stage_ends(net: Net, x: torch.Tensor) -> list[np.ndarray]:
+    """The channel means after each of the two sizes there are, at length one, in float64."""
+    with torch.no_grad():
+        first = F.relu(net.conv1(x))
+        means = [first.mean((2, 3)), F.relu(net.conv2(first)).mean((2, 3))]
+    return [np.stack([f / np.linalg.norm(f) for f in each.double().numpy()]) for each in means]
+
+
+def fitted_classes(net: Net, train: torch.Tensor) -> list[tuple[dict[int, np.ndarray], np.ndarray]]:
+    """The mean of each predicted class, and the covariance about these, at each stage's end."""
+    with torch.no_grad():
+        predicted = net(train).argmax(1).numpy()
+    found = []
+    for u in stage_ends(net, train):
+        centres = {int(c): u[predicted == c].mean(0) for c in np.unique(predicted)}
+        residuals = np.stack([row - centres[int(c)] for row, c in zip(u, predicted, strict=True)])
+        found.append((centres, residuals.T @ residuals / len(u)))
+    return found
+
+
+def distances(net: Net, classes: list, x: torch.Tensor) -> list[list[np.ndarray]]:
+    """Of each example, at each stage's end: the distances to all classes, and last that to their middle."""
+    found = []
+    for example in zip(*stage_ends(net, x), strict=True):
+        found.append([])
+        for u, (centres, covariance) in zip(example, classes, strict=True):
+            inverse = np.linalg.inv(covariance)
+            means = [*centres.values(), sum(centres.values()) / len(centres)]
+            found[-1].append(np.array([np.sqrt((u - m) @ inverse @ (u - m)) for m in means]))
+    return found
+
+
+def early_mahalanobis(net: Net, classes: list, x: torch.Tensor) -> np.ndarray:
+    """The first of the two stages."""
+    width = len(classes[0][1])
+    return np.array([each[0][:-1].min() / np.sqrt(width) for each in distances(net, classes, x)])
+
+
+def class_ratio(net: Net, classes: list, x: torch.Tensor) -> np.ndarray:
+    return np.array([each[-1][:-1].min() / each[-1][-1] for each in distances(net, classes, x)])
+
+
+def largest_share(alpha: float, ranking: int, fresh: int, repeats: int) -> float:
+    """Alpha plus three standard deviations of the mean share over so many calibrations.
+
+    The rate of one calibration with `ranking` scores follows a beta distribution, and the share of `fresh`
+    examples a beta-binomial one.
+    """
+    k, n = int(alpha * (ranking + 1)), ranking + 1
+    rate = k / n
+    variance = rate * (1 - rate) / (n + 1) * (1 - 1 / fresh) + rate * (1 - rate) / fresh
+    return alpha + 3 * (variance / repeats) ** 0.5

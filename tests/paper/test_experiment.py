@@ -1,0 +1,59 @@
+"""The paper's experiments on a small made-up MNIST: variants of Gram, and the command."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from gramwatch import networks
+from gramwatch.cli.app import app
+from gramwatch.paper import experiment
+from gramwatch.paper.experiment import command
+from tests.paper.made_up import NOISE
+
+pytestmark = pytest.mark.filterwarnings("ignore::gramwatch.GramwatchWarning")
+
+
+def test_the_command_is_shown_without_folders(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = [
+        "x",
+        "paper",
+        "trained",
+        "--weights",
+        "oe=/a/b/oe.pth",
+        "--data",
+        "/c/sets",
+        "--network",
+        "wrn40_2",
+    ]
+    monkeypatch.setattr("sys.argv", given)
+    assert command() == "gramwatch paper trained --weights oe=oe.pth --data sets --network wrn40_2"
+
+
+@pytest.mark.parametrize("name", ["ablation", "depth", "order", "triangle"])
+def test_variants_of_gram(options: experiment.Options, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = {"depth": "curves", "order": "curves"}.get(name, name)
+    monkeypatch.setattr(f"gramwatch.paper.{module}.ood_sets", lambda name: NOISE[1:])
+    monkeypatch.setattr(networks.MnistConvNet, "paper_taps", ("conv?",))  # orders are apart in maps only
+    lines = experiment.run(name, replace(options, methods="msp,gram"))
+    methods = {each.method for each in lines}
+    assert len(methods) == {"ablation": 12, "depth": 4, "order": 22, "triangle": 3}[name]
+    # Six validation images: a tap on which none of them deviates is left out.
+    assert all(each.our("auroc") > 70 for each in lines)
+    assert (options.output / f"{name}-mnist_convnet.png").exists()
+    page = (options.output / f"{name}-mnist_convnet.md").read_text(encoding="utf-8")
+    assert {"ablation": "MEAN, published", "triangle": "largest, either way"}.get(name, "AUROC") in page
+
+
+def test_command_runs_and_lists(data: Path, weights: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    words = ["paper", "table2", "--network", "mnist_convnet", "--weights", str(weights), "--data", str(data)]
+    result = CliRunner().invoke(app, [*words, "--subset", "40", "--methods", "msp", "--output", str(output)])
+    assert result.exit_code == 0, result.output
+    assert "KMNIST (40)" in result.output
+    assert "in all" in result.output
+    shown = CliRunner().invoke(app, ["paper", "list", "--data", str(data)]).output
+    assert all(name in shown for name in experiment.EXPERIMENTS)
+    present = {words[0]: " ".join(words[1:]) for words in map(str.split, shown.splitlines()) if words}
+    assert (present["kmnist"], present["svhn"]) == ("present", "not present")
