@@ -377,15 +377,16 @@ class Plan:
             form=form,
         )
         tables = dict(zip(self.tables, filled, strict=True))
-        shown = {needs: self._shown(base, needs, means, tables) for needs in dict.fromkeys(self.needs)}
-        finite = finite_with([inputs, logits], [observation.averages for observation in shown.values()])
-        shown = {
-            needs: replace(shown[needs], finite=finite_examples)
-            for needs, finite_examples in zip(shown, finite, strict=True)
+        distinct = list(dict.fromkeys(self.needs))
+        observations = [self._observation(base, needs, means, tables) for needs in distinct]
+        finite = finite_with([inputs, logits], [observation.averages for observation in observations])
+        by_needs = {
+            needs: replace(observation, finite=finite_examples)
+            for needs, observation, finite_examples in zip(distinct, observations, finite, strict=True)
         }
-        return [shown[needs] for needs in self.needs]
+        return [by_needs[needs] for needs in self.needs]
 
-    def _shown(
+    def _observation(
         self,
         base: Observation,
         needs: Needs,
