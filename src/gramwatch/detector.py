@@ -541,14 +541,14 @@ class Detector(ABC):
         saved = artifact.read(checkpoint)
         batches = saved.batches()
         before = type(self).from_artifact(saved, self.network)
-        anew = "delete it to start anew"
+        remedy = "delete it to start anew"
         for name, mine, theirs in self.differing_settings(before):
-            raise ArtifactError(f"{checkpoint} was begun with {name} = {theirs!r}, not {mine!r}: {anew}")
-        self._check_resumed(before, checkpoint, anew)
+            raise ArtifactError(f"{checkpoint} was begun with {name} = {theirs!r}, not {mine!r}: {remedy}")
+        self._check_resumed(before, checkpoint, remedy)
         self.take_over(before)
         return batches
 
-    def _check_resumed(self, before: Any, checkpoint: str | PathLike[str], anew: str) -> None:  # noqa: B027
+    def _check_resumed(self, before: Any, checkpoint: str | PathLike[str], remedy: str) -> None:  # noqa: B027
         """Refuse a checkpoint that differs from this detector in more than its settings."""
 
 

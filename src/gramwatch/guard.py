@@ -503,14 +503,14 @@ class Guard(Detector):
         how = {key: how[key] for key in ("split", "seed", "examples", "classes")}
         self._calibration = Calibration(rule, scores, predicted, ranks, how)
 
-    def _check_resumed(self, before: "Guard", checkpoint: str | PathLike[str], anew: str) -> None:
+    def _check_resumed(self, before: "Guard", checkpoint: str | PathLike[str], remedy: str) -> None:
         for name, earlier in before.members.items():
             member = self.members[name]
             if type(member) is not type(earlier):
-                raise ArtifactError(f"{checkpoint} was begun with {earlier.name} as {name}: {anew}")
+                raise ArtifactError(f"{checkpoint} was begun with {earlier.name} as {name}: {remedy}")
             for setting, mine, theirs in member.differing_settings(earlier):
                 what = f"{setting} = {theirs!r}, not {mine!r}, for {name}"
-                raise ArtifactError(f"{checkpoint} was begun with {what}: {anew}")
+                raise ArtifactError(f"{checkpoint} was begun with {what}: {remedy}")
 
     def take_over(self, before: "Guard") -> None:
         """Continue the fit of another guard. Members that it left out stay out."""
