@@ -1,8 +1,8 @@
 """Detector: the one contract of all methods and guards; the lifecycle, written once.
 
 A detector is fitted on training data, calibrated on held-out data, called on new inputs, saved and loaded. A
-method adds what it needs of a pass, what it takes in, what it measures, and the rule that makes a score of
-what it measured.
+method adds four things: what it needs from a pass, how it learns from an observation, what it measures, and
+the rule that turns its measurement into a score.
 """
 
 import time
@@ -44,10 +44,10 @@ class Detector(ABC):
     Args:
         model: any classifier that returns logits. It is not changed.
         level: the share of in-distribution inputs to keep; `1 - level` is the false-alarm rate.
-        inputs: how a batch becomes the network's input, where it is not a tensor, a tuple whose first item is
-            the input, or a mapping of keyword arguments: a function of the batch, or a key.
-        logits: where the logits are in the network's output, where it returns more than these: a name, a
-            position, or a function of the output.
+        inputs: how a batch becomes the network's input: a function of the batch, or a key. It is not needed
+            for a tensor, a tuple whose first item is the input, or a mapping of keyword arguments.
+        logits: where the logits are in the network's output, if the network returns more than logits: a
+            name, a position, or a function of the output.
 
     Attributes:
         metadata: a free dictionary that is saved with the detector (preprocessing, class names, ...).
@@ -55,13 +55,13 @@ class Detector(ABC):
     """
 
     name: ClassVar[str]
-    """How users, and files, call it."""
+    """The name that users and files use."""
     alone: bool = False
-    """Whether judging takes passes of its own."""
+    """Whether the detector judges by passes of its own and cannot share one."""
     trained_on_outliers: bool = False
-    """Whether its network was trained with outliers: a table has to say so."""
+    """Whether the network was trained with outliers. Tables say so."""
     tuned_on_outliers: bool = False
-    """Whether it has itself seen outliers: a table has to say so."""
+    """Whether the detector was tuned on outliers. Tables say so."""
     per_class: bool = False
     """Whether the false-alarm rate holds for each group of classes."""
 
@@ -81,10 +81,10 @@ class Detector(ABC):
         self._begin()
 
     def _begin(self) -> None:
-        """Nothing was seen yet."""
+        """Start without training data, plan and calibration."""
         self._fits = Fits()
         self._plan: Plan | None = None
-        self._seeing: tuple[Detector, ...] = ()  # the detectors that the plan is for
+        self._observers: tuple[Detector, ...] = ()  # the plan's detectors, in its order
         self.forget_calibration()
 
     # --- what a method writes ------------------------------------------------------------------------
@@ -92,91 +92,91 @@ class Detector(ABC):
     @property
     @abstractmethod
     def title(self) -> str:
-        """How tables call it."""
+        """The name in tables."""
 
     @property
     def needs(self) -> Needs:
-        """What it needs of a pass beside the logits."""
+        """What the detector needs from a pass, besides the logits."""
         return Needs()
 
     @property
     def known_taps(self) -> Mapping[Statistics, Taps]:
-        """Taps that are known already, as those of a saved detector."""
+        """Taps that are known already, such as the taps of a saved detector."""
         return {}
 
     @property
     @abstractmethod
     def is_fitted(self) -> bool:
-        """Whether it has learnt all that it needs."""
+        """Whether the detector has learnt everything it needs."""
 
     @property
     def learns(self) -> bool:
-        """Whether it needs training data."""
+        """Whether the detector needs training data."""
         return True
 
     def note(self, observation: Observation) -> None:  # noqa: B027
-        """Take note of the form of a batch of training examples, which is taken in next."""
+        """Note the form of a batch of training examples, just before `take`."""
 
     @abstractmethod
     def take(self, observation: Observation) -> Tensor | int:
-        """Take in one batch of training examples; how many were left out because they are not finite."""
+        """Learn from one batch of training examples. Return how many examples are not finite and left out."""
 
     def finish(self, left_out: int = 0) -> None:  # noqa: B027
-        """Learn from what was taken in, of which so many examples were left out."""
+        """Complete the fit after the last batch. `left_out` examples were not finite."""
 
     def where_not_finite(self) -> str:
-        """Where training examples were found not to be finite, in words."""
+        """For a warning: the first tap that was not finite for a training example. Empty if unknown."""
         return ""
 
     @abstractmethod
     def measured(self, observation: Observation) -> Measurement:
-        """What it measures of a batch."""
+        """The measurement of a batch."""
 
     def rule(self) -> Any:
-        """How what was measured becomes a score, not fitted: a `Rule`."""
+        """The `Rule` that turns a measurement into a score, not fitted yet."""
         return AsMeasured()
 
     @abstractmethod
     def settings_as_json(self) -> dict[str, Any]:
-        """The arguments that it was made with, as plain values, but for the network's."""
+        """The arguments of the constructor as plain values, without the network and its adapters."""
 
     @abstractmethod
     def contents(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """What is to be saved, but for what every file has: plain values, and tensors."""
+        """What to save: plain values, and tensors. `save` adds the entries that every file has."""
 
     @classmethod
     @abstractmethod
     def described(
         cls: "type[_D]", header: Mapping[str, Any], model: nn.Module | Network
     ) -> "tuple[_D, artifact.Shapes]":
-        """The detector without its tensors, and what these must be."""
+        """The detector without its tensors, and the fields that its tensors must match."""
 
     @abstractmethod
     def restore(self, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        """Take over the tensors of a file."""
+        """Set the tensors from a file."""
 
     @abstractmethod
     def take_over(self, before: Any) -> None:
-        """Go on from what another detector of the same kind has seen."""
+        """Continue the fit of another detector of the same kind."""
 
     @abstractmethod
     def _merge(self, other: Any) -> None:
-        """Add what another detector of the same kind has seen."""
+        """Add the fit of another detector of the same kind."""
 
     def check_inputs(self, inputs: Inputs) -> None:  # noqa: B027
-        """Refuse inputs of another form than it was fitted on."""
+        """Refuse inputs whose form differs from the form of the training data."""
 
     def explain(self, inputs: Inputs, error: BaseException) -> None:  # noqa: B027
-        """Raise a better error than the network's own, if there is one."""
+        """Raise a clearer error than the network's error, if the detector knows the cause."""
 
     def check_calibration(self, measured: Measurement) -> None:  # noqa: B027
-        """Refuse calibration data that are of no use."""
+        """Refuse calibration data that cannot calibrate, such as training data."""
 
     def check_rule(self, rule: Any) -> None:  # noqa: B027
-        """Say what a fitted rule leaves out."""
+        """Warn of taps or members that a fitted rule leaves out."""
 
     def shown(self, measured: Measurement) -> dict[str, Tensor]:
-        """What a detection shows beside the scores: `deviations` and `class_support` of Gram."""
+        """What a detection shows besides the scores: `deviations` and `class_support` of Gram."""
         return {}
 
     @property
@@ -185,10 +185,10 @@ class Detector(ABC):
         return None
 
     stands_beside_baseline: ClassVar[bool] = False
-    """Whether `evaluate` of this detector alone shows the softmax baseline, too."""
+    """Whether `evaluate` adds the softmax baseline to the table of this detector."""
 
     def shown_beside(self) -> "dict[str, Detector]":
-        """Which detectors `evaluate` of this one alone shows, too, by the names in its table."""
+        """The detectors that `evaluate` adds to the table of this detector, by their names in the table."""
         return {}
 
     # --- what is known so far ------------------------------------------------------------------------
@@ -200,31 +200,31 @@ class Detector(ABC):
 
     @property
     def leaves(self) -> "tuple[Detector, ...]":
-        """The detectors that look for themselves: this one, or the members of a guard."""
+        """The detectors that receive observations: this detector, or the members of a guard."""
         return (self,)
 
     def to(self: _D, device: torch.device | str) -> _D:
-        """Move the network to a device; what was learnt of it follows when it is used."""
+        """Move the network to a device. The fitted tensors follow at the next use."""
         self.model.to(device)
         return self
 
     def reset(self: _D) -> _D:
-        """Forget all training and calibration data; settings stay."""
+        """Forget all training and calibration data. The settings stay."""
         self._begin()
         return self
 
     def forget_calibration(self) -> None:
-        """What was calibrated no longer holds: there is more training data."""
+        """Forget the calibration, which no longer holds after further training data."""
         self._calibration: Calibration | None = None
         self._moved: tuple[torch.device, Calibration] | None = None
 
     def check_fitted(self) -> None:
-        """It has been fitted, if it has to be, or a plain error."""
+        """Raise an error if the detector is not fitted."""
         if not self.is_fitted:
             raise NotFittedError(f"{self._called} is not fitted: call detector.fit(train_loader) first")
 
     def calibration(self, device: torch.device | None = None) -> Calibration:
-        """The calibration, on a device if one is named, kept there; or a plain error."""
+        """The calibration, or an error. With a device, a copy on that device, which is kept."""
         if self._calibration is None:
             self.check_fitted()
             raise NotFittedError(
@@ -263,8 +263,8 @@ class Detector(ABC):
             state.append("not calibrated")
             if self._calibration is not None:
                 state[-1] = "calibrated per class" if self.per_class else f"threshold {self.threshold_:.4g}"
-        said = ", ".join(each for each in state if each)
-        return f"{type(self).__name__}({type(unwrap(self.model)).__name__}: {said})"
+        description = ", ".join(filter(None, state))
+        return f"{type(self).__name__}({type(unwrap(self.model)).__name__}: {description})"
 
     # --- fit -----------------------------------------------------------------------------------------
 
@@ -275,10 +275,10 @@ class Detector(ABC):
         checkpoint: str | PathLike[str] | None = None,
         progress: bool = True,
     ) -> _D:
-        """Take in what training data looks like (Algorithm 1).
+        """Learn what training data looks like (Algorithm 1).
 
-        Fitting again adds to what was seen before and asks for a new calibration. An interruption keeps
-        all finished batches.
+        A second fit adds to the first and needs a new calibration. An interruption keeps all finished
+        batches.
 
         Args:
             loader: yields a tensor, a tuple or list whose first item is the input, or a mapping.
@@ -302,45 +302,45 @@ class Detector(ABC):
 
     @property
     def has_examples(self) -> bool:
-        """Whether there is something to be written down of a fit under way."""
+        """Whether an unfinished fit has anything to save."""
         return True
 
     def check_adding(self, checkpoint: bool) -> None:  # noqa: B027
-        """Refuse to add to a fit that cannot be added to."""
+        """Refuse a further fit, or a checkpoint, if the method cannot continue a fit."""
 
     @property
     def says_nothing(self) -> str:
-        """Why every input gets the same score, after a fit to data of no use; empty otherwise."""
+        """Why every input gets the same score after this fit; empty if scores differ."""
         return ""
 
     def check_useful(self) -> None:
-        """Refuse a fit to data of no use."""
+        """Refuse a fit after which every input gets the same score."""
         if self.says_nothing:
             raise InputError(self.says_nothing)
 
     def settle(self, look: Look) -> None:  # noqa: B027
-        """At the first batch, find out what can be used on this network."""
+        """At the first batch, find out which members this network supports."""
 
     def use(self, plan: Plan) -> None:  # noqa: B027
-        """Take note of a plan that was made for it."""
+        """Take over what the detector keeps of a new plan: Gram keeps the taps."""
 
     def planned(self, inputs: Inputs) -> Plan:
-        """The plan of a pass for this detector, made at the first batch and kept."""
+        """The plan for this detector. It is built at the first batch and kept."""
         if self._plan is None:
             inputs = on_device(inputs, self.model)
             with explained(self.leaves, inputs):
                 look = Look(self.network, inputs)
                 self.settle(look)
-                self._seeing = self.leaves
-                self._plan = plan_for(self._seeing, look)
+                self._observers = self.leaves
+                self._plan = plan_for(self._observers, look)
         return self._plan
 
     @torch.inference_mode()
     def merge(self: _D, other: _D) -> _D:
-        """Join what another detector of the same network, fitted on other data, has seen.
+        """Add the fit of another detector of the same network, fitted on other data.
 
-        Only methods for which this is exact can be merged. Both keep their settings; the calibration must be
-        done anew.
+        Only methods whose merge is exact can be merged. The settings stay. The detector must be calibrated
+        again.
         """
         self.check_merge(other)
         self._merge(other)
@@ -371,53 +371,53 @@ class Detector(ABC):
 
         Args:
             loader: as for `fit`.
-            split: half of the data, drawn by `seed`, sets what scores are divided by, E[delta_l] of Gram; the
-                other half ranks. Then fresh in-distribution inputs are flagged at a rate of at most
-                `1 - level`. With `False`, the paper's way, the same data do both: the rate is only
-                approximate, and too high for small calibration sets (55 % instead of 5 % at 20 examples).
-                Methods that divide by nothing rank by all data in any case.
-            seed: of the split; stored.
+            split: one half of the data, drawn by `seed`, fits the rule (E[delta_l] of Gram). The other half
+                ranks. Then fresh in-distribution inputs are flagged at a rate of at most `1 - level`. With
+                `False`, as in the paper, all data do both. Then the rate is approximate, and too high for
+                small calibration sets (55 % instead of 5 % at 20 examples). Methods without a fitted rule
+                always rank by all data.
+            seed: the seed of the split. It is saved.
             progress: show a progress bar (on a terminal only).
 
         """
         self.check_fitted()
-        measured = self.measure_all(loader, "calibrating", progress)
-        finite = measured.finite
+        measurement = self.measure_all(loader, "calibrating", progress)
+        finite = measurement.finite
         if not finite.all():
             warn(f"{int((~finite).sum())} calibration example(s) with NaN or infinity were left out")
-            measured = measured[finite]
+            measurement = measurement[finite]
         rule = self.rule()
         split = split and rule.standardises
-        check_enough(len(measured), self.level, split)
-        self.check_calibration(measured)
+        check_enough(len(measurement), self.level, split)
+        self.check_calibration(measurement)
         try:
-            found = Calibration.of(
-                measured, rule, self.level, per_class=self.per_class, split=split, seed=seed
+            calibration = Calibration.of(
+                measurement, rule, self.level, per_class=self.per_class, split=split, seed=seed
             )
         except GramwatchError:
             raise
         except ValueError as error:
             raise CalibrationError(str(error)) from None
-        self.check_rule(found.rule)
+        self.check_rule(calibration.rule)
         self.forget_calibration()
-        self._calibration = found
+        self._calibration = calibration
         return self
 
     def __call__(self, inputs: Any) -> Detection:
         """Judge a batch in one forward pass.
 
-        An input that is not finite, or makes the network's activations so, gets an infinite score.
+        An input gets an infinite score if it is not finite, or if its activations are not finite.
         """
         if self._calibration is None:
-            self.calibration()  # which says what is missing
+            self.calibration()  # raises the error that says what is missing
         if self.network.inputs is not None or not isinstance(inputs, Tensor):
             inputs = self.network.read(inputs)
-        # Out of inference mode, so that the results, and what is kept on a GPU, are ordinary tensors.
+        # Outside inference mode, the results and the tensors kept on a GPU are ordinary tensors.
         with torch.inference_mode(False), torch.no_grad():
             logits, predicted, score, p_values, is_ood, sound, *shown = (
                 t.clone() if t.is_inference() else t for t in self._verdict(inputs)
             )
-            found = Detection(
+            detection = Detection(
                 logits=logits,
                 predicted=predicted,
                 score=score,
@@ -428,53 +428,60 @@ class Detector(ABC):
                 parts=self._parts(p_values[1:]),
                 taps=self.tap_names,
             )
-            # The device is waited for here and nowhere before.
+            # This is the first line that waits for a GPU.
             broken = len(predicted) - int(sound)
         if broken:
             warn(f"{broken} input(s) with NaN or infinity: their score is infinite")
-        return found
+        return detection
 
     def _parts(self, p_values: Tensor) -> Mapping[str, Tensor] | None:
-        """The p-values of members, by name."""
+        """The p-values of the members, by name; None without members."""
         return None
 
     def _verdict(self, inputs: Inputs) -> tuple[Tensor, ...]:
-        """All that a detection consists of; a GPU is not waited for."""
+        """The tensors of a detection. This does not wait for a GPU."""
         weight = next(self.network.model.parameters(), None)
         if weight is not None and weight.is_cuda:
             return self._verdict_on_gpu(inputs)
-        return self._judged(self._measured(inputs))
+        return self._judged(self._run(inputs))
 
     def _verdict_on_gpu(self, inputs: Inputs) -> tuple[Tensor, ...]:
-        return self._judged(self._measured(inputs))
+        """The same on a GPU, where a guard replays a CUDA graph."""
+        return self._judged(self._run(inputs))
 
-    def _judged(self, measured: Measurement) -> tuple[Tensor, ...]:
-        moved, device = self._moved, measured.logits.device
-        found = moved[1] if moved is not None and moved[0] == device else self.calibration(device)
-        score, p_values, is_ood = found.judged(measured)
-        more = self.shown(measured)
-        first = (measured.logits, measured.predicted, score, p_values.T, is_ood, measured.finite.sum())
-        return (*first, more["deviations"], more["class_support"]) if more else first
+    def _judged(self, measurement: Measurement) -> tuple[Tensor, ...]:
+        """The tensors of a detection, from the measurement."""
+        moved, device = self._moved, measurement.logits.device
+        calibration = moved[1] if moved is not None and moved[0] == device else self.calibration(device)
+        score, p_values, is_ood = calibration.judged(measurement)
+        logits, predicted, finite = measurement.logits, measurement.predicted, measurement.finite
+        verdict = (logits, predicted, score, p_values.T, is_ood, finite.sum())
+        shown = self.shown(measurement)
+        return (*verdict, shown["deviations"], shown["class_support"]) if shown else verdict
 
     @torch.inference_mode()
     def measure(self, inputs: Inputs) -> Measurement:
-        """What it measures of a batch, without the calibration: what scores are made of."""
+        """The measurement of a batch, from which the calibration computes scores."""
         self.check_fitted()
-        return self._measured(inputs)
+        return self._run(inputs)
 
     @torch.inference_mode()
-    def _measured(self, inputs: Inputs) -> Measurement:
+    def _run(self, inputs: Inputs) -> Measurement:
+        """Run the network on a batch and measure it."""
         plan = self._plan or self.planned(inputs)
-        parts = [
+        pieces = [
             self.measured_from(
-                {leaf: leaf.measured(seen) for leaf, seen in zip(self._seeing, shown, strict=True)}
+                {
+                    leaf: leaf.measured(observation)
+                    for leaf, observation in zip(self._observers, observations, strict=True)
+                }
             )
-            for shown in plan.run(inputs)
+            for observations in plan.run(inputs)
         ]
-        return parts[0] if len(parts) == 1 else Measurement.of_pieces(parts)
+        return pieces[0] if len(pieces) == 1 else Measurement.of_pieces(pieces)
 
     def measured_from(self, measured: "Mapping[Detector, Measurement]") -> Measurement:
-        """What it measures of a batch, from what the detectors that look for themselves did."""
+        """The measurement of a batch, from the measurements of the leaves."""
         return measured[self]
 
     def measure_all(
@@ -490,16 +497,16 @@ class Detector(ABC):
     # --- save and load -------------------------------------------------------------------------------
 
     def differing_settings(self, other: "Detector") -> Iterator[tuple[str, Any, Any]]:
-        """Each setting in which two detectors differ: its name, this one's value, the other's."""
+        """The settings in which two detectors differ: name, value of this detector, value of the other."""
         theirs = other.settings_as_json()
         for name, mine in self.settings_as_json().items():
             if mine != theirs[name]:
                 yield name, mine, theirs[name]
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write the detector to one safetensors file, to be kept beside the network's checkpoint.
+        """Write the detector to one safetensors file. Keep it with the network's checkpoint.
 
-        The network itself is not saved, only a fingerprint of it.
+        The file holds a fingerprint of the network, not the network itself.
         """
         self.check_fitted()
         self._write(path)
@@ -525,7 +532,7 @@ class Detector(ABC):
         return detector
 
     def _resume(self, checkpoint: str | PathLike[str] | None) -> int:
-        """Take over the state of an interrupted fit; the number of batches it holds."""
+        """Continue from the checkpoint of an interrupted fit. Return the number of batches in it."""
         if checkpoint is None:
             return 0
         artifact.check_writable(checkpoint)
@@ -534,22 +541,22 @@ class Detector(ABC):
         saved = artifact.read(checkpoint)
         batches = saved.batches()
         before = type(self).from_artifact(saved, self.network)
-        anew = "delete it to start anew"
+        remedy = "delete it to start anew"
         for name, mine, theirs in self.differing_settings(before):
-            raise ArtifactError(f"{checkpoint} was begun with {name} = {theirs!r}, not {mine!r}: {anew}")
-        self._check_resumed(before, checkpoint, anew)
+            raise ArtifactError(f"{checkpoint} was begun with {name} = {theirs!r}, not {mine!r}: {remedy}")
+        self._check_resumed(before, checkpoint, remedy)
         self.take_over(before)
         return batches
 
-    def _check_resumed(self, before: Any, checkpoint: str | PathLike[str], anew: str) -> None:  # noqa: B027
-        """Compare more than the settings with an interrupted fit."""
+    def _check_resumed(self, before: Any, checkpoint: str | PathLike[str], remedy: str) -> None:  # noqa: B027
+        """Refuse a checkpoint that differs from this detector in more than its settings."""
 
 
 # --- several detectors of one network ----------------------------------------------------------------
 
 
 def plan_for(leaves: Sequence[Detector], look: Look) -> Plan:
-    """The plan of a pass that shows each of some detectors what it needs."""
+    """The plan for these detectors."""
     known = {asked: taps for leaf in leaves for asked, taps in leaf.known_taps.items()}
     plan = Plan(look, [leaf.needs for leaf in leaves], known)
     plan.explained = partial(explained, leaves)
@@ -560,7 +567,7 @@ def plan_for(leaves: Sequence[Detector], look: Look) -> Plan:
 
 @contextmanager
 def explained(leaves: Sequence[Detector], inputs: Inputs) -> Iterator[None]:
-    """Refuse inputs of another form than those of the fit; name the size that the network fails on."""
+    """Refuse inputs whose form differs from the fit. Explain an error of the network by the inputs' size."""
     for leaf in leaves:
         leaf.check_inputs(inputs)
     try:
@@ -568,17 +575,17 @@ def explained(leaves: Sequence[Detector], inputs: Inputs) -> Iterator[None]:
     except torch.cuda.OutOfMemoryError:
         raise
     except (RuntimeError, InputError) as error:
-        # At a first look, the network's own error is the cause of another.
-        own = error.__cause__ if isinstance(error, InputError) else error
-        if own is not None:
+        # `Look` raises an InputError whose cause is the network's error.
+        network_error = error.__cause__ if isinstance(error, InputError) else error
+        if network_error is not None:
             for leaf in leaves:
-                leaf.explain(inputs, own)
+                leaf.explain(inputs, network_error)
         raise
 
 
 def leaves_of(detectors: Iterable[Detector]) -> list[Detector]:
-    """The detectors that look for themselves, each once: those given, and members of guards."""
-    return list(dict.fromkeys(leaf for each in detectors for leaf in each.leaves))
+    """The leaves of all these detectors, without repetition: see `Detector.leaves`."""
+    return list(dict.fromkeys(leaf for detector in detectors for leaf in detector.leaves))
 
 
 @torch.inference_mode()
@@ -590,10 +597,10 @@ def fit_all(
     done: int = 0,
     write: Callable[[int], None] = lambda done: None,
 ) -> None:
-    """Fit detectors of one network from one pass over the training data: the one loop that does."""
+    """Fit detectors of one network in one pass over the training data. Every fit runs this loop."""
     network = detectors[0].network
-    for each in (*detectors, *leaves_of(detectors)):
-        each.forget_calibration()
+    for detector in (*detectors, *leaves_of(detectors)):
+        detector.forget_calibration()
     plan: Plan | None = None
     learning: list[Detector] = []
     left_out: dict[Detector, Tensor | int] = {}
@@ -603,15 +610,15 @@ def fit_all(
         if plan is None:
             with explained(leaves_of(detectors), batch[0]):
                 look = Look(network, batch[0])
-                for each in detectors:
-                    each.settle(look)
+                for detector in detectors:
+                    detector.settle(look)
                 learning.extend(leaf for leaf in leaves_of(detectors) if leaf.learns)
                 plan = plan_for(learning, look)
         if not learning:
             return
-        for seen in plan.run(*batch):
+        for observations in plan.run(*batch):
             fits.torn = True
-            for leaf, observation in zip(learning, seen, strict=True):
+            for leaf, observation in zip(learning, observations, strict=True):
                 leaf.note(observation)
                 left_out[leaf] = left_out.get(leaf, 0) + leaf.take(observation)
         fits.torn = False
@@ -628,16 +635,16 @@ def fit_all(
 
 
 class Fits:
-    """The fits of one detector: whether one was interrupted, and the checkpoint that `save` makes useless."""
+    """The fits of one detector: whether the last was interrupted, and the checkpoint that `save` deletes."""
 
     def __init__(self) -> None:
         self._interrupted = 0
         self._checkpoint: Path | None = None
         self.torn = False
-        """Whether a batch is taken in by some detectors, or in part, and not yet by all."""
+        """True while a batch is in the states of one detector but not yet of all, or only in part."""
 
     def begin(self, checkpoint: str | PathLike[str] | None) -> None:
-        """Say what a fit after an interrupted one does."""
+        """Begin a fit. Warn if it follows an interrupted fit."""
         if self._interrupted and (checkpoint is None or not Path(checkpoint).exists()):
             warn(
                 f"an earlier fit was interrupted after {self._interrupted} batch(es), which are kept. If "
@@ -649,11 +656,11 @@ class Fits:
     def run(
         self, batches: Iterable[_B], take: Callable[[_B], None], done: int, write: Callable[[int], None]
     ) -> None:
-        """Take in every batch after the first `done`.
+        """Call `take` with every batch after the first `done` batches.
 
         `write(done)` is called every minute, on interruption, and at the end.
         """
-        seen, before, saved_at = 0, done, time.monotonic()
+        seen, done_before, saved_at = 0, done, time.monotonic()
         try:
             for number, batch in enumerate(batches):
                 seen += 1
@@ -666,7 +673,7 @@ class Fits:
                     saved_at = time.monotonic()
         except BaseException:
             self._interrupted = done + self.torn
-            if not self.torn:  # else what was last written is whole, and what is there now is not
+            if not self.torn:  # a torn state must not replace the last checkpoint, which is whole
                 write(done)
             self.torn = False
             raise
@@ -674,7 +681,7 @@ class Fits:
             raise InputError("the loader yielded no example: there is nothing to fit")
         if seen < done:
             raise InputError(f"the checkpoint holds {done} batches, but the loader yielded only {seen}")
-        if before == done and self._checkpoint is not None:
+        if done_before == done and self._checkpoint is not None:
             warn(
                 f"{self._checkpoint} holds all {done} batches already, so that nothing was fitted anew: "
                 "delete it to fit again"
@@ -682,13 +689,13 @@ class Fits:
         write(done)
 
     def saved(self, path: str | PathLike[str]) -> None:
-        """The detector was saved to `path`: its checkpoint is of no more use."""
+        """Delete the checkpoint after the detector was saved to `path`."""
         checkpoint, self._checkpoint = self._checkpoint, None
         if checkpoint is not None and checkpoint.resolve() != Path(path).resolve():
             checkpoint.unlink(missing_ok=True)
 
 
 def listed(names: list[str], most: int = 8) -> str:
-    """Some names with commas between them, and how many more there are."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+    """The first `most` names with commas between them, and the number of further names."""
+    rest = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + rest

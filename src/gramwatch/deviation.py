@@ -16,9 +16,9 @@ CONFIDENCES: tuple[str, ...] = get_args(Confidence)
 
 
 def outside_range(statistics: Tensor, minimum: Tensor, maximum: Tensor) -> Tensor:
-    """Eq. 3: zero within the range, else the distance from it relative to the bound that was crossed.
+    """Eq. 3: zero within the range. Outside, the distance from the crossed bound, relative to that bound.
 
-    The published figures have 1e-6 in the denominators: `|min + 1e-6|` and `|max + 1e-6|`.
+    The published figures were computed with 1e-6 in the denominators: `|min + 1e-6|` and `|max + 1e-6|`.
     """
     below = (minimum - statistics).clamp_min(0) / (minimum + 1e-6).abs()
     above = (statistics - maximum).clamp_min(0) / (maximum + 1e-6).abs()
@@ -32,23 +32,23 @@ def squared_distance(statistics: Tensor, mean: Tensor, variance: Tensor) -> Tens
 
 @dataclass(frozen=True)
 class Layout:
-    """How the statistics of all taps lie side by side."""
+    """The place and the weight of every tap's statistics, which lie side by side."""
 
     starts: Tensor
-    """Where each tap's features begin, and where the last one's end: `(taps + 1,)`."""
+    """The index of every tap's first feature, then the number of features: `(taps + 1,)`."""
     weights: Tensor
-    """How often each feature counts, `(features,)`: as many times as there are orders it stands for."""
+    """The weight of every feature, `(features,)`: the number of orders that it stands for."""
 
     @staticmethod
     def of(sizes: Sequence[int], weights: Tensor | None = None) -> "Layout":
-        """The layout of taps with so many features each, counted once unless weights are given."""
+        """The layout of taps with these numbers of features. Without weights, every feature counts once."""
         starts = torch.tensor([0, *itertools.accumulate(sizes)])
         return Layout(
             starts, torch.ones(int(starts[-1]), dtype=torch.float32) if weights is None else weights
         )
 
     def to(self, device: torch.device) -> "Layout":
-        """The same on another device."""
+        """The layout on another device."""
         return Layout(self.starts.to(device), self.weights.to(device))
 
 
@@ -56,9 +56,9 @@ def tap_deviations(statistics: Tensor, predicted: Tensor, bounds: Bounds, layout
     """Eq. 4, delta_l: the deviations summed over the statistics and orders of each tap, `(N, taps)`.
 
     Args:
-        statistics: of all taps side by side, `(N, features)`.
+        statistics: the statistics of all taps side by side, `(N, features)`.
         predicted: the predicted classes, `(N,)`.
-        bounds: of the same features.
+        bounds: the bounds of the same features.
         layout: which features belong to which tap.
 
     """
@@ -67,9 +67,9 @@ def tap_deviations(statistics: Tensor, predicted: Tensor, bounds: Bounds, layout
         return torch.cat([tap_deviations(*piece, bounds, layout) for piece in pieces])
     if isinstance(bounds, MinMax):
         minimum, maximum, rows = bounds.lookup(predicted)
-        found = kernels.deviations(statistics, rows, minimum, maximum, layout.starts, layout.weights)
-        if found is not None:
-            return found
+        deviations = kernels.deviations(statistics, rows, minimum, maximum, layout.starts, layout.weights)
+        if deviations is not None:
+            return deviations
     delta = outside_range if isinstance(bounds, MinMax) else squared_distance
     sums = []
     for part in (slice(*edges) for edges in itertools.pairwise(layout.starts.tolist())):
@@ -79,30 +79,30 @@ def tap_deviations(statistics: Tensor, predicted: Tensor, bounds: Bounds, layout
 
 
 class _Divisors(NamedTuple):
-    """What deviations are divided by, on a device."""
+    """The divisors of the deviations, on a device."""
 
-    of: Tensor
-    """The expectations that these were made from."""
-    each: Tensor
-    """`(taps,)`, infinite for a tap that is left out."""
+    expectation: Tensor
+    """The expectations from which the divisors were computed."""
+    per_tap: Tensor
+    """The divisor of every tap, `(taps,)`: infinite for a tap that is left out."""
     counted: Tensor
-    """How many taps are not left out, at least one."""
+    """The number of taps that are not left out, at least one."""
 
 
 @dataclass
 class TotalDeviation:
-    """Eq. 5, Delta: the taps' deviations divided by their expectation on validation data, and summed.
+    """Eq. 5, Delta: the sum over taps of the deviation divided by its expectation on validation data.
 
     `confidence` says how the maximum softmax probability enters:
 
     - `"none"`: not at all;
-    - `"divide"`: each delta_l is divided by it, before its expectation is taken (the published tables);
-    - `"divide_total"`: the sum is divided by it;
+    - `"divide"`: every delta_l is divided by the probability, before the expectation (published tables);
+    - `"divide_total"`: the sum is divided by the probability;
     - `"subtract"`: `Delta / max_Va(Delta) - probability`.
 
-    Few in-distribution examples deviate at a given tap, so that a small validation set says little of its
-    expectation, and a tap that happens not to deviate would outweigh all others. `shrink` mixes in the mean
-    over the taps as if that many more examples had shown it; the paper has none.
+    Few in-distribution examples deviate at a given tap. So a small validation set says little about the
+    expectation of a tap, and a tap that happens to deviate little would outweigh all others. `shrink` is the
+    weight of the mean over all taps, counted in validation examples. The paper has no such weight.
     """
 
     normalise: bool = True
@@ -112,10 +112,10 @@ class TotalDeviation:
     maximum_: float | None = None
     """max_Va(Delta), after `fit`."""
     shrink: int = 0
-    _made: "_Divisors | None" = field(default=None, init=False, repr=False, compare=False)
+    _cached_divisors: "_Divisors | None" = field(default=None, init=False, repr=False, compare=False)
 
     def fit(self, deviations: Tensor, probability: Tensor) -> "TotalDeviation":
-        """Take expectations from validation data: deviations `(N, taps)`, probability `(N,)`."""
+        """Set the expectations from validation data: deviations `(N, taps)`, probability `(N,)`."""
         mean = self._with_confidence(deviations, probability).mean(0)
         if self.shrink:
             mean = (len(deviations) * mean + self.shrink * mean.mean()) / (len(deviations) + self.shrink)
@@ -140,11 +140,11 @@ class TotalDeviation:
         return deviations / probability[:, None] if self.confidence == "divide" else deviations
 
     def terms(self, deviations: Tensor, probability: Tensor) -> Tensor:
-        """What each tap adds to the sum, `(N, taps)`."""
+        """The terms of the sum, one per tap, `(N, taps)`."""
         values = self._with_confidence(deviations, probability)
         if not self.normalise:
             return values
-        return values / self._divisors(values).each
+        return values / self._divisors(values).per_tap
 
     def mean_of_roots(self, deviations: Tensor, probability: Tensor) -> Tensor:
         """The score of a guard's member, `(N,)`: `mean over taps of sqrt(delta_l / E[delta_l])`.
@@ -167,15 +167,19 @@ class TotalDeviation:
         return change(terms).sum(1) / counted
 
     def _divisors(self, like: Tensor) -> "_Divisors":
-        """Made once, and not for every batch: on a GPU each operation costs more than its work."""
+        """The divisors on the device of `like`. They are cached: on a GPU, every launch costs time."""
         assert self.expectation_ is not None
-        made = self._made
-        if made is None or made.of is not self.expectation_ or made.each.device != like.device:
+        cached = self._cached_divisors
+        if (
+            cached is None
+            or cached.expectation is not self.expectation_
+            or cached.per_tap.device != like.device
+        ):
             expectation = self.expectation_.to(like)
-            each = torch.where(expectation > 0, expectation + 1e-7, torch.inf)
+            per_tap = torch.where(expectation > 0, expectation + 1e-7, torch.inf)
             counted = (expectation > 0).sum().clamp_min(1).to(like)
-            self._made = made = _Divisors(self.expectation_, each, counted)
-        return made
+            self._cached_divisors = cached = _Divisors(self.expectation_, per_tap, counted)
+        return cached
 
     def _sum(self, deviations: Tensor, probability: Tensor) -> Tensor:
         return self.terms(deviations, probability).sum(1)

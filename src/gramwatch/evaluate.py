@@ -1,4 +1,7 @@
-"""Evaluation: the paper's protocol, from a fitted detector and named sets of inputs to a table."""
+"""Evaluation: a table of detectors and sets, by the paper's protocol.
+
+Several detectors of one network share passes: `fit_together` fits them, `Together` measures sets.
+"""
 
 import csv
 import io
@@ -22,12 +25,12 @@ from gramwatch.observation import Plan
 from gramwatch.taps import Look
 
 Measured = Mapping[str, Measurement]
-"""What each method measured of a set."""
+"""The measurements of one set, by method."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One detector on one out-of-distribution set: the mean of each figure over the draws, and its spread."""
+    """One detector on one out-of-distribution set: means and spreads over the draws."""
 
     method: str
     ood: str
@@ -43,7 +46,7 @@ class Evaluation:
 
     rows: tuple[Row, ...]
     protocol: str
-    """In words: what was drawn from what, how often."""
+    """One sentence about the examples, the draws and the seed."""
 
     def __repr__(self) -> str:
         return "\n".join([*_aligned(self._table(), left=2), self.protocol])
@@ -70,8 +73,8 @@ class Evaluation:
         """One metric, methods x sets."""
         if metric not in METRICS:
             raise ValueError(f"there is no metric '{metric}', only {', '.join(METRICS)}")
-        found = {(row.method, row.ood): row.mean[metric] for row in self.rows}
-        return np.array([[found[method, name] for name in self.sets] for method in self.methods])
+        means = {(row.method, row.ood): row.mean[metric] for row in self.rows}
+        return np.array([[means[method, name] for name in self.sets] for method in self.methods])
 
     def overview(self, metric: str = "auroc") -> str:
         """One metric as a table of methods x sets with the mean and the worst set, best mean first."""
@@ -93,7 +96,7 @@ class Evaluation:
         return _written("\n".join([*lines, "", self.protocol, ""]), path)
 
     def to_csv(self, path: str | PathLike[str] | None = None) -> str:
-        """One line per row, fractions of one; written to `path` if given."""
+        """The rows in CSV, as fractions of one; written to `path` if given."""
         out = io.StringIO()
         fields = [f"{key}{suffix}" for key in METRICS for suffix in ("", "_spread")]
         writer = csv.writer(out, lineterminator="\n")
@@ -104,7 +107,7 @@ class Evaluation:
         return _written(out.getvalue(), path)
 
     def to_json(self, path: str | PathLike[str] | None = None) -> str:
-        """All rows and the protocol, fractions of one; written to `path` if given."""
+        """The rows and the protocol in JSON, as fractions of one; written to `path` if given."""
         value = {"protocol": self.protocol, "rows": [vars(row) for row in self.rows]}
         return _written(json.dumps(value, indent=2) + "\n", path)
 
@@ -121,19 +124,19 @@ def evaluate(
 ) -> Evaluation:
     """Judge fitted detectors of one network by the paper's protocol, in one pass over each set.
 
-    In each draw a random tenth of the in-distribution test data sets E[delta_l] of Gram, and standardises the
-    members of a guard; the other nine tenths are compared with each out-of-distribution set, by every method
-    alike. The detectors themselves, their calibration included, are unchanged: they need not be calibrated.
+    A draw takes a random tenth of the in-distribution test data. This tenth sets E[delta_l] of Gram and
+    standardises the members of a guard. The other nine tenths are compared with each out-of-distribution set,
+    by every method alike. The detectors do not change. They need no calibration, and keep the one they have.
 
     Args:
-        detectors: fitted on training data: several, by name, or a single one. Beside a single `GramDetector`
-            or `Guard` stands "MSP", the baseline of Hendrycks & Gimpel, from the same forward pass; beside a
-            `Guard` its members, too.
+        detectors: fitted detectors by name, or one fitted detector. With one `GramDetector` or `Guard`, the
+            table also has "MSP", the baseline of Hendrycks & Gimpel, from the same forward pass. With one
+            `Guard`, the table also has its members.
         in_distribution: a loader of in-distribution test data, not used for training.
         out_of_distribution: loaders by name.
         draws: how many times to draw the validation data.
-        validation_share: the share drawn.
-        seed: of the draws.
+        validation_share: the share of the in-distribution data in a draw.
+        seed: the seed of the draws.
         progress: show progress bars (on a terminal only).
 
     """
@@ -167,35 +170,35 @@ def evaluate_measured(
     seed: int = 0,
     check: Callable[[str, Any], None] = lambda name, rule: None,
 ) -> Evaluation:
-    """`evaluate` of what was measured already.
+    """`evaluate` for measurements that exist already.
 
     Args:
-        inside: what each method measured of the in-distribution test data.
-        sets: the same of each out-of-distribution set.
-        rules: how what a method measured becomes its score, fitted anew in each draw. A method without a
-            rule measured its score.
-        draws: as in `evaluate`, like the rest.
-        validation_share: the share drawn.
-        seed: of the draws.
-        check: gets each method's name and its rule as fitted in the first draw.
+        inside: the measurements of the in-distribution test data, by method.
+        sets: the measurements of the out-of-distribution sets, by set.
+        rules: the rules that turn measurements into scores, by method. They are fitted in each draw. The
+            measurement of a method without a rule is its score.
+        draws: how many times to draw the validation data.
+        validation_share: the share of the in-distribution data in a draw.
+        seed: the seed of the draws.
+        check: is called with the name and the fitted rule of every method, in the first draw.
 
     """
     figures: dict[tuple[str, str], list[dict[str, float]]] = {}
     total, size = _count(inside), 0
     for draw, (validation, test) in enumerate(draws_of(total, draws, validation_share, seed)):
         size = len(validation)
-        for method, measured in inside.items():
-            rule = fitted_rule(rules.get(method, AsMeasured()), measured, validation)
+        for method, measurement in inside.items():
+            rule = fitted_rule(rules.get(method, AsMeasured()), measurement, validation)
             if draw == 0:
                 check(method, rule)
 
-            def score(measured: Measurement, rule: Rule = rule) -> torch.Tensor:
-                return rule(measured)[:, 0]
+            def score(measurement: Measurement, rule: Rule = rule) -> torch.Tensor:
+                return rule(measurement)[:, 0]
 
-            scores = score(measured)[test]
+            scores = score(measurement)[test]
             for name, outside in sets.items():
-                found = all_metrics(scores, score(outside[method]))
-                figures.setdefault((name, method), []).append(found)
+                metrics = all_metrics(scores, score(outside[method]))
+                figures.setdefault((name, method), []).append(metrics)
     rows = tuple(
         _row(method, name, _count(sets[name]), figures[name, method]) for name in sets for method in inside
     )
@@ -207,12 +210,12 @@ def evaluate_measured(
 
 
 def fit_together(detectors: Mapping[str, Detector], loader: Iterable[Any], *, progress: bool = True) -> None:
-    """Fit several detectors of one network from one pass over the training data.
+    """Fit several detectors of one network in one pass over the training data.
 
-    A member of a guard that is given by itself too takes part once.
+    A detector that is also a member of a guard is fitted once.
     """
-    for each in detectors.values():
-        each.check_adding(checkpoint=False)
+    for detector in detectors.values():
+        detector.check_adding(checkpoint=False)
     fit_all(list(detectors.values()), loader, progress, Fits())
     for leaf in leaves_of(detectors.values()):
         if leaf.says_nothing:
@@ -220,63 +223,70 @@ def fit_together(detectors: Mapping[str, Detector], loader: Iterable[Any], *, pr
 
 
 class Together:
-    """Measures any number of sets, all detectors that need no passes of their own from the same passes.
+    """Measures sets by several detectors in shared forward passes.
 
-    What is found out about the network at the first batch serves all sets.
+    Detectors that need passes of their own run them apart. The plan is built at the first batch and serves
+    all sets.
 
     Args:
-        detectors: of one network, fitted, by name.
+        detectors: fitted detectors of one network, by name.
 
     """
 
     def __init__(self, detectors: Mapping[str, Detector]) -> None:
         self._detectors = dict(detectors)
-        self._sharing = {name: each for name, each in detectors.items() if not each.alone}
+        self._sharing = {name: detector for name, detector in detectors.items() if not detector.alone}
         self._leaves = leaves_of(self._sharing.values())
         self._plan: Plan | None = None
 
     @torch.inference_mode()
     def measure(self, loader: Iterable[Any], doing: str, progress: bool = True) -> dict[str, Measurement]:
-        """What every detector measures of one set, on the CPU."""
+        """The measurements of one set, by detector, on the CPU."""
         network = next(iter(self._detectors.values())).network
         parts: dict[str, list[Measurement]] = {name: [] for name in self._detectors}
         batches = (inputs for inputs, _ in network.batches(loader, doing, progress))
         for inputs in on_device_ahead(batches, network.model):
-            for name, found in self._batch(inputs).items():
-                parts[name].append(found)
+            for name, measurement in self._batch(inputs).items():
+                parts[name].append(measurement)
         if not next(iter(parts.values())):
             raise InputError(f"the loader yielded no example: {doing} needs some")
         joined: dict[str, Measurement] = {}
-        for name, each in parts.items():
-            joined[name] = Measurement.joined(each)
-            if name in self._sharing:  # all of these have the same logits: one copy is enough
+        for name, measurements in parts.items():
+            joined[name] = Measurement.joined(measurements)
+            if name in self._sharing:  # detectors of a shared pass have the same logits: one copy is enough
                 first = next(iter(self._sharing))
                 joined[name] = replace(joined[name], logits=joined[first].logits)
         return joined
 
     def _batch(self, inputs: Inputs) -> dict[str, Measurement]:
-        found: dict[str, Measurement] = {}
+        """The measurements of one batch, by detector."""
+        shared: dict[str, Measurement] = {}
         if self._leaves:
             if self._plan is None:
                 with explained(self._leaves, inputs):
                     self._plan = plan_for(self._leaves, Look(self._leaves[0].network, inputs))
             pieces: dict[str, list[Measurement]] = {name: [] for name in self._sharing}
-            for seen in self._plan.run(inputs):
-                measured = {leaf: leaf.measured(own) for leaf, own in zip(self._leaves, seen, strict=True)}
-                for name, each in self._sharing.items():
-                    pieces[name].append(each.measured_from(measured))
-            found = {
-                name: each[0] if len(each) == 1 else Measurement.of_pieces(each)
-                for name, each in pieces.items()
+            for observations in self._plan.run(inputs):
+                by_leaf = {
+                    leaf: leaf.measured(observation)
+                    for leaf, observation in zip(self._leaves, observations, strict=True)
+                }
+                for name, detector in self._sharing.items():
+                    pieces[name].append(detector.measured_from(by_leaf))
+            shared = {
+                name: parts[0] if len(parts) == 1 else Measurement.of_pieces(parts)
+                for name, parts in pieces.items()
             }
-        alone = {name: each.measure(inputs) for name, each in self._detectors.items() if each.alone}
-        return found | alone
+        alone = {
+            name: detector.measure(inputs) for name, detector in self._detectors.items() if detector.alone
+        }
+        return shared | alone
 
 
 def draws_of(
     total: int, draws: int, validation_share: float = 0.1, seed: int = 0
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Which examples are for validation and which for test, draw by draw."""
+    """The numbers of the validation examples and of the test examples, draw by draw."""
     size = round(validation_share * total)
     if not 1 <= size < total:
         raise InputError(f"{total} in-distribution examples cannot be split into validation and test")
@@ -314,7 +324,7 @@ def _count(measured: Measured) -> int:
 
 
 def fitted_rule(rule: Rule, inside: Measurement, validation: torch.Tensor) -> Rule:
-    """The rule fitted to some of the in-distribution examples."""
+    """The rule fitted to the finite validation examples."""
     if not rule.standardises:
         return rule
     chosen = inside[validation[inside.finite[validation]]]
@@ -329,7 +339,7 @@ def fitted_rule(rule: Rule, inside: Measurement, validation: torch.Tensor) -> Ru
 
 
 def _row(method: str, name: str, examples: int, figures: list[dict[str, float]]) -> Row:
-    values = {key: np.array([each[key] for each in figures]) for key in METRICS}
+    values = {key: np.array([draw[key] for draw in figures]) for key in METRICS}
     return Row(
         method,
         name,
@@ -340,7 +350,7 @@ def _row(method: str, name: str, examples: int, figures: list[dict[str, float]])
 
 
 def _aligned(table: list[list[str]], left: int) -> list[str]:
-    """The lines of a table with a rule under its head; the first columns to the left, the rest right."""
+    """The lines of a table with a rule under its head. The first `left` columns are aligned to the left."""
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     lines = [
         "  ".join(

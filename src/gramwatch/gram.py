@@ -1,7 +1,7 @@
 """GramDetector: the method of the paper.
 
-At each tap, the Gram statistics of an input are compared with the range that training data of its predicted
-class had there (Algorithm 1, Eq. 3-4); the deviations are divided by their expectation on held-out data and
+At every tap, the Gram statistics of an input are compared with the range of the training data of its
+predicted class (Algorithm 1, Eq. 3-4). The deviations are divided by their expectation on held-out data and
 summed (Eq. 5).
 """
 
@@ -42,11 +42,11 @@ from gramwatch.taps import Network, Taps, unwrap
 from gramwatch.taps.running import InputsAdapter, LogitsAdapter
 
 FEW_EXAMPLES = 20
-"""A class with fewer training examples than this is named in a warning: its bounds are too narrow."""
+"""A warning names classes with fewer training examples than this. Their bounds are too narrow."""
 NO_WIDTH = 2**-8
-"""Bounds narrower than this share of their value hold one value: float16 rounds by a quarter of it."""
+"""Bounds narrower than this share of their value count as one value. float16 rounds by a quarter of it."""
 MOST_GROUPS = 10**6
-"""A file with more taps times orders is refused; large networks have ten thousand."""
+"""The most taps times orders of a file. Large networks have ten thousand; a file with more is refused."""
 BOUNDS_RULES: dict[str, dict[str, artifact.Rule]] = {
     "min_max": {
         "minimum": artifact.NO_NAN,
@@ -59,18 +59,18 @@ BOUNDS_RULES: dict[str, dict[str, artifact.Rule]] = {
         "squares": artifact.NOT_NEGATIVE,
     },
 }
-"""What the numbers of saved bounds must be."""
+"""The rules for the numbers of saved bounds."""
 
 
 @dataclass(frozen=True)
 class GramRule:
-    """Eq. 5: the taps' deviations divided by their expectation, and summed."""
+    """Eq. 5: the sum over taps of the deviation divided by its expectation."""
 
     total: TotalDeviation
     standardises = True
 
     def fit(self, measured: Measurement) -> "GramRule":
-        """Take the expectations from in-distribution examples."""
+        """The rule with the expectations of in-distribution examples."""
         return GramRule(replace(self.total).fit(measured.values, measured.probability))
 
     def __call__(self, measured: Measurement) -> Tensor:
@@ -79,7 +79,7 @@ class GramRule:
         return torch.where(measured.finite, score, torch.inf).unsqueeze(1)
 
     def to(self, device: torch.device) -> "GramRule":
-        """The same on another device."""
+        """The rule on another device."""
         assert self.total.expectation_ is not None
         return GramRule(replace(self.total, expectation_=self.total.expectation_.to(device)))
 
@@ -97,26 +97,26 @@ class GramDetector(Detector):
     Args:
         model: any classifier that returns logits. It is not changed.
         taps: which tensors to watch: `"all"` convolutions, linear layers and activations; `"ends"`, the last
-            of each size; `"paper"` for the networks in `gramwatch.networks`; or names and globs.
-        orders: the orders of the Gram matrices, P; none above 100.
+            tensor of each size; `"paper"` for the networks in `gramwatch.networks`; or names and globs.
+        orders: the orders of the Gram matrices, P, at most 100.
         statistic: `"row_sums"`, `"row_sums_of_roots"`, `"diagonal"`, `"off_diagonal"`, `"triangle"`, or
-            `"auto"`: `triangle` for plain vectors up to 1,024 channels, `row_sums` for all else. If the
-            statistics of a batch exceed 1 GiB, as those of `triangle` may, the batch is run in pieces.
+            `"auto"`: `triangle` for plain vectors up to 1,024 channels, `row_sums` for all other tensors.
+            If the statistics of a batch exceed 1 GiB, the batch is run in pieces.
         bounds: `"min_max"`, or `"mean_variance"` (App. C).
         normalise: divide each tap's deviation by its expectation on validation data (Eq. 5).
         confidence: how the maximum softmax probability enters the score, see `TotalDeviation`.
         level: the share of in-distribution inputs to keep; `1 - level` is the false-alarm rate.
-        inputs: how a batch becomes the network's input, where it is not a tensor, a tuple whose first item is
-            the input, or a mapping of keyword arguments: a function of the batch, or a key.
-        logits: where the logits are in the network's output, where it returns more than these: a name, a
-            position, or a function of the output.
-        storage: `"float32"`, or `"float16"`: half the memory and file for `min_max` bounds, which get wider
-            by up to a thousandth of their value, so that no training example ever falls outside.
+        inputs: how a batch becomes the network's input: a function of the batch, or a key. It is not needed
+            for a tensor, a tuple whose first item is the input, or a mapping of keyword arguments.
+        logits: where the logits are in the network's output, if the network returns more than logits: a
+            name, a position, or a function of the output.
+        storage: `"float32"`, or `"float16"` for `min_max` bounds. `"float16"` halves memory and file. It
+            widens the bounds by up to a thousandth of their value, so no training example lies outside.
 
     Attributes:
         metadata: a free dictionary that is saved with the detector (preprocessing, class names, ...).
         taps: the watched tensors, after `fit`.
-        class_counts_: training examples per predicted class.
+        class_counts_: the number of training examples per predicted class.
         threshold_: the score above which an input is out-of-distribution.
         calibration_scores_: the scores that rank, ascending.
 
@@ -170,7 +170,7 @@ class GramDetector(Detector):
 
     @property
     def needs(self) -> Needs:
-        """Its statistics at its taps."""
+        """The Gram statistics at the taps."""
         return Needs(statistics=self._statistics)
 
     @property
@@ -180,12 +180,12 @@ class GramDetector(Detector):
 
     @property
     def known_taps(self) -> Mapping[Statistics, Taps]:
-        """The taps that it was fitted with."""
+        """The taps of the fit, by the statistics that are computed there."""
         return {} if self._taps is None else {self._statistics: self._taps}
 
     @property
     def taps(self) -> Taps:
-        """The watched tensors, once fitted."""
+        """The watched tensors, after `fit`."""
         if self._taps is None:
             raise NotFittedError(
                 "the taps are found when fitting: call detector.fit(train_loader) first, "
@@ -200,28 +200,28 @@ class GramDetector(Detector):
 
     @property
     def is_fitted(self) -> bool:
-        """Whether it has seen training data."""
+        """Whether the detector has seen training data."""
         return self._bounds is not None and self.has_examples
 
     @property
     def has_examples(self) -> bool:
-        """Whether it has taken in anything."""
-        if not self._taken:  # once yes, always yes: a GPU is not asked, and waited for, again
+        """Whether the detector has seen a finite training example."""
+        if not self._taken:  # True stays True, so a GPU is waited for only until then
             self._taken = self._class_counts is not None and int(self._class_counts.sum()) > 0
         return self._taken
 
     @property
     def class_counts_(self) -> Tensor:
-        """Training examples per predicted class."""
+        """The number of training examples per predicted class."""
         return self._fitted()[0].clone()
 
     def class_support(self, predicted: Tensor) -> Tensor:
-        """How many training examples were predicted to be of each of these classes."""
+        """The numbers of training examples with these predicted classes."""
         counts = self._fitted()[0] if self._class_counts is None else self._class_counts
         return counts[predicted]
 
     def tables(self) -> list[Tensor]:
-        """The tensors of the fit, which judging reads."""
+        """The fitted tensors that judging reads."""
         counts, bounds = self._fitted()
         return [counts, *bounds.state().values()]
 
@@ -237,24 +237,24 @@ class GramDetector(Detector):
         return f"{len(self._taps)} taps, fitted on {int(self._class_counts.sum())} examples"
 
     def saw_no_difference(self) -> bool:
-        """Whether the training examples of each class look the same at every tap: then no input deviates."""
+        """Whether all training examples of a class look the same at every tap, for every class."""
         counts, bounds = self._fitted()
         if not isinstance(bounds, MinMax) or counts.max() < 2:
             return False
-        for known in (counts > 1).nonzero():  # most often the first says no
+        for known in (counts > 1).nonzero():  # most fits return at the first class
             low, high = bounds.rows(known)
             if outside_range(low, high, high).amax() > NO_WIDTH:
                 return False
         return True
 
     def to(self, device: torch.device | str) -> "GramDetector":
-        """Move the network to a device, and what was learnt of it with it."""
+        """Move the network and the fitted tensors to a device."""
         super().to(device)
         self._follow(torch.device(device))
         return self
 
     def _follow(self, device: torch.device) -> None:
-        """Move what was learnt to the device that the network is on now."""
+        """Move the fitted tensors to the device of the network."""
         if (
             self._class_counts is not None
             and self._bounds is not None
@@ -267,7 +267,7 @@ class GramDetector(Detector):
     # --- inputs --------------------------------------------------------------------------------------
 
     def check_inputs(self, inputs: Inputs) -> None:
-        """Refuse inputs of another form than it was fitted on."""
+        """Refuse inputs whose form differs from the form of the training data."""
         if self._form is not None and not same_form(signature(inputs), self._form):
             raise InputError(
                 f"inputs of {described(signature(inputs))} were given, "
@@ -275,7 +275,7 @@ class GramDetector(Detector):
             )
 
     def explain(self, inputs: Inputs, error: BaseException) -> None:
-        """Where the network fails on inputs of another size than it was fitted on, name both."""
+        """If the inputs have another size than the training data, raise an error that names both sizes."""
         if self._form is not None and not same_size(signature(inputs), self._form):
             raise InputError(
                 f"the network fails on inputs of {described(signature(inputs))}, "
@@ -283,7 +283,7 @@ class GramDetector(Detector):
             ) from error
 
     def _warn_of_size(self, form: Signature) -> None:
-        """Say once that inputs are judged whose size the fit has never seen."""
+        """Warn, once, of inputs whose size differs from the training data."""
         if not self._told_of_size and self._form is not None and not same_size(form, self._form):
             self._told_of_size = True
             warn(
@@ -302,7 +302,7 @@ class GramDetector(Detector):
     # --- fit: Algorithm 1 ----------------------------------------------------------------------------
 
     def use(self, plan: Plan) -> None:
-        """Take over the taps of a plan, at the first batch."""
+        """Take the taps from the plan, at the first batch."""
         if self._taps is not None:
             return
         self._taps = taps = plan.tables[self._statistics].taps
@@ -314,9 +314,9 @@ class GramDetector(Detector):
             )
 
     def take(self, observation: Observation) -> Tensor:
-        """Widen the bounds of each example's predicted class; how many examples are not finite.
+        """Widen the bounds of the predicted classes. Return how many examples are not finite.
 
-        Nothing here waits for the device, unless bounds are float16.
+        This does not wait for a GPU, unless bounds are float16.
         """
         logits, statistics, form = observation.logits, observation.statistics, observation.form
         assert statistics is not None
@@ -336,18 +336,18 @@ class GramDetector(Detector):
         return (~finite).sum()
 
     def _note_largest(self, statistics: Tensor) -> None:
-        """Keep the largest magnitude of each statistic, NaN included: it tells which tap was not finite."""
+        """Keep the largest magnitude of each statistic, NaN included. It shows which tap was not finite."""
         largest = torch.linalg.vector_norm(statistics, torch.inf, 0)
         before = self._largest
         self._largest = largest if before is None else torch.maximum(before.to(largest.device), largest)
 
     def _empty_bounds(self, classes: int, device: torch.device | str) -> Bounds:
-        at = [self._statistics.at(tap) for tap in self.taps]
-        groups = [each.features for each in at for _ in each.orders]
+        at_taps = [self._statistics.at(tap) for tap in self.taps]
+        groups = [at_tap.features for at_tap in at_taps for _ in at_tap.orders]
         return make_bounds(self.bounds, self.storage, classes, groups, device)
 
     def finish(self, left_out: int = 0) -> None:
-        """Say what a user should know of the fit, or that there was nothing to fit."""
+        """Warn of classes with few examples. Raise an error if no example was finite."""
         where = self.where_not_finite() if left_out else ""
         self._largest = None
         if self._class_counts is None or not self.has_examples:
@@ -364,7 +364,7 @@ class GramDetector(Detector):
             )
 
     def where_not_finite(self) -> str:
-        """The first tap whose statistics were not finite, in words."""
+        """For a warning: the first tap whose statistics were not finite. Empty if all were finite."""
         if self._largest is None or bool((finite := self._largest.isfinite()).all()):
             return ""
         first = int((~finite).nonzero()[0])
@@ -406,23 +406,23 @@ class GramDetector(Detector):
         return Measurement(deviations, logits, finite)
 
     def _layout(self, device: torch.device | str) -> Layout:
-        """How the taps' statistics lie side by side, made once for each device."""
+        """The layout of the statistics on a device, where it is kept."""
         device = torch.device(device)
         if device not in self._layouts:
-            at = [self._statistics.at(tap) for tap in self.taps]
-            weights = torch.tensor([w for each in at for w in each.weights], dtype=torch.float32)
-            features = torch.tensor([each.features for each in at for _ in each.weights])
-            layout = Layout.of([each.size for each in at], weights.repeat_interleave(features))
+            at_taps = [self._statistics.at(tap) for tap in self.taps]
+            weights = torch.tensor([w for at_tap in at_taps for w in at_tap.weights], dtype=torch.float32)
+            features = torch.tensor([at_tap.features for at_tap in at_taps for _ in at_tap.weights])
+            layout = Layout.of([at_tap.size for at_tap in at_taps], weights.repeat_interleave(features))
             self._layouts[device] = layout.to(device)
         return self._layouts[device]
 
     def rule(self) -> GramRule:
-        """Eq. 5, not fitted."""
+        """Eq. 5, not fitted yet."""
         return GramRule(TotalDeviation(self.normalise, self.confidence))
 
     def check_calibration(self, measured: Measurement) -> None:
         """Refuse training examples as calibration data."""
-        # A training example run again in another batch deviates by rounding alone.
+        # A training example deviates only by rounding when it is run again in another batch.
         deviating = (measured.deviations > 1e-3).any(1).double().mean().item()
         if deviating < 0.01:
             raise CalibrationError(
@@ -431,11 +431,11 @@ class GramDetector(Detector):
             )
 
     def check_rule(self, rule: GramRule) -> None:
-        """Name the taps that a score leaves out."""
+        """Warn of taps that the score leaves out."""
         self.check_total(rule.total)
 
     def check_total(self, total: TotalDeviation) -> None:
-        """Name the taps that a total leaves out."""
+        """Warn of taps that the sum of Eq. 5 leaves out."""
         assert total.expectation_ is not None
         silent = (total.expectation_ == 0).nonzero().flatten().tolist()
         if silent and total.normalise:
@@ -445,17 +445,17 @@ class GramDetector(Detector):
             )
 
     def shown(self, measured: Measurement) -> dict[str, Tensor]:
-        """The deviations, and how many training examples stand behind each verdict."""
+        """The deviations, and the number of training examples of the predicted class."""
         return self.beside(measured.values, measured.predicted)
 
     def beside(self, deviations: Tensor, predicted: Tensor) -> dict[str, Tensor]:
-        """What a detection shows beside the scores, of examples with these deviations and classes."""
+        """The same, from deviations `(N, taps)` and predicted classes `(N,)`."""
         return {"deviations": deviations.float(), "class_support": self.class_support(predicted)}
 
     # --- save and load -------------------------------------------------------------------------------
 
     def settings_as_json(self) -> dict[str, Any]:
-        """The arguments that it was made with."""
+        """The arguments of the constructor."""
         return {
             "taps": self.selection,
             "orders": list(self.orders),
@@ -468,15 +468,15 @@ class GramDetector(Detector):
         }
 
     def contents(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """What is to be saved: plain values, and tensors."""
+        """What to save: plain values, and tensors."""
         counts, bounds = self._fitted()
         tensors = {"class_counts": counts}
         tensors |= {f"bounds.{name}": tensor for name, tensor in bounds.state().items()}
-        how, found = None, self._calibration
-        if found is not None:
-            total: TotalDeviation = found.rule.total
+        how, calibration = None, self._calibration
+        if calibration is not None:
+            total: TotalDeviation = calibration.rule.total
             assert total.expectation_ is not None
-            how = {name: found.how[name] for name in ("split", "seed", "examples")} | {
+            how = {name: calibration.how[name] for name in ("split", "seed", "examples")} | {
                 "maximum": total.maximum_
             }
             tensors |= {
@@ -486,7 +486,7 @@ class GramDetector(Detector):
         settings = self.settings_as_json()
         header = {
             "detector": self.name,
-            # Left out where it says nothing new, so that version 0.1.0 can read the file too.
+            # The default storage is left out, so that version 0.1.0 can read the file too.
             "settings": {k: v for k, v in settings.items() if (k, v) != ("storage", "float32")},
             "inputs": self._form,
             "taps": artifact.taps_to_json(self.taps),
@@ -499,7 +499,7 @@ class GramDetector(Detector):
     def described(
         cls, header: Mapping[str, Any], model: nn.Module | Network
     ) -> "tuple[GramDetector, artifact.Shapes]":
-        """The detector without its tensors, and what these must be."""
+        """The detector without its tensors, and the fields that its tensors must match."""
         settings, classes, calibration = header["settings"], header["classes"], header["calibration"]
         artifact.check_settings(cls, settings)
         artifact.check_types(header, classes=int, inputs=list[list[Any]])
@@ -525,7 +525,7 @@ class GramDetector(Detector):
         return detector, shapes
 
     def restore(self, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        """Take over the tensors of a file."""
+        """Set the tensors from a file."""
         place = next(unwrap(self.model).parameters(), torch.empty(0)).device
         self._class_counts = tensors["class_counts"].to(place)
         if not self.has_examples:
@@ -542,7 +542,7 @@ class GramDetector(Detector):
             self._calibration = Calibration.restored(rule, tensors["calibration.scores"], self.level, how)
 
     def take_over(self, before: "GramDetector") -> None:
-        """Go on from what another detector has seen."""
+        """Continue the fit of another detector."""
         for name in ("_taps", "_bounds", "_form", "_class_counts"):
             setattr(self, name, getattr(before, name))
 
@@ -554,7 +554,7 @@ def _check_choice(name: str, value: str, choices: Iterable[str]) -> None:
 
 
 def _check_ranges(minimum: Tensor, maximum: Tensor) -> None:
-    """Every range is finite and not reversed, or empty; where not, a plain error."""
+    """Raise an error unless every range is finite and not reversed, or empty."""
     for low, high in zip(minimum, maximum, strict=True):
         whole = (low <= high) & low.isfinite() & high.isfinite()
         empty = low.isposinf() & high.isneginf()

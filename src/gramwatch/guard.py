@@ -1,6 +1,6 @@
 """Guard: Gram, which sees texture, joined with scores that see meaning, from one forward pass.
 
-The rule is in `joint`, the ranks are in `threshold`; here is the detector that is made of detectors.
+A guard is a detector made of detectors. Its rule is in `joint`, its ranks are in `threshold`.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -28,7 +28,7 @@ from gramwatch.taps.running import InputsAdapter, LogitsAdapter
 from gramwatch.threshold import Ranks
 
 MEMBERS = ("gram", "early_mahalanobis", "class_ratio", "energy")
-"""Whose scores are joined, unless others are named."""
+"""The default members."""
 SHRINK = 50
 """Weight of the mean over all taps, counted in calibration examples: see `TotalDeviation`."""
 STANDARD = {
@@ -36,13 +36,13 @@ STANDARD = {
     "tail": artifact.POSITIVE_OR_INFINITE,
     "lowest": artifact.FINITE,
 }
-"""What scores are standardised by, and saved."""
+"""The saved tensors of `Standard`, and the rules for their numbers."""
 MOST_CLASSES = 2**24
 """A file with more classes is refused."""
 
 
 def single(name: str) -> type[Detector]:
-    """The detector, not a guard, that files call so; or a plain error."""
+    """The detector class with this name in files, guards excepted; an error if there is none."""
     known: dict[str, type[Detector]] = {GramDetector.name: GramDetector, **METHODS, **TRAINED}
     if name not in known:
         raise ArtifactError(
@@ -54,35 +54,35 @@ def single(name: str) -> type[Detector]:
 
 @dataclass(frozen=True)
 class Seen:
-    """What a verdict is made from: the measurements of some members, observations for the others."""
+    """The result of one pass: measurements of the Gram members, observations of the other members."""
 
     measured: Mapping[str, Measurement]
     observed: Mapping[str, Observation]
 
     @property
     def constant(self) -> None:
-        """What is there beside tensors: nothing that changes."""
+        """None: only the tensors can change."""
 
     def changed(self, change: Callable[[Tensor], Tensor]) -> "Seen":
-        """The same with every tensor changed once; those that are shared stay shared."""
-        made: dict[int, Tensor] = {}
+        """A copy with `change` applied once to every tensor. Shared tensors stay shared."""
+        results: dict[int, Tensor] = {}
 
-        def once(t: Tensor) -> Tensor:
-            if id(t) not in made:
-                made[id(t)] = change(t)
-            return made[id(t)]
+        def change_once(t: Tensor) -> Tensor:
+            if id(t) not in results:
+                results[id(t)] = change(t)
+            return results[id(t)]
 
         return Seen(
-            {name: each.changed(once) for name, each in self.measured.items()},
-            {name: each.changed(once) for name, each in self.observed.items()},
+            {name: measurement.changed(change_once) for name, measurement in self.measured.items()},
+            {name: observation.changed(change_once) for name, observation in self.observed.items()},
         )
 
 
 class Guard(Detector):
     """Tells whether a classifier is looking at something it was never trained on, by several scores at once.
 
-    Gram sees texture, early Mahalanobis what the network makes of it on the way, class ratio and energy what
-    comes out in the end. Each is standardised on in-distribution data, and their sum is ranked: see
+    Gram sees texture. Early Mahalanobis sees the stages before the last, class ratio sees the last stage, and
+    energy sees the logits. The scores are standardised on in-distribution data, and their sum is ranked: see
     docs/guard.md.
 
     Example:
@@ -96,22 +96,23 @@ class Guard(Detector):
         model: any classifier that returns logits. It is not changed.
         taps: which tensors Gram watches, as for `GramDetector`.
         orders: the orders of the Gram matrices, P.
-        statistic: of Gram, as for `GramDetector`.
-        storage: of Gram's bounds, as for `GramDetector`.
+        statistic: the statistic of Gram, as for `GramDetector`.
+        storage: the storage of Gram's bounds, as for `GramDetector`.
         level: the share of in-distribution inputs to keep; `1 - level` is the false-alarm rate.
-        per_class: let that rate hold for each group of predicted classes, not just on the whole. A class is
-            a group of its own if at least 100 examples of the half that standardises are predicted to be of
-            it; rarer classes share one. `groups_` says which.
-        members: whose scores are joined: `"gram"`, and names of `gramwatch.methods.METHODS` that need no
-            passes of their own. Those that look at the features are left out, with a warning, where the
-            network's logits are not made by one linear layer; those that look at taps, where it has none.
-        inputs: how a batch becomes the network's input, where it is not a tensor, a tuple whose first item is
-            the input, or a mapping of keyword arguments: a function of the batch, or a key.
-        logits: where the logits are in the network's output, where it returns more than these: a name, a
-            position, or a function of the output.
+        per_class: let the false-alarm rate hold for each group of predicted classes, not only on the whole. A
+            class is a group by itself if it is predicted for at least 100 examples of the half that
+            standardises. All rarer classes share one group. `groups_` lists the groups.
+        members: the methods whose scores are joined: `"gram"`, and names of `gramwatch.methods.METHODS` that
+            need no passes of their own. A warning names the members that the network does not support:
+            members that need features, if the logits are not made by one linear layer; members that need
+            taps, if the network has none. They are left out.
+        inputs: how a batch becomes the network's input: a function of the batch, or a key. It is not needed
+            for a tensor, a tuple whose first item is the input, or a mapping of keyword arguments.
+        logits: where the logits are in the network's output, if the network returns more than logits: a
+            name, a position, or a function of the output.
 
     Attributes:
-        members: the detectors that are joined, by name.
+        members: the joined detectors, by name.
         metadata: a free dictionary that is saved with the guard (preprocessing, class names, ...).
 
     """
@@ -135,24 +136,24 @@ class Guard(Detector):
         inputs: InputsAdapter = None,
         logits: LogitsAdapter = None,
     ) -> None:
-        made: dict[str, Detector] = {}
+        detectors: dict[str, Detector] = {}
         network = Network.of(model, inputs, logits)
         for name in members:
             if name == "gram":
-                made[name] = GramDetector(
+                detectors[name] = GramDetector(
                     network, taps=taps, orders=orders, statistic=statistic, storage=storage, level=level
                 )
             elif name in METHODS:
-                made[name] = METHODS[name](network, level=level)
+                detectors[name] = METHODS[name](network, level=level)
             else:
                 raise ValueError(f"there is no member '{name}': choose from gram, {', '.join(METHODS)}")
-        self._join(made, level, per_class)
+        self._join(detectors, level, per_class)
 
     @classmethod
     def of(cls, members: Mapping[str, Detector], *, level: float = 0.95, per_class: bool = False) -> "Guard":
-        """A guard of detectors of one network that may be in use elsewhere too.
+        """A guard of existing detectors of one network, which may be in use elsewhere too.
 
-        What is fitted is shared: after one of them is fitted further, calibrate the guard anew.
+        The guard shares their fit. After a further fit of a member, calibrate the guard again.
         """
         guard = cls.__new__(cls)
         guard._join(dict(members), level, per_class)
@@ -167,7 +168,7 @@ class Guard(Detector):
                 raise ValueError(f"'{name}' judges another network than the first member")
             if member.alone:
                 raise ValueError(f"'{name}' takes passes of its own, and a guard has one: leave it out")
-            if sum(member is each for each in members.values()) > 1:
+            if sum(member is other for other in members.values()) > 1:
                 raise ValueError(f"'{name}' is a member by two names: give it one")
             if getattr(member, "confidence", "") == "subtract":
                 raise ValueError(f"'{name}' has confidence='subtract', which a guard cannot join")
@@ -184,7 +185,7 @@ class Guard(Detector):
         super()._begin()
 
     def reset(self) -> "Guard":
-        """Forget all training and calibration data, of all members; settings stay."""
+        """Forget the training and calibration data of all members. The settings stay."""
         for member in self._all_members.values():
             member.reset()
         return super().reset()
@@ -198,23 +199,23 @@ class Guard(Detector):
 
     @property
     def is_fitted(self) -> bool:
-        """Whether all members are."""
+        """Whether all members are fitted."""
         return all(member.is_fitted for member in self.members.values())
 
     @property
     def trained_on_outliers(self) -> bool:  # type: ignore[override]
-        """Whether the network was trained with outliers for one of the members: a table has to say so."""
+        """Whether the network was trained with outliers for one of the members. Tables say so."""
         return any(member.trained_on_outliers for member in self.members.values())
 
     @property
     def tuned_on_outliers(self) -> bool:  # type: ignore[override]
-        """Whether one of the members has itself seen outliers: a table has to say so."""
+        """Whether one of the members was tuned on outliers. Tables say so."""
         return any(member.tuned_on_outliers for member in self.members.values())
 
     @property
     def grams(self) -> dict[str, GramDetector]:
-        """The members that watch the network's inside."""
-        return {name: each for name, each in self.members.items() if isinstance(each, GramDetector)}
+        """The members that are `GramDetector`s, by name."""
+        return {name: member for name, member in self.members.items() if isinstance(member, GramDetector)}
 
     @property
     def tap_names(self) -> tuple[str, ...] | None:
@@ -222,23 +223,23 @@ class Guard(Detector):
         return next((gram.tap_names for gram in self.grams.values()), None)
 
     def shown_beside(self) -> dict[str, Detector]:
-        """Its members."""
-        return {each.title: each for each in self.members.values()}
+        """The members, by their names in the table."""
+        return {member.title: member for member in self.members.values()}
 
     @property
     def groups_(self) -> list[list[int]]:
-        """The classes that are ranked together, group by group; all in one without `per_class`."""
+        """The groups of classes that are ranked together. Without `per_class`, all classes are one group."""
         group_of = self.calibration().ranks.group_of
         return [(group_of == group).nonzero().flatten().tolist() for group in range(int(group_of.max()) + 1)]
 
     @property
     def record_pass(self) -> bool:
-        """On a GPU, let the forward pass be part of the CUDA graph, from the fourth batch of a shape on.
+        """Whether the forward pass is part of the CUDA graph, on a GPU, from the fourth batch of a shape on.
 
-        Off unless set. A host that launches many small operations is often slower than the GPU that carries
-        them out, and this does without the host. It is for networks that do the same for all inputs of one
-        shape: their Python code is not run again. In-place parameter updates are seen. Replacing a parameter
-        object is not. Each shape, up to four, takes as much memory as the network's pass over it.
+        The default is False. A host often takes longer to launch many small operations than the GPU to run
+        them. The graph launches them together. Use it for networks that do the same operations for all inputs
+        of one shape: their Python code is not run again. In-place parameter updates are seen. Replacing a
+        parameter object is not. Up to four shapes are recorded. A recording takes as much memory as the pass.
         """
         return self._record_pass
 
@@ -248,18 +249,18 @@ class Guard(Detector):
         self._recorded = None
 
     def to(self, device: torch.device | str) -> "Guard":
-        """Move the network to a device, and what was learnt of it with it."""
+        """Move the network and the fitted tensors to a device."""
         for member in self.members.values():
             member.to(device)
         return self
 
     def forget_calibration(self) -> None:
-        """What was calibrated no longer holds: there is more training data."""
+        """Forget the calibration, which no longer holds after further training data."""
         super().forget_calibration()
         self._recorded = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """For copies: what was recorded on a GPU stays where it is."""
+        """The state of a copy: it has no recordings."""
         return {**vars(self), "_recorded": None}
 
     def _described_fit(self) -> str:
@@ -279,25 +280,25 @@ class Guard(Detector):
         return any(member.learns for member in self.members.values())
 
     def take(self, observation: Observation) -> int:
-        """A guard itself takes in nothing: its members do."""
+        """Nothing: the members learn, not the guard."""
         return 0
 
     def check_adding(self, checkpoint: bool) -> None:
-        """Members that keep examples cannot take up an earlier fit."""
+        """Refuse a further fit, or a checkpoint, if a member cannot continue a fit."""
         for member in self.members.values():
             member.check_adding(checkpoint)
 
     def check_useful(self) -> None:
-        """Say which members are of no use."""
+        """Warn of members that give every input the same score."""
         for member in self.members.values():
             if member.says_nothing:
                 warn(f"{member.says_nothing}. Until then it says the same of every input")
 
     def settle(self, look: Look) -> None:
-        """At the first batch, leave out members that cannot be used on this network."""
+        """At the first batch, leave out members that this network does not support."""
         if self._settled:
             return
-        unusable = {name: why for name, each in self.members.items() if (why := why_not(each, look))}
+        unusable = {name: why for name, member in self.members.items() if (why := why_not(member, look))}
         if len(unusable) == len(self.members):
             reasons = "; ".join(dict.fromkeys(unusable.values()))
             raise TapError(f"no member can be used, {', '.join(unusable)}: {reasons}")
@@ -305,7 +306,7 @@ class Guard(Detector):
             names = [name for name, reason in unusable.items() if reason == why]
             warn(f"{', '.join(names)} is left out of the guard: {why}")
         if unusable:
-            self.members = {name: each for name, each in self.members.items() if name not in unusable}
+            self.members = {name: member for name, member in self.members.items() if name not in unusable}
             self._plan = None
         self._settled = True
 
@@ -329,15 +330,15 @@ class Guard(Detector):
     # --- calibrate and judge -------------------------------------------------------------------------
 
     def measured(self, observation: Observation) -> Measurement:
-        """A guard has no observation of its own: see `measured_from`."""
+        """An error: a guard has no observation. See `measured_from`."""
         raise TypeError("a guard is measured by its members: call guard.measure(inputs)")
 
     def measured_from(self, measured: Mapping[Detector, Measurement]) -> Measurement:
-        """What all members measure of a batch, side by side."""
-        return Measurement.together({name: measured[each] for name, each in self.members.items()})
+        """The measurements of all members, side by side."""
+        return Measurement.together({name: measured[member] for name, member in self.members.items()})
 
     def rule(self) -> JointRule:
-        """How what the members measure becomes one score, not fitted."""
+        """The rule that joins the members, not fitted yet."""
         return JointRule(
             {
                 name: TotalDeviation(gram.normalise, gram.confidence, shrink=SHRINK)
@@ -352,7 +353,7 @@ class Guard(Detector):
                 gram.check_calibration(measured.parts[name])
 
     def check_rule(self, rule: JointRule) -> None:
-        """Name the taps and the members that a score leaves out."""
+        """Warn of taps and members that the score leaves out."""
         for name, gram in self.grams.items():
             gram.check_total(rule.totals[name])
         assert rule.standard.tail_ is not None
@@ -361,7 +362,7 @@ class Guard(Detector):
                 warn(f"{name} says the same of all calibration examples and is left out of the score")
 
     def shown(self, measured: Measurement) -> dict[str, Tensor]:
-        """What the first Gram member shows."""
+        """The deviations and the class support of the first Gram member."""
         for name, gram in self.grams.items():
             assert measured.columns is not None
             return gram.beside(measured.values[:, measured.columns[name]], measured.predicted)
@@ -371,7 +372,7 @@ class Guard(Detector):
         return dict(zip(self.members, p_values, strict=True))
 
     def _verdict_on_gpu(self, inputs: Inputs) -> tuple[Tensor, ...]:
-        """The same by a recording, unless the batch is too large for one pass."""
+        """The tensors of a detection, by a CUDA graph if the batch fits into one pass."""
         inputs = on_device(inputs, self.network.model)
         if count_examples(inputs) > self.planned(inputs).at_once:
             return super()._verdict_on_gpu(inputs)
@@ -387,23 +388,23 @@ class Guard(Detector):
 
     @torch.inference_mode()
     def _seen(self, inputs: Inputs) -> Seen:
-        """One forward pass; Gram's measurement, by kernels of its own, and what the others will look at."""
+        """One forward pass: the measurements of the Gram members, the observations of the other members."""
         (shown,) = self.planned(inputs).run(inputs)
-        seen = dict(zip(self.members, shown, strict=True))
+        observations = dict(zip(self.members, shown, strict=True))
         grams = self.grams
         return Seen(
-            {name: gram.measured(seen[name]) for name, gram in grams.items()},
-            {name: each for name, each in seen.items() if name not in grams},
+            {name: gram.measured(observations[name]) for name, gram in grams.items()},
+            {name: observation for name, observation in observations.items() if name not in grams},
         )
 
     def _judged_inputs(self, inputs: Nest) -> tuple[Tensor, ...]:
         return self._judged_seen(self._seen(inputs.value))
 
     def _judged_seen(self, seen: Seen) -> tuple[Tensor, ...]:
-        """All that a verdict consists of, from what was seen; a GPU is not waited for."""
+        """The tensors of a detection. This does not wait for a GPU."""
         measured = {
-            name: seen.measured[name] if name in seen.measured else each.measured(seen.observed[name])
-            for name, each in self.members.items()
+            name: seen.measured[name] if name in seen.measured else member.measured(seen.observed[name])
+            for name, member in self.members.items()
         }
         return self._judged(Measurement.together(measured))
 
@@ -413,32 +414,33 @@ class Guard(Detector):
     # --- save and load -------------------------------------------------------------------------------
 
     def settings_as_json(self) -> dict[str, Any]:
-        """The arguments that it was made with; those of its members are theirs."""
+        """The arguments of the guard. The members have their own settings."""
         return {"members": self._chosen, "level": self.level, "per_class": self.per_class}
 
     def contents(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """What is to be saved: plain values, and tensors, all members included."""
+        """What to save: plain values, and tensors, of the guard and of all members."""
         members: dict[str, Any] = {}
         tensors: dict[str, Tensor] = {}
-        for name, each in self.members.items():
-            members[name], own = each.contents()
-            tensors |= {f"members.{name}.{key}": tensor for key, tensor in own.items()}
-        found = self._calibration
-        if found is not None:
-            assert found.predicted is not None
-            tensors |= {"calibration.scores": found.scores, "calibration.predicted": found.predicted}
+        for name, member in self.members.items():
+            members[name], member_tensors = member.contents()
+            tensors |= {f"members.{name}.{key}": tensor for key, tensor in member_tensors.items()}
+        calibration = self._calibration
+        if calibration is not None:
+            scores, predicted = calibration.scores, calibration.predicted
+            assert predicted is not None
+            tensors |= {"calibration.scores": scores, "calibration.predicted": predicted}
             if self.per_class:
-                tensors["calibration.groups"] = found.ranks.group_of
+                tensors["calibration.groups"] = calibration.ranks.group_of
             for name in STANDARD:
-                tensors[f"calibration.{name}"] = getattr(found.rule.standard, f"{name}_")
-            for name, total in found.rule.totals.items():
+                tensors[f"calibration.{name}"] = getattr(calibration.rule.standard, f"{name}_")
+            for name, total in calibration.rule.totals.items():
                 assert total.expectation_ is not None
                 tensors[f"calibration.expectation.{name}"] = total.expectation_
         header = {
             "detector": self.name,
             "settings": self.settings_as_json(),
             "members": members,
-            "calibration": None if found is None else dict(found.how),
+            "calibration": None if calibration is None else dict(calibration.how),
         }
         return header, tensors
 
@@ -446,12 +448,14 @@ class Guard(Detector):
     def described(
         cls, header: Mapping[str, Any], model: nn.Module | Network
     ) -> tuple["Guard", artifact.Shapes]:
-        """The guard without its tensors, and what these must be."""
+        """The guard without its tensors, and the fields that its tensors must match."""
         members: dict[str, Detector] = {}
         shapes: artifact.Shapes = {}
-        for name, own in header["members"].items():
-            members[name], expected = single(own["detector"]).described(own, model)
-            shapes |= {f"members.{name}.{key}": field for key, field in expected.items()}
+        headers = header["members"]
+        for name, member_header in headers.items():
+            detector = single(member_header["detector"])
+            members[name], member_shapes = detector.described(member_header, model)
+            shapes |= {f"members.{name}.{key}": field for key, field in member_shapes.items()}
         settings, how = header["settings"], header["calibration"]
         artifact.check_types(settings, members=list[str], level=float, per_class=bool)
         if members.keys() - set(settings["members"]):
@@ -461,7 +465,7 @@ class Guard(Detector):
         if how is not None:
             ranking, classes, kind = how_many_rank(how), how["classes"], torch.float64
             artifact.check_types(how, classes=int)
-            if any(own.get("classes", classes) != classes for own in header["members"].values()):
+            if any(member.get("classes", classes) != classes for member in headers.values()):
                 raise ValueError(f"its members were fitted on other than {classes:,} classes")
             if not 0 < classes <= MOST_CLASSES:
                 raise ValueError(f"a network has no {classes:,} classes")
@@ -478,11 +482,13 @@ class Guard(Detector):
         return guard, shapes
 
     def restore(self, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        """Take over the tensors of a file."""
-        for name, each in self.members.items():
+        """Set the tensors from a file."""
+        for name, member in self.members.items():
             start = f"members.{name}."
-            own = {key.removeprefix(start): t for key, t in tensors.items() if key.startswith(start)}
-            each.restore(header["members"][name], own)
+            member_tensors = {
+                key.removeprefix(start): t for key, t in tensors.items() if key.startswith(start)
+            }
+            member.restore(header["members"][name], member_tensors)
         how = header["calibration"]
         if how is None:
             return
@@ -497,25 +503,25 @@ class Guard(Detector):
         how = {key: how[key] for key in ("split", "seed", "examples", "classes")}
         self._calibration = Calibration(rule, scores, predicted, ranks, how)
 
-    def _check_resumed(self, before: "Guard", checkpoint: str | PathLike[str], anew: str) -> None:
+    def _check_resumed(self, before: "Guard", checkpoint: str | PathLike[str], remedy: str) -> None:
         for name, earlier in before.members.items():
             member = self.members[name]
             if type(member) is not type(earlier):
-                raise ArtifactError(f"{checkpoint} was begun with {earlier.name} as {name}: {anew}")
+                raise ArtifactError(f"{checkpoint} was begun with {earlier.name} as {name}: {remedy}")
             for setting, mine, theirs in member.differing_settings(earlier):
                 what = f"{setting} = {theirs!r}, not {mine!r}, for {name}"
-                raise ArtifactError(f"{checkpoint} was begun with {what}: {anew}")
+                raise ArtifactError(f"{checkpoint} was begun with {what}: {remedy}")
 
     def take_over(self, before: "Guard") -> None:
-        """Go on from what another guard has seen; members that it left out stay out."""
+        """Continue the fit of another guard. Members that it left out stay out."""
         for name, earlier in before.members.items():
             self.members[name].take_over(earlier)
-        self.members = {name: each for name, each in self.members.items() if name in before.members}
+        self.members = {name: member for name, member in self.members.items() if name in before.members}
         self._plan = None
 
 
 def why_not(member: Detector, look: Look) -> str:
-    """Why a member cannot be used on a network; empty if it can."""
+    """Why a network does not support a member; empty if it does."""
     needs = member.needs
     if needs.features and needs.features_at is None and look.head is None:
         name = type(unwrap(look.network.model)).__name__

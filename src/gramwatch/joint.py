@@ -1,10 +1,10 @@
-"""Joining: from what several members say of an input to one score and its p-value.
+"""Joining: the rule that makes one score of the measurements of several members.
 
-    gram = mean over taps of sqrt(delta_l / E[delta_l]),    other members: their scores as they are
+    s of Gram = mean over taps of sqrt(delta_l / E[delta_l]),    s of another member = its score
     score = sum over members of (max(s, quartile(s)) - median(s)) / (99th percentile(s) - median(s))
 
-E, lower quartile, median and percentile are taken over in-distribution data alone; those that rank are
-others (see `threshold`).
+E, the lower quartile, the median and the percentile come from in-distribution data. The score is ranked among
+other in-distribution data (see `threshold`).
 """
 
 from collections.abc import Mapping
@@ -21,27 +21,30 @@ from gramwatch.measurement import Measurement
 
 @dataclass
 class Standard:
-    """Each member's scores less their median, divided by how far the 99th percentile lies above it.
+    """Makes the scores of the members comparable: `(score - median) / (99th percentile - median)`.
 
-    There a member alone would be all but sure: all have the same say. Where the percentile is
-    nearer to the median than one standard deviation, as where most scores are equal, that serves instead. A
-    member that says the same of all examples is left out: its standardised score is zero.
+    A member is almost sure at its 99th percentile. There the standardised score is one for every member, so
+    all members have the same weight. The divisor is at least one standard deviation: the percentile may equal
+    the median if most scores are equal. A member with the same score for all examples is left out: its
+    standardised score is zero.
 
-    No member finds an input more normal than a quarter of the examples. Else energy may vouch for an input of
-    huge activations so strongly that no other member is heard.
+    A score below the lower quartile counts as the lower quartile. Otherwise energy, which is very low for
+    huge activations, would cancel the alarm of all other members.
     """
 
     floor = 0.25
     """A score below this quantile counts as this quantile."""
     tail = 0.99
+    """The quantile at which the standardised score is one."""
     median_: Tensor | None = None
+    """The median of the scores, `(members,)`, after `fit`."""
     tail_: Tensor | None = None
-    """`(members,)` each, after `fit`; an infinite tail: that member is left out."""
+    """The distance from the median to the 99th percentile, `(members,)`; infinite: the member is left out."""
     lowest_: Tensor | None = None
-    """The lowest score of each member that counts, `(members,)`, after `fit`."""
+    """The score at the quantile `floor`, `(members,)`, after `fit`."""
 
     def fit(self, scores: Tensor) -> "Standard":
-        """Take median and tail from scores `(N, members)`."""
+        """Set median, tail and lowest score from scores `(N, members)`."""
         self.median_ = scores.quantile(0.5, 0)
         tail = torch.maximum(scores.quantile(self.tail, 0) - self.median_, scores.std(0, correction=0))
         rounding = 1e-9 * scores.abs().amax(0)
@@ -64,11 +67,11 @@ class Standard:
 
 @dataclass
 class JointRule:
-    """How what the members of a guard measure becomes one score.
+    """Turns the measurement of a guard into one score.
 
     Args:
-        totals: for each member that measures deviations, how they are totalled.
-        standard: how scores are made comparable.
+        totals: how deviations become a score, by the names of the Gram members.
+        standard: makes the scores of the members comparable.
 
     """
 
@@ -77,7 +80,7 @@ class JointRule:
     standardises = True
 
     def fit(self, measured: Measurement) -> "JointRule":
-        """The rule with expectations, medians and tails of in-distribution examples, all finite."""
+        """The rule fitted to in-distribution examples, all finite."""
         parts = measured.parts
         totals = {
             name: replace(total).fit(parts[name].deviations, measured.probability)
@@ -87,7 +90,7 @@ class JointRule:
         return replace(rule, standard=copy(self.standard).fit(rule.member_scores(measured)))
 
     def member_scores(self, measured: Measurement) -> Tensor:
-        """The score of each member, not standardised, `(N, members)`, in float64."""
+        """The scores of the members, not standardised, `(N, members)`, in float64."""
         assert measured.columns is not None
         scores = [
             self.totals[name].mean_of_roots(measured.values[:, columns], measured.probability)
@@ -98,17 +101,17 @@ class JointRule:
         return torch.stack(scores, 1)
 
     def joined(self, scores: Tensor) -> Tensor:
-        """The joint score of members' scores `(N, members)`."""
+        """The joint score `(N,)` from the scores of the members, `(N, members)`."""
         return self.standard(scores).sum(1)
 
     def __call__(self, measured: Measurement) -> Tensor:
-        """The joint score, then each member's: `(N, 1 + members)`; infinite where something is not finite."""
+        """The joint score, then the scores of the members, `(N, 1 + members)`; infinite if not `finite`."""
         scores = self.member_scores(measured)
-        every = torch.cat([self.joined(scores).unsqueeze(1), scores], 1)
-        return torch.where(measured.finite.unsqueeze(1), every, torch.inf)
+        all_scores = torch.cat([self.joined(scores).unsqueeze(1), scores], 1)
+        return torch.where(measured.finite.unsqueeze(1), all_scores, torch.inf)
 
     def to(self, device: torch.device) -> "JointRule":
-        """The same on another device."""
+        """The rule on another device."""
 
         def moved(tensor: Tensor | None) -> Tensor | None:
             return None if tensor is None else tensor.to(device)

@@ -1,4 +1,4 @@
-"""What a detector measures and finds: `Measurement`, the rule and the ranks that judge it, `Detection`."""
+"""From a `Measurement` to a `Detection`: a `Rule` computes the score, a `Calibration` ranks it."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ from gramwatch.threshold import Ranks, class_groups, examples_needed
 
 @dataclass(frozen=True)
 class Detection:
-    """What a detector found for a batch of N inputs."""
+    """The result of a detector for a batch of N inputs."""
 
     logits: Tensor
     """The network's output, `(N, classes)`."""
@@ -30,10 +30,10 @@ class Detection:
     deviations: Tensor | None = None
     """delta_l of Eq. 4, `(N, taps)`, in the order of `detector.taps`; None from other methods."""
     class_support: Tensor | None = None
-    """How many training examples stand behind each verdict, `(N,)`. Where it is small, the bounds are
-    narrow; where it is zero, bounds pooled over all classes were used, and an outlier may look normal."""
+    """The number of training examples with this predicted class, `(N,)`. If small, the bounds are narrow.
+    If zero, bounds pooled over all classes are used, and an outlier may look normal."""
     parts: Mapping[str, Tensor] | None = None
-    """The p-value of each member of a `Guard` by itself, `(N,)`: which of them raised the alarm."""
+    """The p-values of the members of a `Guard`, `(N,)` each. They show which member raised the alarm."""
     taps: tuple[str, ...] | None = None
     """The names of the taps, one for each column of `deviations`."""
 
@@ -47,21 +47,21 @@ class Detection:
                 raise IndexError(f"there is no example {index}: the batch has {len(self)}")
             index = slice(index, index + 1 or None)
 
-        def some(value: Any) -> Any:
+        def chosen(value: Any) -> Any:
             if isinstance(value, Mapping):
-                return {name: each[index] for name, each in value.items()}
+                return {name: part[index] for name, part in value.items()}
             return value[index] if isinstance(value, Tensor) else value
 
-        return Detection(**{name: some(value) for name, value in vars(self).items()})
+        return Detection(**{name: chosen(value) for name, value in vars(self).items()})
 
     def __iter__(self) -> "Iterator[Detection]":
         """The examples one by one."""
         return (self[i] for i in range(len(self)))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain lists, one entry for each example, for JSON or a table; what there is none of is left out.
+        """Plain lists with one entry per example, for JSON or a table. Fields that are None are left out.
 
-        `parts` has a list for each member, `deviations` one for each tap.
+        `parts` has one list per member, `deviations` one list per tap.
         """
         plain: dict[str, Any] = {
             name: value.tolist()
@@ -96,17 +96,17 @@ class Measurement:
     """What a detector measures of N inputs, before any calibration."""
 
     values: Tensor
-    """`(N, k)`: of Gram one deviation for each tap, of other methods their score, of a guard all of these."""
+    """`(N, k)`. Gram: one deviation per tap. Other methods: their score. Guard: the values of all members."""
     logits: Tensor
     """`(N, classes)`"""
     finite: Tensor
-    """Which examples, and all that was seen of them, are free of NaN and infinity, `(N,)`."""
+    """Whether an example and its observation are finite, `(N,)`."""
     columns: Mapping[str, slice] | None = None
-    """Of a guard: which values are whose."""
+    """The columns of `values` by member, if this is the measurement of a guard."""
 
     @property
     def deviations(self) -> Tensor:
-        """The values, where they are Gram's: delta_l of Eq. 4."""
+        """The values under the name that Gram gives them: delta_l of Eq. 4."""
         return self.values
 
     @cached_property
@@ -121,7 +121,7 @@ class Measurement:
 
     @cached_property
     def parts(self) -> "dict[str, Measurement]":
-        """What each member of a guard measured."""
+        """The measurements of the members of a guard, by name."""
         columns = self.columns or {}
         return {
             name: replace(self, values=self.values[:, part], columns=None) for name, part in columns.items()
@@ -131,21 +131,21 @@ class Measurement:
         return len(self.values)
 
     def __getitem__(self, index: Any) -> "Measurement":
-        """The measurement of some examples."""
+        """The measurement of the chosen examples: a slice, numbers or a mask."""
         return self.changed(lambda t: t[index])
 
     def changed(self, change: Callable[[Tensor], Tensor]) -> "Measurement":
-        """The same with every tensor changed."""
+        """A copy with `change` applied to every tensor."""
         return Measurement(change(self.values), change(self.logits), change(self.finite), self.columns)
 
     @staticmethod
     def joined(parts: "Sequence[Measurement]") -> "Measurement":
-        """Several batches together, on the CPU."""
+        """One measurement of several batches, on the CPU."""
         return Measurement.of_pieces([part.changed(Tensor.cpu) for part in parts])
 
     @staticmethod
     def of_pieces(parts: "Sequence[Measurement]") -> "Measurement":
-        """The pieces of one batch together, on their device."""
+        """One measurement of the pieces of a batch, on their device."""
         values, logits, finite = (
             torch.cat([getattr(part, name) for part in parts]) for name in ("values", "logits", "finite")
         )
@@ -153,65 +153,65 @@ class Measurement:
 
     @staticmethod
     def together(measured: "Mapping[str, Measurement]") -> "Measurement":
-        """What several members measured of the same inputs, side by side."""
+        """The measurements of several members, of the same inputs, side by side."""
         first = next(iter(measured.values()))
         columns, start = {}, 0
-        for name, each in measured.items():
-            columns[name] = slice(start, start := start + each.values.shape[1])
-        values = torch.cat([each.values.double() for each in measured.values()], 1)
-        finite = torch.stack([each.finite for each in measured.values()]).all(0)
+        for name, member in measured.items():
+            columns[name] = slice(start, start := start + member.values.shape[1])
+        values = torch.cat([member.values.double() for member in measured.values()], 1)
+        finite = torch.stack([member.finite for member in measured.values()]).all(0)
         return Measurement(values, first.logits, finite, columns)
 
 
 class Rule(Protocol):
-    """How what was measured becomes a score."""
+    """Turns a measurement into a score."""
 
     standardises: bool
-    """Whether it has to be fitted to in-distribution examples."""
+    """Whether the rule must be fitted to in-distribution examples."""
 
     def fit(self, measured: Measurement) -> "Rule":
         """The rule fitted to in-distribution examples, all finite."""
 
     def __call__(self, measured: Measurement) -> Tensor:
-        """The score, then further ones if there are any, `(N, 1 + more)`: higher is more out-of-distribution.
+        """The score in the first column, the scores of members in further columns, `(N, 1 + members)`.
 
-        They are infinite where something is not finite.
+        Higher is more out-of-distribution. The scores of an example that is not finite are infinite.
         """
 
     def to(self, device: torch.device) -> "Rule":
-        """The same on another device."""
+        """The rule on another device."""
 
 
 class AsMeasured:
-    """The rule of methods whose measurement is their score."""
+    """The rule of methods that measure their score itself."""
 
     standardises = False
 
     def fit(self, measured: Measurement) -> "AsMeasured":
-        """Nothing is learnt."""
+        """The rule itself: it has nothing to fit."""
         return self
 
     def __call__(self, measured: Measurement) -> Tensor:
-        """The score."""
+        """The values, which are the score."""
         return measured.values
 
     def to(self, device: torch.device) -> "AsMeasured":
-        """The same."""
+        """The rule itself: it has no tensors."""
         return self
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """A rule that was fitted, and the in-distribution scores that rank."""
+    """A fitted rule, and the in-distribution scores among which new scores are ranked."""
 
     rule: Any
     scores: Tensor
-    """Of the examples that rank, `(n, 1 + more)`."""
+    """The scores of the examples that rank, `(n, 1 + members)`."""
     predicted: Tensor | None
-    """Their predicted classes, `(n,)`."""
+    """The predicted classes of these examples, `(n,)`."""
     ranks: Ranks
     how: Mapping[str, Any]
-    """How it was done: `split`, `seed`, `examples`, `classes`."""
+    """The facts of the calibration: `split`, `seed`, `examples`, `classes`."""
 
     @staticmethod
     def of(
@@ -223,14 +223,14 @@ class Calibration:
         split: bool = True,
         seed: int = 0,
     ) -> "Calibration":
-        """From in-distribution examples, all finite: half of them fit the rule, the others rank.
+        """The calibration from in-distribution examples, all finite: one half fits the rule, the other ranks.
 
-        With `per_class`, the half that fits the rule also decides which classes are ranked together. A rule
-        that is not fitted leaves all examples to rank.
+        With `per_class`, the half that fits the rule also decides which classes are ranked together. Without
+        `split`, all examples do both.
         """
-        every = torch.arange(len(measured))
-        normalising, ranking = halves(len(every), seed) if split else (every, every)
-        standard, ranked = measured[normalising], measured[ranking]
+        examples = torch.arange(len(measured))
+        fitting, ranking = halves(len(examples), seed) if split else (examples, examples)
+        standard, ranked = measured[fitting], measured[ranking]
         rule, classes = rule.fit(standard), measured.logits.shape[1]
         groups = torch.zeros(classes, dtype=torch.int64)
         if per_class:
@@ -241,24 +241,24 @@ class Calibration:
 
     @staticmethod
     def restored(rule: Any, scores: Tensor, level: float, how: Mapping[str, Any]) -> "Calibration":
-        """From the scores of a file, `(n,)`, ranked all together."""
+        """The calibration from the scores of a file, `(n,)`. All classes are ranked together."""
         together = torch.zeros(1, dtype=torch.int64)
         column = scores.unsqueeze(1)
         ranks = Ranks.of(column, level, torch.zeros(len(scores), dtype=torch.int64), together)
         return Calibration(rule, column, None, ranks, how)
 
     def judged(self, measured: Measurement) -> tuple[Tensor, Tensor, Tensor]:
-        """The score `(N,)`, the p-values of it and of further ones `(N, 1 + more)`, the verdict `(N,)`."""
+        """The score `(N,)`, the p-values of it and of the members `(N, 1 + members)`, the verdict `(N,)`."""
         predicted, scores = measured.predicted, self.rule(measured)
         return scores[:, 0], *self.ranks.judged(scores, predicted)
 
     def to(self, device: torch.device) -> "Calibration":
-        """The same on another device; the scores that were ranked stay."""
+        """The calibration with its rule and ranks on another device. The scores stay where they are."""
         return replace(self, rule=self.rule.to(device), ranks=self.ranks.to(device))
 
 
 def check_enough(examples: int, level: float, split: bool) -> None:
-    """Enough calibration examples for the level, or a plain error."""
+    """Raise an error if there are too few calibration examples for the level."""
     needed = examples_needed(level) * (2 if split else 1)
     if examples < needed:
         raise CalibrationError(
@@ -268,13 +268,13 @@ def check_enough(examples: int, level: float, split: bool) -> None:
 
 
 def how_many_rank(calibration: Mapping[str, Any]) -> int:
-    """How many of the calibration examples rank, by what a header says of them."""
+    """The number of calibration examples that rank, from the header of a file."""
     artifact.check_types(calibration, split=bool, seed=int, examples=int)
     examples: int = calibration["examples"]
     return examples - examples // 2 if calibration["split"] else examples
 
 
 def halves(examples: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Two random halves; where the number is odd, the half that ranks is the larger."""
+    """Two random halves: the examples that fit the rule, and the examples that rank. An odd one ranks."""
     order = torch.randperm(examples, generator=torch.Generator().manual_seed(seed))
     return order[: examples // 2], order[examples // 2 :]

@@ -1,8 +1,8 @@
-"""Observation: what one forward pass shows of a batch; and the plan of such a pass.
+"""Observation: what one forward pass shows of a batch. Plan: what a pass watches and computes.
 
-Detectors say what they need of a pass. A `Plan` is made once, from one look at the network, for any number of
-detectors: which tensors are watched, what is computed of each, where the features are. Carrying it out gives
-each detector its `Observation`, all of them from one forward pass.
+A detector declares its `Needs`. A `Plan` serves the needs of any number of detectors. It is built once, from
+one `Look` at the network. It says which tensors are watched, what is computed from them, and where the
+features are. One forward pass by the plan gives every detector its `Observation`.
 """
 
 import sys
@@ -24,24 +24,24 @@ from gramwatch.taps import Look, Network, Tap, Taps, observe, unwrap
 from gramwatch.taps.running import warn_if_compiled
 
 WIDEST_TRIANGLE = 1024
-"""`statistic="auto"` takes the pairs of a vector up to this many channels, row sums above."""
+"""With `statistic="auto"`, vectors up to this many channels are judged by pairs, wider ones by row sums."""
 MOST_STATISTICS = 2**30
 """If the statistics of a batch would take more bytes, the batch is run in pieces."""
 
 Selection = str | tuple[str, ...]
-"""Which taps: as for `find_taps`."""
+"""A choice of taps, as for `find_taps`."""
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """Gram statistics that a detector asks for: at which taps, which statistic, of which orders."""
+    """Gram statistics that a detector needs: the taps, the statistic, the orders."""
 
     taps: Selection
     statistic: str
     orders: tuple[int, ...]
 
     def at(self, tap: Tap) -> "StatisticsAtTap":
-        """What is computed at one tap."""
+        """The statistics to compute at one tap."""
         statistic, channels = self.statistic, tap.channels
         if statistic == "auto":
             pairs = tap.is_vector and channels <= WIDEST_TRIANGLE
@@ -55,28 +55,33 @@ class Statistics:
 
 @dataclass(frozen=True)
 class StatisticsAtTap:
-    """What is computed at one tap: a statistic of some orders, each of which stands for so many."""
+    """The statistics to compute at one tap.
+
+    At a vector, several orders give the same statistics. One of them is computed, and its weight is their
+    number.
+    """
 
     statistic: str
     orders: tuple[int, ...]
     weights: tuple[int, ...]
+    """How many of the detector's orders a computed order stands for, `(orders,)`."""
     features: int
-    """Statistics of each order."""
+    """The number of statistics of one order."""
 
     @property
     def size(self) -> int:
-        """How many statistics that are."""
+        """The number of statistics of all orders."""
         return len(self.orders) * self.features
 
 
 @dataclass(frozen=True)
 class Needs:
-    """What a detector needs of a pass beside the logits."""
+    """What a detector needs from a pass, besides the logits."""
 
     features: bool = False
-    """The penultimate features, and the linear layer that makes the logits of them."""
+    """Whether the detector needs the penultimate features and the linear layer that makes the logits."""
     features_at: str | None = None
-    """The name of a tap whose channel means count as the features, instead of that layer's input."""
+    """The name of a tap. Its channel means are the features, in place of the input of that linear layer."""
     means: Selection | None = None
     """The taps whose channel means are needed."""
     statistics: Statistics | None = None
@@ -93,7 +98,7 @@ class Head:
     """`(classes,)`"""
 
     def __call__(self, features: Tensor) -> Tensor:
-        """The logits of some features."""
+        """The logits of features `(N, D)`."""
         return features @ self.weight.T.to(features) + self.bias.to(features)
 
 
@@ -106,15 +111,15 @@ class Observation:
     features: Tensor | None = None
     """The penultimate features, `(N, D)`: the input of the layer that makes the logits."""
     head: Head | None = None
-    """The linear layer that makes the logits of the features."""
+    """The linear layer that turns the features into logits."""
     channel_means: tuple[Tensor, ...] = ()
-    """For each tap the mean of each channel over the pixels, `(N, channels)`."""
+    """The mean of each channel over the pixels, `(N, channels)`: one tensor per tap."""
     labels: Tensor | None = None
-    """The labels that came with the inputs, `(N,)`, if any did."""
+    """The labels of the inputs, `(N,)`; None if the loader yields none."""
     finite: Tensor | None = None
-    """Which examples, and all that was seen of them, are free of NaN and infinity, `(N,)`."""
+    """Whether the inputs, logits, features and channel means of an example are all finite, `(N,)`."""
     statistics: Tensor | None = None
-    """The Gram statistics of all taps side by side, `(N, statistics)`; `finite` says nothing of these."""
+    """The Gram statistics of all taps side by side, `(N, statistics)`. `finite` does not cover them."""
     form: Signature | None = None
     """Shapes and dtypes of the inputs."""
 
@@ -128,63 +133,65 @@ class Observation:
 
     @property
     def averages(self) -> list[Tensor]:
-        """Features and channel means, as far as they are there."""
+        """The channel means, then the features, if this observation has them."""
         return [*self.channel_means, *(() if self.features is None else (self.features,))]
 
     @property
     def classes(self) -> Tensor:
-        """The label of each example; where there are none, the predicted class."""
+        """The labels; without labels, the predicted classes."""
         return self.predicted if self.labels is None else self.labels
 
     def __getitem__(self, index: Any) -> "Observation":
-        """The observation of some examples."""
+        """The observation of the chosen examples: a slice, numbers or a mask."""
         return self.changed(lambda t: t[index])
 
     def changed(self, change: Callable[[Tensor], Tensor]) -> "Observation":
-        """The same with every tensor changed."""
+        """A copy with `change` applied to every tensor but those of the head."""
 
-        def each(t: Tensor | None) -> Tensor | None:
+        def applied(t: Tensor | None) -> Tensor | None:
             return None if t is None else change(t)
 
         return replace(
             self,
             logits=change(self.logits),
-            features=each(self.features),
+            features=applied(self.features),
             channel_means=tuple(change(t) for t in self.channel_means),
-            labels=each(self.labels),
-            finite=each(self.finite),
-            statistics=each(self.statistics),
+            labels=applied(self.labels),
+            finite=applied(self.finite),
+            statistics=applied(self.statistics),
         )
 
     @cached_property
     def kept(self) -> "Observation":
-        """The finite examples on the CPU, for those who keep examples; all of them share one copy."""
+        """The finite examples, on the CPU. All detectors with this observation share the copy."""
         trimmed = replace(self, finite=None, statistics=None)
         return (trimmed if self.finite is None else trimmed[self.finite]).changed(Tensor.cpu)
 
     @staticmethod
     def joined(parts: Sequence["Observation"]) -> "Observation":
-        """The observation of several batches together."""
+        """One observation of several batches, without statistics and form."""
 
-        def each(name: str) -> Tensor | None:
+        def column(name: str) -> Tensor | None:
             tensors = [getattr(part, name) for part in parts]
             return None if any(t is None for t in tensors) else torch.cat(tensors)
 
         logits = torch.cat([part.logits for part in parts])
         means = tuple(torch.cat(t) for t in zip(*(part.channel_means for part in parts), strict=True))
-        return Observation(logits, each("features"), parts[0].head, means, each("labels"), each("finite"))
+        return Observation(
+            logits, column("features"), parts[0].head, means, column("labels"), column("finite")
+        )
 
 
 class GramTable:
-    """Where the Gram statistics of some taps lie side by side."""
+    """The layout of a table that holds the Gram statistics of several taps side by side."""
 
-    def __init__(self, asked: Statistics, taps: Taps) -> None:
+    def __init__(self, statistics: Statistics, taps: Taps) -> None:
         self.taps = taps
-        self.at = [asked.at(tap) for tap in taps]
-        self.starts = [0, *accumulate(each.size for each in self.at)]
+        self.at = [statistics.at(tap) for tap in taps]
+        self.starts = [0, *accumulate(at_tap.size for at_tap in self.at)]
 
     def empty(self, maps: Tensor) -> Tensor:
-        """Room for the statistics of a batch."""
+        """A table for the statistics of a batch, not filled yet."""
         return torch.empty(len(maps), self.starts[-1], dtype=torch.float32, device=maps.device)
 
     def place(self, table: Tensor, number: int) -> Tensor:
@@ -195,12 +202,12 @@ class GramTable:
 
 
 class Plan:
-    """What to watch in a network, and what to compute of it, for some detectors.
+    """What to watch in a network and what to compute, for several detectors.
 
     Args:
-        look: what a look at the network found out.
-        needs: of each detector.
-        known: taps that were found before, as those of a saved detector.
+        look: the result of probing the network.
+        needs: the needs of the detectors, one entry per detector.
+        known: taps that are known already, such as the taps of a saved detector.
 
     """
 
@@ -210,76 +217,98 @@ class Plan:
         self.network, self.needs = look.network, list(needs)
         warn_if_compiled(self.network.model)
         self.form: Signature | None = None
-        """Shapes and dtypes of inputs that all detectors were found to accept."""
+        """Shapes and dtypes of the inputs that all detectors accepted last."""
         self.explained: Callable[[Inputs], AbstractContextManager[None]] = lambda inputs: nullcontext()
-        """What refuses inputs that a detector does not accept, and explains why the network fails on them."""
+        """A context for inputs of a new form. It refuses inputs that a detector does not accept, and explains
+        an error of the network."""
         self.head: Head | None = None
-        """The linear layer that makes the logits, after the first pass; None where nobody asked for it."""
+        """The linear layer that makes the logits, after the first pass. None if no detector needs it."""
         known = known or {}
-        self._means = {asked: look.taps(asked) for asked in _asked(each.means for each in needs)}
-        self._named = {(name,): _one(look, name) for name in _asked(each.features_at for each in needs)}
-        asked = _asked(each.statistics for each in needs)
-        self.tables = {each: GramTable(each, known.get(each) or look.taps(each.taps)) for each in asked}
-        self._head_call = look.head if any(each.features and not each.features_at for each in needs) else None
+        selections = _distinct(need.means for need in needs)
+        self._mean_taps = {selection: look.taps(selection) for selection in selections}
+        names = _distinct(need.features_at for need in needs)
+        self._feature_taps = {(name,): _single_tap(look, name) for name in names}
+        self.tables = {
+            statistics: GramTable(statistics, known.get(statistics) or look.taps(statistics.taps))
+            for statistics in _distinct(need.statistics for need in needs)
+        }
+        self._head_call = look.head if self._needs_head else None
         self._check_head()
         watched = [
-            *self._means.values(),
-            *self._named.values(),
-            *(each.taps for each in self.tables.values()),
+            *self._mean_taps.values(),
+            *self._feature_taps.values(),
+            *(table.taps for table in self.tables.values()),
         ]
-        taps = {tap.call: tap for each in watched for tap in each}
+        calls = {tap.call: tap for taps in watched for tap in taps}
         operations = (
             watched[0].operations if watched else look.operations if self._head_call is not None else ()
         )
-        self.taps = Taps((taps[call] for call in sorted(taps)), operations)
-        self._share_out()
+        self.taps = Taps((calls[call] for call in sorted(calls)), operations)
+        self._assign_taps()
 
     @staticmethod
     def of(network: Network, needs: Sequence[Needs], inputs: Inputs) -> "Plan":
-        """The plan of a pass over a network that nothing is known of yet."""
+        """The plan for a network that has not been probed yet."""
         return Plan(Look(network, on_device(inputs, network.model)), needs)
 
+    @property
+    def _needs_head(self) -> bool:
+        """Whether a detector needs the input of the linear layer that makes the logits."""
+        return any(need.features and not need.features_at for need in self.needs)
+
     def _check_head(self) -> None:
-        wanted = any(each.features and not each.features_at for each in self.needs)
-        if wanted and self._head_call is None:
+        if self._needs_head and self._head_call is None:
             raise TapError(
                 f"the logits of {type(unwrap(self.network.model)).__name__} are not made by one linear "
                 "layer, so its penultimate features cannot be found: name a tap, features='...'"
             )
 
-    def _share_out(self) -> None:
-        """For each watched tensor: whether its means are wanted, and which tables want its statistics."""
-        place = {tap.call: number for number, tap in enumerate(self.taps)}
-        averaged = {tap.call for each in (*self._means.values(), *self._named.values()) for tap in each}
+    def _assign_taps(self) -> None:
+        """Note for every watched tensor whether its channel means are needed, and which tables hold it.
+
+        `_columns` has one mapping per table, from the number of a tap in the plan to its number in the table.
+        """
+        number_of = {tap.call: number for number, tap in enumerate(self.taps)}
+        selected = self._mean_taps | self._feature_taps
+        averaged = {tap.call for taps in selected.values() for tap in taps}
         tables = list(self.tables.values())
-        self._own = [{place[tap.call]: own for own, tap in enumerate(table.taps)} for table in tables]
-        self._wanted = [
-            (tap.call in averaged, [(i, own[number]) for i, own in enumerate(self._own) if number in own])
+        self._columns = [
+            {number_of[tap.call]: column for column, tap in enumerate(table.taps)} for table in tables
+        ]
+        self._uses = [
+            (
+                tap.call in averaged,
+                [(i, columns[number]) for i, columns in enumerate(self._columns) if number in columns],
+            )
             for number, tap in enumerate(self.taps)
         ]
         self._numbers = {
-            asked: [place[tap.call] for tap in taps] for asked, taps in (self._means | self._named).items()
+            selection: [number_of[tap.call] for tap in taps] for selection, taps in selected.items()
         }
         self._bytes = 4 * sum(table.starts[-1] for table in tables)
 
     @property
     def at_once(self) -> int:
-        """How many examples are run together, so that their statistics fit into memory."""
+        """The most examples of one pass, so that their statistics fit into memory."""
         return max(1, MOST_STATISTICS // self._bytes) if self._bytes else sys.maxsize
 
     def pieces(self, inputs: Inputs, labels: Tensor | None) -> Iterator[tuple[Inputs, Tensor | None]]:
-        """The batch, or parts of it whose statistics fit into memory."""
+        """The batch in pieces whose statistics fit into memory. A small batch is one piece."""
         total, at_once = count_examples(inputs), self.at_once
         if total <= at_once:
             yield inputs, labels
             return
         for start in range(0, total, at_once):
             part = slice(start, start + at_once)
-            some = mapped(inputs, lambda t: t[part] if t.ndim and t.shape[0] == total else t)  # noqa: B023
-            yield some, None if labels is None else labels[part]
+            piece = mapped(inputs, lambda t: t[part] if t.ndim and t.shape[0] == total else t)  # noqa: B023
+            yield piece, None if labels is None else labels[part]
 
     def run(self, inputs: Inputs, labels: Tensor | None = None) -> Iterable[list[Observation]]:
-        """What each detector sees of a batch in one forward pass, or in several if the batch is large."""
+        """Run a batch: one list per forward pass, with the observations of all detectors.
+
+        The inputs are moved to the network's device. A batch takes one pass. If its statistics would exceed
+        `MOST_STATISTICS`, it is run in pieces, one pass per piece.
+        """
         inputs = on_device(inputs, self.network.model)
         form, examples = signature(inputs), count_examples(inputs)
         if form == self.form and 0 < examples <= self.at_once:
@@ -287,7 +316,7 @@ class Plan:
         return self._checked(inputs, labels, form)
 
     def _checked(self, inputs: Inputs, labels: Tensor | None, form: Signature) -> Iterator[list[Observation]]:
-        """The same for inputs of a new form, which a detector may refuse, and for large batches."""
+        """`run` for inputs of a new form, which a detector may refuse, and for large batches."""
         with nullcontext() if form == self.form else self.explained(inputs):
             for piece, labels_of_piece in self.pieces(inputs, labels):
                 yield self(piece, labels_of_piece)
@@ -295,7 +324,7 @@ class Plan:
 
     @torch.inference_mode()
     def __call__(self, inputs: Inputs, labels: Tensor | None = None) -> list[Observation]:
-        """One forward pass: what it shows to each detector. The inputs are on the network's device."""
+        """One forward pass: the observations of all detectors. The inputs are on the network's device."""
         return self._pass(inputs, labels, _form(inputs))
 
     def differentiable(self, inputs: Inputs) -> list[Observation]:
@@ -311,23 +340,23 @@ class Plan:
         features: list[Tensor] = []
 
         def receive(number: int, maps: Tensor) -> None:
-            averaged, tables = self._wanted[number]
-            for i, own in tables:
+            averaged, tables = self._uses[number]
+            for i, column in tables:
                 if not filled[i].numel():
                     filled[i] = layouts[i].empty(maps)
-                at = layouts[i].at[own]
-                kernels.compute(at.statistic, maps, at.orders, layouts[i].place(filled[i], own))
+                at_tap = layouts[i].at[column]
+                kernels.compute(at_tap.statistic, maps, at_tap.orders, layouts[i].place(filled[i], column))
             if averaged:
                 means[number] = maps.mean(2, dtype=torch.float32)
 
         def repeat(number: int, earlier: int) -> bool:
-            """Copy the statistics of an earlier tap with the very same tensor, if nothing else is wanted."""
-            averaged, tables = self._wanted[number]
-            if averaged or any(earlier not in self._own[i] for i, _ in tables):
+            """Copy the statistics of an earlier tap of the same tensor; False if the copy is not enough."""
+            averaged, tables = self._uses[number]
+            if averaged or any(earlier not in self._columns[i] for i, _ in tables):
                 return False
-            for i, own in tables:
-                before = layouts[i].place(filled[i], self._own[i][earlier])
-                layouts[i].place(filled[i], own).copy_(before)
+            for i, column in tables:
+                statistics = layouts[i].place(filled[i], self._columns[i][earlier])
+                layouts[i].place(filled[i], column).copy_(statistics)
             return True
 
         def at_head(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
@@ -348,19 +377,23 @@ class Plan:
             form=form,
         )
         tables = dict(zip(self.tables, filled, strict=True))
-        shown = {needs: self._shown(base, needs, means, tables) for needs in dict.fromkeys(self.needs)}
-        finite = finite_with([inputs, logits], [each.averages for each in shown.values()])
-        shown = {needs: replace(shown[needs], finite=own) for needs, own in zip(shown, finite, strict=True)}
-        return [shown[needs] for needs in self.needs]
+        distinct = list(dict.fromkeys(self.needs))
+        observations = [self._observation(base, needs, means, tables) for needs in distinct]
+        finite = finite_with([inputs, logits], [observation.averages for observation in observations])
+        by_needs = {
+            needs: replace(observation, finite=finite_examples)
+            for needs, observation, finite_examples in zip(distinct, observations, finite, strict=True)
+        }
+        return [by_needs[needs] for needs in self.needs]
 
-    def _shown(
+    def _observation(
         self,
         base: Observation,
         needs: Needs,
         means: Mapping[int, Tensor],
         tables: Mapping[Statistics, Tensor],
     ) -> Observation:
-        """What one detector sees of a pass; what of it is finite is found out later."""
+        """The observation of one detector. Its `finite` is set later."""
         features, head = (base.features, base.head) if needs.features else (None, None)
         if needs.features and needs.features_at is not None:
             features, head = means[self._numbers[(needs.features_at,)][0]], None
@@ -381,13 +414,13 @@ def _form(inputs: Inputs) -> Signature:
     return signature(inputs)
 
 
-def _asked(wishes: Iterable[Any]) -> list[Any]:
-    """What is asked for, each once."""
-    return list(dict.fromkeys(wish for wish in wishes if wish is not None))
+def _distinct(values: Iterable[Any]) -> list[Any]:
+    """The values in their order, without None and without repetition."""
+    return list(dict.fromkeys(value for value in values if value is not None))
 
 
-def _one(look: Look, name: str) -> Taps:
-    """The one tap of a name."""
+def _single_tap(look: Look, name: str) -> Taps:
+    """The tap of this name; an error if the name fits several taps."""
     named = look.taps([name])
     if len(named) != 1:
         raise TapError(f"features='{name}' names {len(named)} taps: name one")

@@ -278,16 +278,16 @@ class Method(Detector):
         score = self.judged(observation)
         return Measurement(score.unsqueeze(1), observation.logits, score < torch.inf)
 
-    def _measured(self, inputs: Inputs) -> Measurement:
+    def _run(self, inputs: Inputs) -> Measurement:
         if not self.alone:
-            return super()._measured(inputs)
+            return super()._run(inputs)
         logits, score = self.score_inputs(inputs)
         return Measurement(score.unsqueeze(1), logits, score < torch.inf)
 
     def score_inputs(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
         """The logits and the scores of a batch."""
         self.check_fitted()
-        measured = super()._measured(inputs)
+        measured = super()._run(inputs)
         return measured.logits, measured.values[:, 0]
 
     def score_all(self, loader: Iterable[Any], *, progress: bool = True) -> Tensor:
