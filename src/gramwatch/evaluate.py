@@ -1,4 +1,4 @@
-"""Evaluation: the paper's protocol, from a fitted detector and named sets of inputs to a table."""
+"""Evaluation by the paper's protocol: from fitted detectors and named sets of inputs to a table."""
 
 import csv
 import io
@@ -19,7 +19,7 @@ from gramwatch.methods.msp import MSP
 from gramwatch.metrics import METRICS, all_metrics
 
 Measured = Mapping[str, Measurement]
-"""What each method measured of a set."""
+"""The measurements of one set, by method."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Evaluation:
 
     rows: tuple[Row, ...]
     protocol: str
-    """In words: what was drawn from what, how often."""
+    """A sentence on the draws: their number, their sizes and the seed."""
 
     def __repr__(self) -> str:
         return "\n".join([*_aligned(self._table(), left=2), self.protocol])
@@ -67,8 +67,8 @@ class Evaluation:
         """One metric, methods x sets."""
         if metric not in METRICS:
             raise ValueError(f"there is no metric '{metric}', only {', '.join(METRICS)}")
-        found = {(row.method, row.ood): row.mean[metric] for row in self.rows}
-        return np.array([[found[method, name] for name in self.sets] for method in self.methods])
+        means = {(row.method, row.ood): row.mean[metric] for row in self.rows}
+        return np.array([[means[method, name] for name in self.sets] for method in self.methods])
 
     def overview(self, metric: str = "auroc") -> str:
         """One metric as a table of methods x sets with the mean and the worst set, best mean first."""
@@ -90,7 +90,7 @@ class Evaluation:
         return _written("\n".join([*lines, "", self.protocol, ""]), path)
 
     def to_csv(self, path: str | PathLike[str] | None = None) -> str:
-        """One line per row, fractions of one; written to `path` if given."""
+        """The table in CSV, in fractions of one; written to `path` if given."""
         out = io.StringIO()
         fields = [f"{key}{suffix}" for key in METRICS for suffix in ("", "_spread")]
         writer = csv.writer(out, lineterminator="\n")
@@ -101,7 +101,7 @@ class Evaluation:
         return _written(out.getvalue(), path)
 
     def to_json(self, path: str | PathLike[str] | None = None) -> str:
-        """All rows and the protocol, fractions of one; written to `path` if given."""
+        """The rows and the protocol in JSON, in fractions of one; written to `path` if given."""
         value = {"protocol": self.protocol, "rows": [vars(row) for row in self.rows]}
         return _written(json.dumps(value, indent=2) + "\n", path)
 
@@ -118,19 +118,20 @@ def evaluate(
 ) -> Evaluation:
     """Judge fitted detectors of one network by the paper's protocol, in one pass over each set.
 
-    In each draw a random tenth of the in-distribution test data sets E[delta_l] of Gram, and standardises the
-    members of a guard; the other nine tenths are compared with each out-of-distribution set, by every method
-    alike. The detectors themselves, their calibration included, are unchanged: they need not be calibrated.
+    Every draw splits the in-distribution test data at random. One tenth is for validation: it sets E[delta_l]
+    of Gram and standardises the members of a guard. The other nine tenths are compared with every
+    out-of-distribution set. All methods get the same draws. The detectors need not be calibrated. Neither the
+    detectors nor their calibrations change.
 
     Args:
-        detectors: fitted on training data: several, by name, or a single one. Beside a single `GramDetector`
-            or `Guard` stands "MSP", the baseline of Hendrycks & Gimpel, from the same forward pass; beside a
-            `Guard` its members, too.
+        detectors: one fitted detector, or several by name. If it is a single `GramDetector` or `Guard`, the
+            table also has "MSP", the baseline of Hendrycks & Gimpel, from the same forward pass. If it is a
+            single `Guard`, the table also has its members.
         in_distribution: a loader of in-distribution test data, not used for training.
         out_of_distribution: loaders by name.
-        draws: how many times to draw the validation data.
-        validation_share: the share drawn.
-        seed: of the draws.
+        draws: the number of draws.
+        validation_share: the share of the in-distribution data that is for validation.
+        seed: the seed of the draws.
         progress: show progress bars (on a terminal only).
 
     """
@@ -164,17 +165,17 @@ def evaluate_measured(
     seed: int = 0,
     check: Callable[[str, Any], None] = lambda name, rule: None,
 ) -> Evaluation:
-    """`evaluate` of what was measured already.
+    """`evaluate`, given the measurements.
 
     Args:
-        inside: what each method measured of the in-distribution test data.
-        sets: the same of each out-of-distribution set.
-        rules: how what a method measured becomes its score, fitted anew in each draw. A method without a
-            rule measured its score.
-        draws: as in `evaluate`, like the rest.
-        validation_share: the share drawn.
-        seed: of the draws.
-        check: gets each method's name and its rule as fitted in the first draw.
+        inside: the measurements of the in-distribution test data, by method.
+        sets: the same for every out-of-distribution set.
+        rules: the rules that turn measurements into scores, by method. They are fitted anew in each draw. For
+            a method without a rule, the measurement is the score.
+        draws: as for `evaluate`.
+        validation_share: as for `evaluate`.
+        seed: as for `evaluate`.
+        check: is called with every method's name and its rule as fitted in the first draw.
 
     """
     figures: dict[tuple[str, str], list[dict[str, float]]] = {}
@@ -191,8 +192,8 @@ def evaluate_measured(
 
             scores = score(measured)[test]
             for name, outside in sets.items():
-                found = all_metrics(scores, score(outside[method]))
-                figures.setdefault((name, method), []).append(found)
+                metrics = all_metrics(scores, score(outside[method]))
+                figures.setdefault((name, method), []).append(metrics)
     rows = tuple(
         _row(method, name, _count(sets[name]), figures[name, method]) for name in sets for method in inside
     )
@@ -212,17 +213,17 @@ def scores_of_first_draw(
     validation_share: float = 0.1,
     seed: int = 0,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """What `evaluate_measured` compares in its first draw: a method's scores of test data and sets."""
+    """A method's scores of the test data and of all sets, in the first draw of `evaluate_measured`."""
     validation, test = next(_drawn(_count(inside), 1, validation_share, seed))
     rule = _fitted(rules.get(method, AsMeasured()), inside[method], validation)
-    scores = {name: rule(each[method])[:, 0] for name, each in sets.items()}
+    scores = {name: rule(measured[method])[:, 0] for name, measured in sets.items()}
     return rule(inside[method])[test, 0], scores
 
 
 def _drawn(
     total: int, draws: int, validation_share: float, seed: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Which examples are for validation and which for test, draw by draw."""
+    """The indices of the validation and of the test examples, for every draw."""
     size = round(validation_share * total)
     if not 1 <= size < total:
         raise InputError(f"{total} in-distribution examples cannot be split into validation and test")
@@ -260,7 +261,7 @@ def _count(measured: Measured) -> int:
 
 
 def _fitted(rule: Rule, inside: Measurement, validation: torch.Tensor) -> Rule:
-    """The rule fitted to some of the in-distribution examples."""
+    """The rule, fitted to the validation examples."""
     if not rule.standardises:
         return rule
     chosen = inside[validation[inside.finite[validation]]]
@@ -275,7 +276,7 @@ def _fitted(rule: Rule, inside: Measurement, validation: torch.Tensor) -> Rule:
 
 
 def _row(method: str, name: str, examples: int, figures: list[dict[str, float]]) -> Row:
-    values = {key: np.array([each[key] for each in figures]) for key in METRICS}
+    values = {key: np.array([metrics[key] for metrics in figures]) for key in METRICS}
     return Row(
         method,
         name,
@@ -286,7 +287,7 @@ def _row(method: str, name: str, examples: int, figures: list[dict[str, float]])
 
 
 def _aligned(table: list[list[str]], left: int) -> list[str]:
-    """The lines of a table with a rule under its head; the first columns to the left, the rest right."""
+    """The lines of a table with a rule under its head. The first `left` columns are aligned to the left."""
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     lines = [
         "  ".join(
