@@ -442,10 +442,10 @@ def test_shapes_do_not_compile_anew(backend):
     if module.__name__.endswith("cuda"):
         pytest.skip("Triton compiles for tile sizes, of which there are few")
     computed(backend, "row_sums", torch.rand(2, 3, 4), (1, 2))
-    compiled = len(module._row_sums_of_some.signatures)
+    compiled = len(module._row_sums_in_range.signatures)
     for shape in ((1, 3, 5), (4, 7, 9), (2, 64, 16)):
         computed(backend, "row_sums", torch.rand(shape), (1, 2))
-    assert len(module._row_sums_of_some.signatures) == compiled
+    assert len(module._row_sums_in_range.signatures) == compiled
 
 
 @pytest.fixture
@@ -459,10 +459,10 @@ def three_threads():
 @pytest.mark.parametrize("own_threads", [True, False])
 @pytest.mark.parametrize("name", FAST)
 def test_several_threads_give_what_one_gives(name, own_threads, three_threads, monkeypatch):
-    from gramwatch.kernels import cpu
+    from gramwatch.kernels import cpu, threads
 
     if own_threads:
-        monkeypatch.setattr(cpu, "_openmp", lambda: None)
+        monkeypatch.setattr(threads, "_openmp", lambda: None)
     maps, orders = torch.randn(13, 40, 35), (1, 2, 10)
     several, one = torch.empty(13, 3, 40), torch.empty(13, 3, 40)
     cpu.compute(name, maps, orders, several)
@@ -473,17 +473,17 @@ def test_several_threads_give_what_one_gives(name, own_threads, three_threads, m
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere PyTorch may bring another kind of threads")
 def test_the_threads_are_those_of_pytorch():
-    from gramwatch.kernels import cpu
+    from gramwatch.kernels import threads
 
-    assert cpu._openmp() is not None
+    assert threads._openmp() is not None
 
 
 @pytest.mark.parametrize("own_threads", [True, False])
 def test_an_error_on_another_thread_is_raised(own_threads, three_threads, monkeypatch):
-    from gramwatch.kernels import cpu
+    from gramwatch.kernels import cpu, threads
 
     if own_threads:
-        monkeypatch.setattr(cpu, "_openmp", lambda: None)
+        monkeypatch.setattr(threads, "_openmp", lambda: None)
     seen = []
 
     def fail(start, stop):
