@@ -1,9 +1,9 @@
 """Saving and loading a fitted detector: one safetensors file with a JSON header. No pickle anywhere.
 
-The header holds everything but the tensors. What a file must contain follows from it, and is compared with
-what the file does contain before any memory is taken: names, shapes, types. Then the numbers are checked.
-Checksums of the header and of the tensors find damage. A file is opened once: what is read belongs together
-although another process may save over it meanwhile.
+The header holds everything but the tensors. It determines the names, shapes and types of the tensors. These
+are compared with the file before memory is taken. Then the tensors are read, and their numbers are checked.
+Checksums of the header and of the tensors reveal damage. A file is opened only once. So header and tensors
+belong together, even if another process replaces the file meanwhile.
 """
 
 import hashlib
@@ -37,11 +37,11 @@ from gramwatch.version import __version__
 FORMAT = 1
 """The version of the file's layout. Files of every version up to this one can be read."""
 MOST_HEADER = 100_000_000
-"""A longer header is refused, as the safetensors library does."""
+"""The longest header, in bytes. The safetensors library has the same limit."""
 MOST_AXES = 64
-"""A tensor with more axes is refused, as PyTorch does."""
+"""The largest number of axes of a tensor. PyTorch has the same limit."""
 _PIECE = 2**22
-"""So many numbers are checked at once."""
+"""The number of values that are checked at once."""
 _DAY = 86_400.0
 
 
@@ -50,7 +50,7 @@ _DAY = 86_400.0
 
 @dataclass(frozen=True)
 class Rule:
-    """What the numbers of a tensor must be."""
+    """A condition on the numbers of a tensor, in words and as a test."""
 
     text: str
     holds: Callable[[Tensor], bool]
@@ -79,26 +79,27 @@ def within(lowest: int, highest: int) -> Rule:
 
 @dataclass(frozen=True)
 class Field:
-    """What one tensor of a file must be. A size that has a name is the same wherever the name occurs."""
+    """The requirements on one tensor of a file."""
 
     shape: tuple[int | str, ...]
+    """Sizes as numbers or names. A name stands for the same size in all fields of a file."""
     dtype: torch.dtype | None = None
-    """None: any."""
+    """None: any type."""
     rule: Rule | None = None
     """None: any numbers."""
     optional: bool = False
-    """Whether what is saved is complete without it."""
+    """Whether a file is complete without this tensor."""
     reduce: Literal["sum", "min", "max", "mean"] | None = None
-    """How the tensors of two sets of examples become that of both; "mean": weighed by the tensor `count_`.
-    None: it cannot be said of this tensor alone."""
+    """How the tensors of two sets of examples are joined. "mean" is weighted by the tensor `count_`.
+    None: this tensor alone does not determine the joined tensor."""
 
 
 Shapes = dict[str, Field]
-"""The tensors of a file by name."""
+"""The fields of a file's tensors, by name."""
 
 
 def shapes_of(header: Mapping[str, Any]) -> Shapes:
-    """The tensors as the header lists them under "shapes", of any type and with any numbers."""
+    """The fields that the header lists under "shapes". They allow any type and any numbers."""
     shapes = header["shapes"]
     if not isinstance(shapes, dict) or not all(fits(shape, list[int]) for shape in shapes.values()):
         raise ValueError("its header does not list the shapes of its tensors")
@@ -106,13 +107,13 @@ def shapes_of(header: Mapping[str, Any]) -> Shapes:
 
 
 NEVER_EMPTY = frozenset({"classes", "examples", "taps", "width"})
-"""Sizes of tensors, by what they are called, that are at least one."""
+"""The names of sizes that must be at least one."""
 
 
 def resolved(fields: Mapping[str, Field], given: Shapes) -> Shapes:
-    """The fields of the given names, with the sizes that these have."""
+    """The declared fields of the tensors in a file, with the file's sizes instead of names."""
     sizes: dict[str, int] = {}
-    found: Shapes = {}
+    fields_of_file: Shapes = {}
     for name, listed in given.items():
         if name not in fields:
             raise ValueError(f"the tensor '{name}' does not belong there")
@@ -124,41 +125,41 @@ def resolved(fields: Mapping[str, Field], given: Shapes) -> Shapes:
             fitting &= actual == (sizes.setdefault(size, int(actual)) if isinstance(size, str) else size)
         if not fitting:
             raise ValueError(f"the tensor '{name}' has shape {listed.shape}, which does not fit the others")
-        found[name] = replace(fields[name], shape=listed.shape)
-    return found
+        fields_of_file[name] = replace(fields[name], shape=listed.shape)
+    return fields_of_file
 
 
 def fits(value: Any, hint: Any) -> bool:
-    """Whether a value read from JSON is of the type that a hint names. Numbers must be finite."""
+    """Whether a value read from JSON has the type of a type hint. Numbers must be finite."""
     if hint is Any or hint is None or hint is NoneType:
         return hint is Any or value is None
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
-        return any(fits(value, each) for each in arguments)
+        return any(fits(value, argument) for argument in arguments)
     if origin is Literal:
         return value in arguments
     if origin is dict:
-        return isinstance(value, dict) and all(fits(each, arguments[1]) for each in value.values())
+        return isinstance(value, dict) and all(fits(item, arguments[1]) for item in value.values())
     if origin is not None:
-        return isinstance(value, list) and all(fits(each, arguments[0]) for each in value)
+        return isinstance(value, list) and all(fits(item, arguments[0]) for item in value)
     if hint is float:
         return type(value) in (int, float) and math.isfinite(value)
     return type(value) is hint
 
 
 def check_types(values: Mapping[str, Any], **hints: Any) -> None:
-    """Make sure that the named values of a header are there and of their types."""
+    """Make sure that a header has the named values, with the types of the hints."""
     for name, hint in hints.items():
         if not fits(values[name], hint):
             raise ValueError(f"{name} cannot be {values[name]!r:.60}")
 
 
 def check_settings(kind: type, settings: Mapping[str, Any]) -> None:
-    """Make sure that settings read from a header are of the types that the constructor names."""
+    """Make sure that settings read from a header have the types that the constructor declares."""
     hints: dict[str, Any] = {}
-    for each in reversed(kind.__mro__):
-        if "__init__" in vars(each):
-            hints |= get_type_hints(vars(each)["__init__"])
+    for base in reversed(kind.__mro__):
+        if "__init__" in vars(base):
+            hints |= get_type_hints(vars(base)["__init__"])
     known = {name: hint for name, hint in hints.items() if name in settings}
     if not isinstance(settings, dict) or settings.keys() - known.keys():
         raise ValueError(f"its settings are {settings!r:.60}")
@@ -192,7 +193,7 @@ _DTYPES = {
 
 @dataclass(frozen=True)
 class Stored:
-    """Where a tensor lies in a file."""
+    """Shape, type and position of a tensor in a file."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -201,7 +202,7 @@ class Stored:
 
 
 class File:
-    """A safetensors file, opened once. What is where is read and checked; tensors are read when asked for."""
+    """A safetensors file, opened once. Its layout is read and checked at once, its tensors on request."""
 
     def __init__(self, path: str | PathLike[str]) -> None:
         self.path = Path(path)
@@ -228,20 +229,20 @@ class File:
         if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
             raise ValueError("its metadata are not text")
         stored = {name: _stored(entry, 8 + length) for name, entry in layout.items()}
-        end = max((each.stop for each in stored.values()), default=8 + length)
+        end = max((tensor.stop for tensor in stored.values()), default=8 + length)
         if size < end:
             raise ArtifactError(f"{self.path} is truncated: {end:,} bytes were written, {size:,} are there")
         end = 8 + length
-        for each in sorted(stored.values(), key=lambda each: (each.start, each.stop)):
-            if each.start != end:
+        for tensor in sorted(stored.values(), key=lambda tensor: (tensor.start, tensor.stop)):
+            if tensor.start != end:
                 raise ValueError("its tensors do not lie side by side")
-            end = each.stop
+            end = tensor.stop
         if size > end:
             raise ValueError(f"{end:,} bytes were written, {size:,} are there")
         return metadata, stored
 
     def header(self) -> dict[str, Any] | None:
-        """What `write` wrote beside the tensors, checked; None if the file is not of this library."""
+        """The header that `write` wrote, checked. None if the file is not of this library."""
         text = self.metadata.get("gramwatch")
         if text is None:
             if any('"checksum"' in other and '"tensors"' in other for other in self.metadata.values()):
@@ -285,7 +286,7 @@ def _json(text: str | bytes) -> dict[str, Any]:
 
 
 def _stored(entry: Any, data: int) -> Stored:
-    """One entry of the layout, whose offsets count from where the data begin."""
+    """One entry of the layout. Its offsets are relative to `data`, where the data begin."""
     shape, (start, stop) = entry["shape"], entry["data_offsets"]
     if len(shape) > MOST_AXES:
         raise ValueError(f"a tensor has {len(shape):,} axes")
@@ -298,7 +299,7 @@ def _stored(entry: Any, data: int) -> Stored:
 
 
 class Storable(Protocol):
-    """What can be read back: first as its header describes it, then with its tensors."""
+    """An object that can be read from a file: first its header, then its tensors."""
 
     metadata: dict[str, Any]
 
@@ -306,10 +307,10 @@ class Storable(Protocol):
     def described(
         cls: "type[_S]", header: Mapping[str, Any], model: nn.Module | Network
     ) -> "tuple[_S, Shapes]":
-        """The object without its tensors, and what these must be."""
+        """The object without its tensors, and the fields that its tensors must match."""
 
     def restore(self, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        """Take over the tensors."""
+        """Set the tensors."""
 
 
 _S = TypeVar("_S", bound=Storable)
@@ -317,18 +318,18 @@ _S = TypeVar("_S", bound=Storable)
 
 @dataclass
 class Saved:
-    """An opened file of this library: its header, read and checked; its tensors, not yet read."""
+    """An opened file of this library. Its header has been read and checked, its tensors have not."""
 
     file: File
     header: dict[str, Any]
 
     @property
     def path(self) -> Path:
-        """Where the file was when it was opened."""
+        """The path that was opened."""
         return self.file.path
 
     def tensors(self, expected: Shapes) -> dict[str, Tensor]:
-        """The tensors, which must be as expected."""
+        """The tensors. An error says which one does not match its expected field."""
         self._compare(expected)
         tensors = {name: self.file.tensor(name) for name in expected}
         if _checksum(tensors.items()) != self.header.get("tensors"):
@@ -340,7 +341,7 @@ class Saved:
         return tensors
 
     def _compare(self, expected: Shapes) -> None:
-        """Names, shapes and types, before memory is taken."""
+        """Compare names, shapes and types with the file's layout. This takes no memory."""
         layout = self.file.layout
         for name in sorted(expected.keys() | layout.keys()):
             if name not in layout:
@@ -376,14 +377,14 @@ class Saved:
                 )
 
     def batches(self) -> int:
-        """How many batches the checkpoint of a fit holds."""
+        """The number of batches in the checkpoint of a fit."""
         batches = self.header.get("batches")
         if type(batches) is not int or batches < 0:
             raise ArtifactError(f"{self.path} is a finished detector, not the checkpoint of a fit")
         return batches
 
     def restored(self, kind: type[_S], model: nn.Module | Network, accept_other_weights: bool) -> _S:
-        """The detector that the file holds."""
+        """The detector in the file."""
         name, held = getattr(kind, "name", kind.__name__), self.header["detector"]
         if held != name:
             raise ArtifactError(f"{self.path} holds a {held!r:.60}, not a '{name}'")
@@ -399,7 +400,7 @@ class Saved:
 
 
 def read(path: str | PathLike[str]) -> Saved:
-    """Open the file of a detector and check its header; its tensors are read later."""
+    """Open the file of a detector and check its header. The tensors are read later."""
     saved = opened(path)
     with reading(saved.path):
         check_types(saved.header, detector=str)
@@ -418,7 +419,7 @@ def opened(path: str | PathLike[str]) -> Saved:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Whatever a file's contents make go wrong is an `ArtifactError` that names the file."""
+    """Turn any error caused by a file's contents into an `ArtifactError` that names the file."""
     try:
         yield
     except ArtifactError as error:
@@ -435,7 +436,7 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def check_writable(path: str | PathLike[str]) -> None:
-    """Make sure that a file can be written to `path`, by writing an empty one beside it for a moment."""
+    """Make sure that `path` can be written: create an empty file in the same folder, and remove it."""
     with _writing(path) as target:
         beside = _beside(target)
         beside.touch(exist_ok=False)
@@ -443,10 +444,10 @@ def check_writable(path: str | PathLike[str]) -> None:
 
 
 def write(path: str | PathLike[str], header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Write a file beside `path`, then put it in place: a failure leaves the old file whole.
+    """Write a file beside `path`, then move it to `path`. A failure leaves the old file whole.
 
-    Where `path` is a link, the file that it points to is replaced. What writers that were killed have left
-    beside it is removed.
+    If `path` is a link, the file that it points to is replaced. Temporary files that killed processes left
+    beside it are removed.
     """
     check_writable(path)
     kept = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
@@ -454,12 +455,12 @@ def write(path: str | PathLike[str], header: Mapping[str, Any], tensors: Mapping
     if not isinstance(whole.get("metadata", {}), dict):
         raise ArtifactError(f"the detector's metadata must be a dictionary, not {whole['metadata']!r}")
     try:
-        # As it will be read: JSON turns tuples into lists and keys into text.
+        # The checksum is of the values as they will be read: JSON turns tuples into lists and keys into text.
         whole = json.loads(json.dumps(whole, allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:
         raise ArtifactError(f"the detector's metadata must be plain JSON values: {error}") from None
     text = json.dumps({**whole, "checksum": _header_checksum(whole)})
-    if len(text) > MOST_HEADER // 2:  # which has room for quotes, escaped
+    if len(text) > MOST_HEADER // 2:  # the other half is for escaped quotes
         raise ArtifactError(f"the detector's metadata are too long: its header has {len(text):,} bytes")
     with _writing(path) as target:
         _remove_leftovers(target)
@@ -479,7 +480,7 @@ def write(path: str | PathLike[str], header: Mapping[str, Any], tensors: Mapping
 
 @contextmanager
 def _writing(path: str | PathLike[str]) -> Iterator[Path]:
-    """The file to be replaced, where links lead to. What goes wrong is an `OSError` that names `path`."""
+    """The file to replace, with links followed. Any failure becomes an `OSError` that names `path`."""
     try:
         target = Path(os.path.realpath(path))
         if target.is_dir():
@@ -492,12 +493,12 @@ def _writing(path: str | PathLike[str]) -> Iterator[Path]:
 
 
 def _leftover(target: Path) -> str:
-    """How the names of files begin that writers on this machine put beside a target."""
+    """The beginning of the names of the temporary files beside a target."""
     return f".gramwatch-{_short_hash(target.name)}-"
 
 
 def _beside(target: Path) -> Path:
-    """A new name beside a target: whose, from which machine, by which process."""
+    """A new temporary name beside a target. It holds the target, the machine and the process."""
     machine, process = _short_hash(platform.node()), os.getpid()
     return target.with_name(f"{_leftover(target)}{machine}-{process}-{uuid.uuid4().hex[:8]}")
 
@@ -507,7 +508,7 @@ def _short_hash(text: str) -> str:
 
 
 def _remove_leftovers(target: Path) -> None:
-    """Remove what writers of the same target left that are gone, or began more than a day ago."""
+    """Remove temporary files of this target if their process has ended, or if they are over a day old."""
     for path in target.parent.glob(f"{_leftover(target)}*"):
         with suppress(OSError, ValueError):
             machine, process = path.name.split("-")[2:4]
@@ -517,7 +518,7 @@ def _remove_leftovers(target: Path) -> None:
 
 
 def _is_running(process: int) -> bool:
-    if os.name != "posix":  # elsewhere signal 0 is not a question
+    if os.name != "posix":  # on Windows, signal 0 is Ctrl+C
         return True
     try:
         os.kill(process, 0)
@@ -529,7 +530,7 @@ def _is_running(process: int) -> bool:
 
 
 def _flush(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk."""
+    """Wait until a file, or the list of names in a folder, is on the disk."""
     if path.is_dir() and os.name != "posix":
         return
     handle = os.open(path, os.O_RDONLY if os.name == "posix" else os.O_RDWR)
@@ -568,7 +569,7 @@ def taps_from_json(value: Mapping[str, Any]) -> Taps:
 
 
 def fingerprint(model: nn.Module) -> dict[str, Any]:
-    """What identifies a network: the names and shapes of its parameters and buffers, and their values.
+    """The identity of a network: checksums of the names and shapes, and of the values, of its tensors.
 
     The prefixes that wrappers add to names (`module.`, `_orig_mod.`) are ignored.
     """

@@ -16,21 +16,21 @@ Inputs = Any
 """What a network is called with: a tensor, a tuple of arguments, or a mapping of keyword arguments."""
 
 Signature = list[list[Any]]
-"""Shape of one example and dtype of each tensor of an input; None for a size that varies."""
+"""For each tensor of an input: the shape of one example, and the dtype. A size that varies is None."""
 
 _T = TypeVar("_T")
 
 
 AT_ONCE = 256
-"""Examples in a batch, where a whole tensor or data set is given in place of a loader."""
+"""The batch size, if a whole tensor or data set is given instead of a loader."""
 LABELS = ("label", "labels", "target", "targets")
 """Keys of a batch that hold labels."""
 IMAGES = ("pixel_values", "image", "images", "img", "input", "inputs", "x", "data")
-"""Keys of a batch that hold the input, where the network does not name its argument so."""
+"""Keys of a batch that usually hold the input. They are tried if `forward` has no argument of that name."""
 
 
 def count_examples(inputs: Inputs) -> int:
-    """How many examples a batch holds: the length of its first tensor."""
+    """The number of examples in a batch: the length of its first tensor."""
     if isinstance(inputs, Tensor) and inputs.ndim:
         return len(inputs)
     first = next(tensors_in(inputs), None)
@@ -46,12 +46,12 @@ REMEDY = "Turn batches into tensors as in training, or let inputs=FUNCTION do so
 
 
 def kind_of(value: Any) -> str:
-    """A value in words: its type, and for tensors and arrays dtype and shape."""
+    """A value in words: its type; for a tensor or an array, its dtype and shape too."""
     if isinstance(value, Tensor | np.ndarray):
         kind = "tensor" if isinstance(value, Tensor) else "array"
         return f"a {str(value.dtype).removeprefix('torch.')} {kind} of shape {tuple(value.shape)}"
     if isinstance(value, Mapping) and value:
-        return "a mapping of " + ", ".join(f"'{key}': {kind_of(each)}" for key, each in value.items())
+        return "a mapping of " + ", ".join(f"'{key}': {kind_of(item)}" for key, item in value.items())
     if isinstance(value, tuple | list) and value:
         return f"a {type(value).__name__} of {len(value)}, the first {kind_of(value[0])}"
     name = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
@@ -59,21 +59,22 @@ def kind_of(value: Any) -> str:
 
 
 def as_inputs(value: Any, accepts: Callable[[str], bool], dtype: torch.dtype) -> Inputs:
-    """What a network is called with, from what a user gave.
+    """The arguments of the network, made from a user's batch.
 
-    Arrays become tensors; floating ones get the dtype of the network. Of a mapping, the keys that the
-    network's `forward` accepts become keyword arguments, labels excepted. If it accepts none, the one
-    floating tensor, or the one under a usual name such as "image", becomes the only argument.
+    Arrays become tensors. A floating-point array gets the dtype of the network. In a mapping, labels are left
+    out, and the keys that the network's `forward` accepts become keyword arguments. If `forward` accepts no
+    key, one tensor becomes the only argument: the only floating-point tensor, or the tensor under a usual
+    key such as "image".
     """
 
     def tensor(array: Any) -> Any:
         if not isinstance(array, np.ndarray) or array.dtype.hasobject:
             return array
-        made = torch.from_numpy(array)
-        return made.to(dtype) if made.is_floating_point() else made
+        converted = torch.from_numpy(array)
+        return converted.to(dtype) if converted.is_floating_point() else converted
 
     if isinstance(value, Mapping):
-        value = _arguments_of({key: each for key, each in value.items() if key not in LABELS}, accepts)
+        value = _arguments_of({key: item for key, item in value.items() if key not in LABELS}, accepts)
     return _converted(value, tensor)
 
 
@@ -94,14 +95,17 @@ def _arguments_of(given: Mapping[str, Any], accepts: Callable[[str], bool]) -> A
 
 def _converted(value: Any, change: Callable[[Any], Any]) -> Any:
     if isinstance(value, Mapping):
-        return {key: _converted(each, change) for key, each in value.items()}
+        return {key: _converted(item, change) for key, item in value.items()}
     if isinstance(value, tuple | list):
-        return tuple(_converted(each, change) for each in value)
+        return tuple(_converted(item, change) for item in value)
     return change(value)
 
 
 def split_batch(batch: Any) -> tuple[Any, Any]:
-    """Inputs and labels of a loader's batch: a tuple's first and second item, a mapping and its labels."""
+    """The inputs and the labels of a loader's batch.
+
+    They are the first two items of a tuple, or a mapping and the labels in it. Labels may be None.
+    """
     if isinstance(batch, Mapping):
         return batch, next((batch[key] for key in LABELS if key in batch), None)
     if isinstance(batch, tuple | list):
@@ -112,7 +116,7 @@ def split_batch(batch: Any) -> tuple[Any, Any]:
 
 
 def batches_in(loader: Iterable[Any]) -> Iterable[Any]:
-    """The loader; a whole tensor, array or data set given in its place, in batches."""
+    """The batches of a loader. A whole tensor, array or data set is split into batches."""
     if isinstance(loader, Tensor | np.ndarray) and loader.ndim:
         return [loader[i : i + AT_ONCE] for i in range(0, len(loader), AT_ONCE)]
     if isinstance(loader, Dataset):
@@ -133,7 +137,7 @@ def on_device(inputs: _T, model: nn.Module) -> _T:
 
 
 def on_device_ahead(batches: Iterable[_T], model: nn.Module) -> Iterator[_T]:
-    """Each batch on the device of the network; a GPU gets the next one while it works on this one.
+    """The batches on the device of the network. While a GPU works on a batch, it receives the next batch.
 
     A batch is an input, or any nest of tuples, lists and mappings of tensors.
     """
@@ -162,7 +166,7 @@ def on_device_ahead(batches: Iterable[_T], model: nn.Module) -> Iterator[_T]:
                 yield arrived()
             ahead.append((moved, copied))
     except Exception:
-        if ahead:  # the loader failed: what it gave before still counts
+        if ahead:  # the loader failed: the batch before that is still valid
             yield arrived()
         raise
     if ahead:
@@ -170,13 +174,13 @@ def on_device_ahead(batches: Iterable[_T], model: nn.Module) -> Iterator[_T]:
 
 
 def device_of(model: nn.Module) -> torch.device | None:
-    """The device of a network's parameters or buffers; None if it has neither."""
+    """The device of a network's parameters or buffers. None if the network has neither."""
     place = next(itertools.chain(model.parameters(), model.buffers()), None)
     return None if place is None else place.device
 
 
 def repeated(inputs: Inputs, times: int) -> Inputs:
-    """The batch's first example, several times over."""
+    """A batch that repeats the first example of a batch."""
     total = count_examples(inputs)
     if total == 0:
         raise InputError("the batch is empty")
@@ -188,7 +192,7 @@ def repeated(inputs: Inputs, times: int) -> Inputs:
 
 
 def mapped(value: Any, change: Callable[[Tensor], Any]) -> Any:
-    """The same nest of tuples, lists and mappings with each tensor changed."""
+    """The same nest of tuples, lists and mappings, with every tensor replaced by `change(tensor)`."""
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, Mapping):
@@ -211,24 +215,27 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 
 
 _SMALL = 4096
-"""So many numbers of an example are looked at together with others: copying them costs less than a call."""
+"""Tensors with at most this many numbers per example are joined and checked in one call.
+
+Copying so few numbers costs less than a call.
+"""
 
 
 def all_finite(inputs: Inputs) -> Tensor:
-    """Whether each example's inputs are all finite, `(N,)`."""
+    """Whether all inputs of an example are finite, `(N,)`."""
     total = count_examples(inputs)
     tensors = [t for t in tensors_in(inputs) if t.ndim and t.shape[0] == total]
     floating = [t for t in tensors if t.is_floating_point() and t.numel()]
     if not floating:
         return torch.ones(total, dtype=torch.bool, device=tensors[0].device)
-    # NaN is no less than infinity. One look at each value, and small tensors together: this is done for
-    # every batch, and on a GPU each call costs more than its work.
+    # The largest magnitude is below infinity if and only if all values are finite: NaN is not below infinity.
+    # Every batch is checked, and on a GPU a call costs more than its work: so small tensors are joined.
     rows = [t.reshape(total, -1) for t in floating]
     small = [t for t in rows if t.shape[1] <= _SMALL and t.dtype == torch.float32]
     large = [t for t in rows if t.shape[1] > _SMALL or t.dtype != torch.float32]
     together = [torch.cat(small, 1)] if len(small) > 1 else small
     largest = [torch.linalg.vector_norm(t, torch.inf, 1) for t in (*large, *together)]
-    finite: list[Tensor] = [each < torch.inf for each in largest]
+    finite: list[Tensor] = [magnitude < torch.inf for magnitude in largest]
     return functools.reduce(torch.logical_and, finite)
 
 
@@ -239,14 +246,15 @@ def finite_with(shared: Inputs, own: Iterable[list[Tensor]]) -> list[Tensor]:
 
 
 def signature(inputs: Inputs) -> Signature:
-    """Shape of one example and dtype of each tensor of an input, to notice other inputs later."""
+    """The signature of an input, by which later inputs of another form are recognised."""
     return [[list(t.shape[1:]), str(t.dtype).removeprefix("torch.")] for t in tensors_in(inputs)]
 
 
 def same_form(given: list[list[Any]], fitted: list[list[Any]]) -> bool:
-    """Whether inputs with one signature may be judged by what was fitted on inputs with another.
+    """Whether a detector fitted on inputs of one signature can judge inputs of another.
 
-    Sizes may differ, ranks and kinds may not. A network in half precision takes the same inputs.
+    Sizes may differ. The number of axes and the kind of numbers must be equal. All floating-point types are
+    one kind, so a network in half precision takes the same inputs.
     """
     if len(given) != len(fitted):
         return False
@@ -260,15 +268,15 @@ def same_form(given: list[list[Any]], fitted: list[list[Any]]) -> bool:
 
 
 def _kind(dtype: str) -> str:
-    """What a tensor holds: measurements, or whole numbers such as tokens and masks."""
+    """The kind of numbers in a tensor: measurements, or whole numbers such as tokens and masks."""
     return "float" if "float" in dtype else "whole" if dtype in ("int32", "int64", "bool") else dtype
 
 
 def _same_channels(shape: list[int], fitted: list[int | None]) -> bool:
-    """Whether two examples have the same channels.
+    """Whether two examples have the same number of channels.
 
-    Of a vector, all are channels. Of two axes, one may be time. Of more, the channels come first or last,
-    where there are fewer of them than pixels.
+    In a vector, all numbers are channels. If there are two axes, one of them may be time and may differ. If
+    there are more axes, the channels are the first or the last axis, whichever is shorter.
     """
     if len(shape) > 2:
         ends = [axis for axis in (0, -1) if fitted[axis] is not None]
@@ -279,13 +287,13 @@ def _same_channels(shape: list[int], fitted: list[int | None]) -> bool:
 
 
 def same_size(given: list[list[Any]], fitted: list[list[Any]]) -> bool:
-    """Whether inputs of the same form have sizes that the fit has seen; those that varied may be any."""
+    """Whether the fit has seen inputs of this size. A size that varied in the fit may have any value."""
     pairs = zip(given, fitted, strict=True)
     return all(n == m or m is None for (a, _), (b, _) in pairs for n, m in zip(a, b, strict=True))
 
 
 def widened(fitted: list[list[Any]], given: list[list[Any]]) -> list[list[Any]]:
-    """The signature of inputs of both sizes: None where they differ."""
+    """The signature that covers both signatures. A size that differs becomes None."""
     pairs = zip(fitted, given, strict=True)
     return [
         [[n if n == m else None for n, m in zip(a, b, strict=True)], dtype] for (a, dtype), (b, _) in pairs

@@ -1,8 +1,8 @@
-"""Bounds: what the statistics of training data looked like, per predicted class (Algorithm 1).
+"""Bounds: the range of every statistic on training data, per predicted class (Algorithm 1).
 
 Bounds are running states: `update` takes a batch, `merge` joins two shards, and no example is kept. Shards
-merged in any order equal one pass over all of them, bit for bit for `MinMax`. A class that training never
-predicted is judged by the bounds pooled over all classes.
+merged in any order equal one pass over all of them, bit for bit for `MinMax`. If the network predicted a
+class for no training example, inputs of that class are judged by the bounds pooled over all classes.
 """
 
 from abc import ABC, abstractmethod
@@ -17,18 +17,18 @@ from torch import Tensor
 from gramwatch import kernels
 
 COPIED = 2**23
-"""Where bounds must be copied to be worked on, so many numbers of a table are copied at once (32 MB)."""
+"""If a computation copies bounds, it copies at most this many numbers at a time (32 MB)."""
 
 
 class Bounds(ABC):
     """The running state: a few tensors of shape `(classes, *features)`."""
 
     name: ClassVar[str]
-    """How users ask for it."""
+    """The name by which users choose these bounds."""
     state_names: ClassVar[tuple[str, ...]]
-    """The tensors that make up the state, as they are called in a saved file."""
+    """The names of the state's tensors, in a saved file too."""
     at_once: int | None = None
-    """How many examples to look up together, where a look-up makes copies."""
+    """The number of examples to look up together, if a look-up makes copies."""
 
     def __init__(self, classes: int, features: tuple[int, ...], device: torch.device | str = "cpu") -> None:
         self.classes = classes
@@ -37,28 +37,28 @@ class Bounds(ABC):
 
     @abstractmethod
     def _empty(self, classes: int, features: tuple[int, ...], device: torch.device) -> dict[str, Tensor]:
-        """The state before any example; rows after the last class are not part of what is saved."""
+        """The state before the first example. Rows after the last class are not saved."""
 
     @abstractmethod
     def _forget(self) -> None:
-        """Forget what was derived from the state: it is about to change."""
+        """Forget the values derived from the state, because the state is about to change."""
 
     @abstractmethod
     def update(self, statistics: Tensor, predicted: Tensor) -> None:
-        """Take in a batch: statistics `(N, *features)` and the predicted class of each.
+        """Take in a batch: statistics `(N, *features)` and predicted classes `(N,)`.
 
         An example whose class is negative is left out.
         """
 
     @abstractmethod
     def merge(self, other: "Bounds") -> None:
-        """Take in everything another shard has seen."""
+        """Take in the state of another shard."""
 
     @abstractmethod
     def rows(self, predicted: Tensor, features: slice = slice(None)) -> tuple[Tensor, ...]:
-        """What judges each example, `(N, *features)` each, or some of the features.
+        """The tensors that judge the examples, `(N, *features)` each, or only a slice of the features.
 
-        These are the bounds of its predicted class, pooled ones where that class itself says nothing.
+        They are the bounds of the predicted class. If that class has no bounds, they are the pooled bounds.
         """
 
     def state(self) -> dict[str, Tensor]:
@@ -77,7 +77,7 @@ class Bounds(ABC):
 
     def _replace(self, state: dict[str, Tensor]) -> None:
         self._forget()
-        # One assignment, so that an interruption never leaves a state half old, half new.
+        # One assignment: after an interruption the state is the old one or the new one, never a mixture.
         self._state = state
 
     def _same_kind(self, other: "Bounds") -> dict[str, Tensor]:
@@ -93,7 +93,7 @@ class Bounds(ABC):
 class MinMax(Bounds):
     """The smallest and the largest value of each statistic (Algorithm 1: Mins and Maxs).
 
-    One row after the last class holds the bounds pooled over all classes. It is filled when first needed.
+    One row after the last class holds the bounds pooled over all classes. It is filled at the first use.
     """
 
     name = "min_max"
@@ -122,7 +122,7 @@ class MinMax(Bounds):
         )
 
     def lookup(self, predicted: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Tables of minima and maxima, and the row in them that judges each example."""
+        """The tables of minima and maxima, and for every example the row that judges it."""
         return self._state["minimum"], self._state["maximum"], self._judging(predicted)
 
     def rows(self, predicted: Tensor, features: slice = slice(None)) -> tuple[Tensor, ...]:
@@ -131,9 +131,9 @@ class MinMax(Bounds):
         return tuple(self._state[name][:, features][rows] for name in ("minimum", "maximum"))
 
     def _judging(self, predicted: Tensor) -> Tensor:
-        """The row that judges each example: the pooled one where its class was never predicted."""
+        """The row that judges each example. It is the pooled row if training never predicted the class."""
         if self._never is None:
-            with torch.inference_mode():  # in which tensors may be written wherever they were made
+            with torch.inference_mode():  # a tensor made in inference mode can be written only in it
                 self._pool()
                 self._never = self._never_predicted()
         return torch.where(self._never[predicted], self.classes, predicted)
@@ -145,7 +145,7 @@ class MinMax(Bounds):
         maximum[-1] = maximum[:-1].amax(0)
 
     def _never_predicted(self) -> Tensor:
-        """Which classes have no range: `any`, as an interruption may have left one without some features."""
+        """Which classes lack the range of at least one feature. An interruption can leave such a class."""
         minimum, maximum = (self._state[name][:-1].flatten(1) for name in ("minimum", "maximum"))
         rows = _at_once(minimum.shape[1])
         pieces = zip(minimum.split(rows), maximum.split(rows), strict=True)
@@ -153,12 +153,12 @@ class MinMax(Bounds):
 
 
 def _at_once(features: int) -> int:
-    """How many rows of so many features to copy together."""
+    """The number of rows to copy together, for rows of this many features."""
     return max(1, COPIED // max(1, features))
 
 
 def _widen(statistics: Tensor, predicted: Tensor, minimum: Tensor, maximum: Tensor) -> None:
-    """Widen in place the range of each example's class; a negative class is left out."""
+    """Widen in place the range of each example's class. Examples of a negative class are left out."""
     dense = statistics.ndim == 2 and all(t.is_contiguous() for t in (statistics, minimum, maximum))
     if dense and kernels.widen(statistics, predicted, minimum, maximum):
         return
@@ -171,17 +171,17 @@ def _widen(statistics: Tensor, predicted: Tensor, minimum: Tensor, maximum: Tens
 class HalfMinMax(MinMax):
     """`MinMax` in float16: half the memory, and bounds that are a little wider, never narrower.
 
-    A bound is a float16 times `2^exponent`. Each class has one exponent for each group of features, the least
-    that leaves room for the largest magnitude seen. Bounds are rounded outwards: by less than 2^-10 of their
-    value where that is at least 2^-28 of the group's largest, by less than 2^-38 of the largest below that.
-    Rounding again changes nothing, and the larger exponent wins: shards merged in any order equal one pass
-    over all of them, bit for bit.
+    A bound is a float16 times `2^exponent`. A class has one exponent for every group of features: the
+    smallest exponent with which the group's largest magnitude fits. Bounds are rounded outwards. A bound of
+    at least 2^-28 of the group's largest magnitude moves by less than 2^-10 of its own value. A smaller bound
+    moves by less than 2^-38 of the largest magnitude. Rounding again changes nothing, and a merge takes the
+    larger exponent. So shards merged in any order equal one pass over all of them, bit for bit.
 
     Args:
         classes: number of classes.
         features: number of features, in a tuple.
-        device: where the state lies.
-        groups: how many features each group has; all are one group unless given.
+        device: the device of the state.
+        groups: the number of features in each group. Without it, all features are one group.
 
     """
 
@@ -213,15 +213,15 @@ class HalfMinMax(MinMax):
         self._forget()
         group = self._groups(slice(None))[1]
         at_once = _at_once(statistics.shape[1])
-        for some, classes in zip(statistics.split(at_once), predicted.split(at_once), strict=True):
+        for values, classes in zip(statistics.split(at_once), predicted.split(at_once), strict=True):
             present, index = classes.unique(return_inverse=True)
-            shape = (len(present), some.shape[1])
-            low = torch.full(shape, torch.inf, dtype=torch.float32, device=some.device)
+            shape = (len(present), values.shape[1])
+            low = torch.full(shape, torch.inf, dtype=torch.float32, device=values.device)
             high = torch.full_like(low, -torch.inf)
-            _widen(some, torch.where(classes < 0, -1, index), low, high)
+            _widen(values, torch.where(classes < 0, -1, index), low, high)
             peak = low.new_zeros(len(present), len(self._edges) - 1)
             peak.scatter_reduce_(1, group.expand_as(low), torch.maximum(high, -low), "amax")
-            # Examples left out are an empty range by now, which changes nothing in the pooled row.
+            # Examples that are left out have an empty range. It goes to the pooled row and changes nothing.
             rows = torch.where(present < 0, self.classes, present)
             self._take_in(self._state, rows, low, high, _exponent(peak))
 
@@ -231,13 +231,13 @@ class HalfMinMax(MinMax):
         if self._edges != getattr(other, "_edges", None):
             raise ValueError("bounds of other groups of features cannot be merged")
         merged = {name: tensor.clone() for name, tensor in self._state.items()}
-        for rows in self._some_rows():
+        for rows in self._row_pieces():
             values = self._values(theirs, rows, slice(None))
             self._take_in(merged, rows, *values, theirs["exponent"][rows])
         self._replace(merged)
 
     def lookup(self, predicted: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The minimum and the maximum that judge each example, and the number of each."""
+        """The minimum and the maximum that judge each example, and their row: the example's number."""
         return *self.rows(predicted), torch.arange(len(predicted), device=predicted.device)
 
     def rows(self, predicted: Tensor, features: slice = slice(None)) -> tuple[Tensor, Tensor]:
@@ -247,7 +247,7 @@ class HalfMinMax(MinMax):
     def _pool(self) -> None:
         exponent = self._state["exponent"]
         low, high = self._values(self._state, torch.arange(1, device=exponent.device), slice(None))
-        for rows in self._some_rows():
+        for rows in self._row_pieces():
             minimum, maximum = self._values(self._state, rows, slice(None))
             low, high = torch.minimum(low, minimum.amin(0)), torch.maximum(high, maximum.amax(0))
         exponent[-1] = exponent[:-1].amax(0)
@@ -255,13 +255,13 @@ class HalfMinMax(MinMax):
         self._state["minimum"][-1:] = -_rounded_up(-low, scale)
         self._state["maximum"][-1:] = _rounded_up(high, scale)
 
-    def _some_rows(self) -> Iterator[Tensor]:
-        """All classes, a few at a time."""
+    def _row_pieces(self) -> Iterator[Tensor]:
+        """The rows of all classes, a few at a time."""
         rows = torch.arange(self.classes, device=self._edges_there.device)
         yield from rows.split(_at_once(self._edges[-1]))
 
     def _groups(self, features: slice) -> tuple[slice, Tensor]:
-        """The groups that have some of the features, and which of these each feature belongs to."""
+        """The groups of a slice of features, and for every feature the number of its group among these."""
         start, stop, _ = features.indices(self._edges[-1])
         groups = slice(bisect_right(self._edges, start) - 1, bisect_left(self._edges, stop))
         edges = self._edges_there[groups.start : groups.stop + 1].clamp(start, stop)
@@ -269,7 +269,7 @@ class HalfMinMax(MinMax):
         return groups, numbers.repeat_interleave(edges.diff(), output_size=stop - start)
 
     def _values(self, state: dict[str, Tensor], rows: Tensor, features: slice) -> tuple[Tensor, Tensor]:
-        """Minimum and maximum of some rows in float32, which holds them exactly."""
+        """The minimum and the maximum of the given rows in float32, which holds them exactly."""
         groups, group = self._groups(features)
         scale = _power_of_two(state["exponent"][rows, groups])[:, group]
         return state["minimum"][rows, features] * scale, state["maximum"][rows, features] * scale
@@ -277,7 +277,7 @@ class HalfMinMax(MinMax):
     def _take_in(
         self, state: dict[str, Tensor], rows: Tensor, low: Tensor, high: Tensor, needed: Tensor
     ) -> None:
-        """Widen some rows to hold the ranges from `low` to `high`, whose groups need such exponents."""
+        """Widen the given rows to the ranges from `low` to `high`. `needed` are the exponents of these."""
         exponent = torch.maximum(state["exponent"][rows], needed)
         minimum, maximum = self._values(state, rows, slice(None))
         scale = _power_of_two(exponent)[:, self._groups(slice(None))[1]]
@@ -292,29 +292,29 @@ class HalfMinMax(MinMax):
         try:
             write()
         except BaseException:
-            write()  # the three belong together: an interruption must not part them
+            write()  # the three tensors must agree after an interruption
             raise
 
 
 _LEAST_EXPONENT = -125
-"""With it, the smallest float16 stands for the smallest float32."""
+"""With this exponent, the smallest float16 stands for the smallest float32."""
 EXPONENTS = (_LEAST_EXPONENT, 113)
-"""The least and the largest exponent; with the latter, float16 below 2^15 reach the largest float32."""
+"""The smallest and the largest exponent. With the largest, float16 below 2^15 reach the largest float32."""
 
 
 def _exponent(peak: Tensor) -> Tensor:
-    """The least exponent for which values up to `peak` are float16 below 2^15, so that rounding has room."""
+    """The smallest exponent with which values up to `peak` are float16 below 2^15, with room to round up."""
     exponent = torch.frexp(peak).exponent - 15
     return torch.where(peak > 0, exponent, _LEAST_EXPONENT).clamp_min(_LEAST_EXPONENT).to(torch.int8)
 
 
 def _power_of_two(exponent: Tensor) -> Tensor:
-    """`2^exponent` in float32, by its bits: exact on every device."""
+    """`2^exponent` in float32. It is set bit by bit, which is exact on every device."""
     return ((exponent.int() + 127) << 23).view(torch.float32)
 
 
 def _rounded_up(values: Tensor, scale: Tensor) -> Tensor:
-    """The least float16 that, times the scale, is not below the value."""
+    """The smallest float16 whose product with the scale is at least the value."""
     near = (values / scale).half() + 0.0  # never -0.0
     bits = near.view(torch.int16)
     above = torch.where(near < 0, bits - 1, bits + 1).view(torch.float16)
@@ -324,9 +324,9 @@ def _rounded_up(values: Tensor, scale: Tensor) -> Tensor:
 class MeanVariance(Bounds):
     """Mean and variance of each statistic (App. C).
 
-    The variance is the population's, `E[(x - mean)^2]`. So that a statistic that hardly varied in training
-    does not outweigh all others, a standard deviation counts as at least 1e-3 of the mean plus 1e-6.
-    A class with fewer than two examples has no variance and is judged by the pooled one.
+    The variance is that of the population, `E[(x - mean)^2]`. A standard deviation counts as at least 1e-3 of
+    the mean plus 1e-6. Otherwise a statistic that hardly varied in training would outweigh all others. A
+    class with fewer than two examples has no variance. It is judged by the pooled mean and variance.
     """
 
     name = "mean_variance"
@@ -341,7 +341,7 @@ class MeanVariance(Bounds):
         self._summary: tuple[Tensor, ...] | None = None
 
     def update(self, statistics: Tensor, predicted: Tensor) -> None:
-        """Join the batch's own mean and squared deviations, class by class, with those so far."""
+        """Join the mean and the squared deviations of the batch, class by class, with the state."""
         batch = _moments(statistics, predicted, self.classes)
         self._replace(_joined_moments(self._state, batch))
 
@@ -356,7 +356,7 @@ class MeanVariance(Bounds):
         return tuple(table[:, features][predicted] for table in self._summary)
 
     def _summarised(self) -> tuple[Tensor, ...]:
-        """Mean and variance of each class, pooled where it has too few examples."""
+        """Mean and variance of each class. They are pooled for a class with too few examples."""
         count, mean, squares = (self._state[name] for name in self.state_names)
         total = count.sum(0).clamp_min(1)
         pooled_mean = (count * mean).sum(0) / total
@@ -369,12 +369,12 @@ class MeanVariance(Bounds):
 
 
 def _aligned(per_example: Tensor, ndim: int) -> Tensor:
-    """One value each, with axes of size one behind it up to `ndim` axes."""
+    """One value per example, with axes of size one added until there are `ndim` axes."""
     return per_example.view(-1, *[1] * (ndim - 1))
 
 
 def _moments(statistics: Tensor, predicted: Tensor, classes: int) -> dict[str, Tensor]:
-    """Count, mean and squared deviations of each class; a negative class is left out."""
+    """Count, mean and squared deviations of each class. Examples of a negative class are left out."""
     kept, index = _aligned(predicted >= 0, statistics.ndim), predicted.clamp_min(0)
     values = torch.where(kept, statistics.double(), 0.0)
     count = torch.zeros(classes, *kept.shape[1:], dtype=torch.float64, device=values.device)
@@ -403,7 +403,7 @@ STORAGES = ("float32", "float16")
 def make_bounds(
     kind: str, storage: str, classes: int, groups: Sequence[int], device: torch.device | str
 ) -> Bounds:
-    """Bounds before any example, of features in groups of so many: each tap's, order by order."""
+    """Bounds before the first example. `groups` are the numbers of features of each tap and order."""
     features = (sum(groups),)
     if storage == "float16":
         return HalfMinMax(classes, features, device, groups)

@@ -1,6 +1,6 @@
-"""What the quickstart uses: small networks, their training on handwritten digits, and six sets of outliers.
+"""The parts of the quickstart: small networks, their training on handwritten digits, and six outlier sets.
 
-All data come with scikit-learn; everything takes seconds on a CPU.
+All data come with scikit-learn. Training takes seconds on a CPU.
 """
 
 import torch
@@ -13,7 +13,7 @@ from gramwatch.datasets.digits import Digits, digits, photograph_patches
 __all__ = ["Digits", "digits", "outlier_sets", "photograph_patches", "small_convnet", "small_mlp", "train"]
 
 OUTLIERS = 500
-"""How many examples each made-up or cut-out set has."""
+"""The number of examples in each set of noise, blobs or photograph patches."""
 
 
 def small_convnet(classes: int = 8) -> nn.Module:
@@ -63,7 +63,7 @@ def train(
     seed: int = 0,
     progress: bool = False,
 ) -> None:
-    """Plain cross-entropy with Adam; the learning rate falls to zero along a cosine, or stays."""
+    """Train with cross-entropy and Adam. The learning rate falls to zero along a cosine, or is constant."""
     from tqdm.auto import tqdm
 
     generator = torch.Generator().manual_seed(seed)

@@ -1,4 +1,4 @@
-"""The exceptions and the warning this library raises, each naming the offending thing and a remedy."""
+"""The exceptions and the warning that this library raises. A message names what is wrong and a remedy."""
 
 import importlib
 import pkgutil
@@ -12,23 +12,23 @@ class GramwatchError(Exception):
 
 
 class NotFittedError(GramwatchError, ValueError, AttributeError):
-    """Something was asked of a detector that has not been fitted or calibrated yet."""
+    """The detector must be fitted or calibrated first."""
 
 
 class TapError(GramwatchError, ValueError):
-    """The watched tensors could not be found, or are not what they were when the detector was fitted."""
+    """The taps could not be found, or they differ from those that the detector was fitted on."""
 
 
 class NoTapError(TapError):
-    """The network has no tensor that could be watched. A guard does without the members that need one."""
+    """The network has no tensor that can be watched. A guard leaves out the members that need a tap."""
 
 
 class InputError(GramwatchError, ValueError):
-    """A batch, a loader or an output of the network is not of the expected form."""
+    """A batch, a loader or the network's output does not have the expected form."""
 
 
 class CalibrationError(GramwatchError, ValueError):
-    """The calibration data cannot support the decision that was asked for."""
+    """The calibration data are too few, or of the wrong kind."""
 
 
 class ArtifactError(GramwatchError, ValueError):
@@ -40,11 +40,11 @@ class DataError(GramwatchError, OSError):
 
 
 class TrainingError(GramwatchError, ValueError):
-    """A network cannot be trained as was asked for, or its training failed."""
+    """A network cannot be trained with the given arguments, or its training failed."""
 
 
 class MissingDataError(DataError, FileNotFoundError):
-    """A set of images, or a part of it, is not there at all."""
+    """A set of images, or a part of it, is missing."""
 
 
 class MissingExtraError(GramwatchError, ImportError):
@@ -56,7 +56,7 @@ class GramwatchWarning(UserWarning):
 
 
 def warn(message: str) -> None:
-    """Warn at the user's own line, whatever was called in between."""
+    """Warn. The warning shows the line of the user's code that called this library."""
     warnings.warn(message, GramwatchWarning, stacklevel=_stacklevel())
 
 
@@ -64,7 +64,7 @@ _said: "weakref.WeakKeyDictionary[object, set[str]]" = weakref.WeakKeyDictionary
 
 
 def warn_once(about: object, message: str) -> None:
-    """Warn as `warn` does, but once only about one network or detector."""
+    """Warn as `warn` does. The same message about the same network or detector is given once."""
     said = _said.setdefault(about, set())
     if message not in said:
         said.add(message)
@@ -81,13 +81,13 @@ def _stacklevel() -> int:
 
 
 def moved(old: str, new: str, **others: str) -> None:
-    """Let modules below an old name be imported as before, and say once what the name is now.
+    """Keep the modules of a renamed package importable under the old name, and warn of the new name.
 
-    `others` are modules that went elsewhere: their name below `old`, and what they are called now.
+    `others` are modules that did not move with the package: the name below `old`, and the new full name.
     """
     warn(f"{old} is now {new}: import from there")
     package = importlib.import_module(new)
-    names = {each.name: f"{new}.{each.name}" for each in pkgutil.iter_modules(package.__path__)}
+    names = {module.name: f"{new}.{module.name}" for module in pkgutil.iter_modules(package.__path__)}
     for name, place in (names | others).items():
         sys.modules[f"{old}.{name}"] = importlib.import_module(place)
         setattr(sys.modules[old], name, sys.modules[f"{old}.{name}"])

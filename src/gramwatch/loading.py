@@ -1,4 +1,4 @@
-"""Reading a saved detector, of whatever method."""
+"""Reading a saved detector of any method."""
 
 from os import PathLike
 
@@ -24,10 +24,11 @@ def load(
     Args:
         path: a file written by `detector.save`.
         model: the network, with the weights it had then.
-        accept_other_weights: use the detector although the network's weights differ (after converting
-            them to another precision, say). The calibration then no longer holds as stated.
-        inputs: as when the detector was made, if it was a function. Names are in the file.
-        logits: likewise.
+        accept_other_weights: use the detector although the network's weights differ, for example after a
+            conversion to another precision. The stated false-alarm rate is then no longer guaranteed.
+        inputs: the same function as when the detector was constructed, if it was a function. A key is in the
+            file.
+        logits: the same for `logits`.
 
     """
     saved = artifact.read(path)

@@ -1,8 +1,8 @@
-"""How well scores tell in- from out-of-distribution: the paper's five figures, as fractions of one.
+"""How well scores separate in- from out-of-distribution inputs: the paper's five figures, as fractions.
 
-Everywhere a score is "higher = more out-of-distribution". As in the paper, in-distribution is "positive":
-the true positive rate (TPR) is the share of in-distribution inputs kept, the true negative rate (TNR) the
-share of out-of-distribution inputs caught. An infinite score is one above all others.
+A higher score is more out-of-distribution. As in the paper, in-distribution is "positive". The true positive
+rate (TPR) is the share of in-distribution inputs that are kept. The true negative rate (TNR) is the share of
+out-of-distribution inputs that are caught. An infinite score is higher than all other scores.
 """
 
 from collections.abc import Callable
@@ -25,9 +25,9 @@ METRICS = {
 def tnr_at_tpr(in_scores: ArrayLike, out_scores: ArrayLike, tpr: float = 0.95) -> float:
     """The share of out-of-distribution inputs caught at the threshold whose TPR is nearest to `tpr`.
 
-    A threshold keeps inputs that score at most as much. Ties count against the detector: an
-    out-of-distribution input that scores exactly the threshold is missed, and of two equally near TPRs
-    the one with the lower TNR is taken.
+    An input is kept if its score is at most the threshold. Ties count against the detector: an
+    out-of-distribution input with exactly the threshold as its score is missed. If two TPRs are equally near,
+    the lower TNR counts.
     """
     kept, caught = _rates(in_scores, out_scores)
     distance = np.abs(kept - tpr)
@@ -36,7 +36,7 @@ def tnr_at_tpr(in_scores: ArrayLike, out_scores: ArrayLike, tpr: float = 0.95) -
 
 
 def auroc(in_scores: ArrayLike, out_scores: ArrayLike) -> float:
-    """The chance that an out-of-distribution input scores higher than an in-distribution one."""
+    """The probability that an out-of-distribution input scores higher than an in-distribution input."""
     from sklearn.metrics import roc_auc_score
 
     ranks, is_out = _ranks(in_scores, out_scores)
@@ -67,7 +67,7 @@ def aupr_out(in_scores: ArrayLike, out_scores: ArrayLike) -> float:
 
 
 def all_metrics(in_scores: ArrayLike, out_scores: ArrayLike) -> dict[str, float]:
-    """The five figures of the paper, by the keys of `METRICS`: each as above, all from one sort."""
+    """The paper's five figures by the keys of `METRICS`. They equal the functions above, from one sort."""
     ranks, is_out = _ranks(in_scores, out_scores)
     inside, outside = (np.bincount(ranks[part], minlength=ranks.max() + 1) for part in (~is_out, is_out))
     inside_below, outside_below = inside.cumsum(), outside.cumsum()
@@ -92,7 +92,7 @@ def all_metrics(in_scores: ArrayLike, out_scores: ArrayLike) -> dict[str, float]
 
 @dataclass(frozen=True)
 class Difference:
-    """How far one figure is above another, and the interval in which that lies."""
+    """The difference of two figures, and its confidence interval."""
 
     value: float
     low: float
@@ -107,36 +107,36 @@ def auroc_difference(
     level: float = 0.95,
     seed: int = 0,
 ) -> Difference:
-    """How far one detector's AUROC is above another's on the same inputs, by a paired bootstrap.
+    """The AUROC of one detector minus that of another on the same inputs, by a paired bootstrap.
 
-    In- and out-of-distribution inputs are drawn anew, each from their own; both detectors judge the same
-    draw, so that what is hard for both cancels. The interval is between percentiles of the differences.
+    In- and out-of-distribution inputs are resampled separately. Both detectors judge the same resample, so
+    inputs that are hard for both cancel. The interval lies between percentiles of the differences.
 
     Args:
         ours: the in- and the out-of-distribution scores of one detector.
-        theirs: those of the other, of the same inputs in the same order.
-        resamples: how often to draw.
-        level: how much of the differences the interval holds.
-        seed: of the draws.
+        theirs: the scores of the other detector, for the same inputs in the same order.
+        resamples: the number of resamples.
+        level: the share of the differences inside the interval.
+        seed: the seed of the resamples.
 
     """
     (first, inside, outside), (second, *sizes) = _weighted_auroc(*ours), _weighted_auroc(*theirs)
     if [inside, outside] != sizes:
         raise ValueError(f"the two judge different inputs: {inside} and {outside}, {sizes[0]} and {sizes[1]}")
     random = np.random.default_rng(seed)
-    found = np.empty(resamples)
+    differences = np.empty(resamples)
     for i in range(resamples):
         times = [np.bincount(random.integers(n, size=n), minlength=n) for n in (inside, outside)]
-        found[i] = first(*times) - second(*times)
+        differences[i] = first(*times) - second(*times)
     once = [np.ones(n, dtype=np.int64) for n in (inside, outside)]
-    low, high = np.quantile(found, [(1 - level) / 2, (1 + level) / 2])
+    low, high = np.quantile(differences, [(1 - level) / 2, (1 + level) / 2])
     return Difference(first(*once) - second(*once), float(low), float(high))
 
 
 def _weighted_auroc(
     in_scores: ArrayLike, out_scores: ArrayLike
 ) -> tuple[Callable[[NDArray[Any], NDArray[Any]], float], int, int]:
-    """The AUROC by how often each input counts, from one sort; and how many inputs there are."""
+    """A function from how often each input counts to the AUROC, and the number of inputs of both kinds."""
     inside, outside = _checked(in_scores, "in-distribution"), _checked(out_scores, "out-of-distribution")
     order = inside.argsort()
     below, up_to = (np.searchsorted(inside[order], outside, side) for side in ("left", "right"))
@@ -159,10 +159,11 @@ def _checked(scores: ArrayLike, whose: str) -> NDArray[Any]:
 
 
 def _rates(in_scores: ArrayLike, out_scores: ArrayLike) -> tuple[NDArray[Any], NDArray[Any]]:
-    """TPR and TNR at each distinct score, taken as the threshold, up to the highest in-distribution one.
+    """TPR and TNR with every distinct score as the threshold, up to the highest in-distribution score.
 
-    A threshold above that keeps no more and catches less: for ten in-distribution inputs or fewer, where
-    keeping all of them is nearest to 95 %, it would leave nothing to catch.
+    A higher threshold keeps no more in-distribution inputs, and catches fewer outliers. With ten
+    in-distribution inputs or fewer, the TPR nearest to 95 % is 100 %: a threshold above all scores would
+    have that TPR and catch nothing.
     """
     inside = np.sort(_checked(in_scores, "in-distribution"))
     outside = np.sort(_checked(out_scores, "out-of-distribution"))
@@ -173,7 +174,7 @@ def _rates(in_scores: ArrayLike, out_scores: ArrayLike) -> tuple[NDArray[Any], N
 
 
 def _ranks(in_scores: ArrayLike, out_scores: ArrayLike) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-    """All scores replaced by their rank, ties kept, and which are out-of-distribution."""
+    """The ranks of all scores, and which of them are out-of-distribution. Equal scores have equal ranks."""
     inside = _checked(in_scores, "in-distribution")
     outside = _checked(out_scores, "out-of-distribution")
     _, ranks = np.unique(np.concatenate([inside, outside]), return_inverse=True)

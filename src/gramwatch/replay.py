@@ -1,7 +1,7 @@
-"""Replay: many small operations, recorded on a GPU once and then launched as one.
+"""Replay: many small GPU operations, recorded once and then launched as one.
 
-A GPU's host takes longer to launch dozens of small operations than the GPU to carry them out. Recorded as a
-CUDA graph, they are launched together.
+Launching dozens of small operations takes longer than the GPU needs to compute them. Recorded as a CUDA
+graph, they are launched together.
 """
 
 import contextlib
@@ -19,9 +19,9 @@ from torch.utils._pytree import tree_leaves
 from gramwatch.batches import mapped
 
 CALLS = 3
-"""How often tensors of the same shapes are seen before what is done with them is recorded."""
+"""The number of ordinary calls with tensors of the same shapes before the operations are recorded."""
 MOST = 4
-"""Recordings for different shapes; further shapes are not recorded."""
+"""The largest number of recordings, one for each combination of shapes. Further shapes are not recorded."""
 
 Self = TypeVar("Self", bound="Tensors")
 
@@ -31,11 +31,11 @@ class Tensors(Protocol):
 
     @property
     def constant(self) -> Hashable:
-        """What else must be the same for the same operations to be done."""
+        """The values beside the tensors that decide which operations are done."""
         ...
 
     def changed(self: Self, change: Callable[[Tensor], Tensor]) -> Self:
-        """The same with every tensor changed."""
+        """The same object with every tensor replaced by `change(tensor)`."""
         ...
 
 
@@ -43,12 +43,13 @@ Given = TypeVar("Given", bound=Tensors)
 
 
 class Replay(Generic[Given]):
-    """A function of tensors that is recorded on a GPU; on other devices it is just called.
+    """A function of tensors that is recorded on a GPU. On other devices it is called as usual.
 
     Args:
-        function: makes tensors of an object that consists of tensors. For the same shapes it must do the same
-            operations, and never ask the GPU for a value. One that does cannot be recorded, and is called.
-        reads: gives what the function reads beside that by kernels of its own, which PyTorch does not see.
+        function: takes an object that consists of tensors, and returns tensors. For the same shapes it must
+            do the same operations. If it asks the GPU for a value, it cannot be recorded and is called as
+            usual.
+        reads: returns further tensors that the function reads by its own kernels, which PyTorch does not see.
 
     """
 
@@ -63,13 +64,13 @@ class Replay(Generic[Given]):
         self._lock = threading.Lock()
 
     def __call__(self, given: Given) -> tuple[Tensor, ...]:
-        """What the function makes of it."""
+        """The result of the function."""
         tensors = _tensors_of(given)
         if not tensors or not tensors[0].is_cuda or torch.cuda.is_current_stream_capturing():
             return self._function(given)
         device = tensors[0].device
         key = _key(given, tensors)
-        # One at a time: a recording has one place for what it is given, and one for what it makes.
+        # One thread at a time: a recording has one set of input tensors and one set of output tensors.
         with self._lock:
             recording = self._recorded.get(key)
             if recording is None and key not in self._recorded:
@@ -94,50 +95,50 @@ class Replay(Generic[Given]):
                 return None
             try:
                 with torch.cuda.graph(graph, capture_error_mode="thread_local"), kept:
-                    made = self._function(inside)
-            except RuntimeError:  # it cannot be recorded for a reason that could not be seen
+                    outputs = self._function(inside)
+            except RuntimeError:  # the recording failed although no request for a value was seen
                 torch.cuda.set_stream(stream)
                 _forget_capture(device)
                 return None
         kept.look_at(self._reads())
-        return _Recording(graph, places, made, list(kept.memory.values()))
+        return _Recording(graph, places, outputs, list(kept.memory.values()))
 
 
 @dataclass(frozen=True)
 class _Recording:
-    """The graph, where it looks for what it is given, and where it leaves what it makes."""
+    """A CUDA graph with the tensors that it reads its inputs from and writes its outputs to."""
 
     graph: torch.cuda.CUDAGraph
-    given: list[Tensor]
-    made: tuple[Tensor, ...]
+    inputs: list[Tensor]
+    outputs: tuple[Tensor, ...]
     kept: list[UntypedStorage]
-    """What was looked at and not made: the graph knows where it lies, and does not keep it there."""
+    """Memory that the graph reads and did not allocate. The graph has only the address: it is held here."""
 
     def __call__(self, tensors: list[Tensor]) -> tuple[Tensor, ...]:
         for dtype in dict.fromkeys(t.dtype for t in tensors):
-            pairs = [(a, b) for a, b in zip(self.given, tensors, strict=True) if b.dtype == dtype]
+            pairs = [(a, b) for a, b in zip(self.inputs, tensors, strict=True) if b.dtype == dtype]
             torch._foreach_copy_([a for a, _ in pairs], [b for _, b in pairs])
         self.graph.replay()
-        return tuple(t.clone() for t in self.made)
+        return tuple(t.clone() for t in self.outputs)
 
 
 def asks_for_values(function: Callable[[], Any], device: str) -> bool:
-    """Whether a function asks a kind of device for values, by copying them or for the size of a result.
+    """Whether a function asks a kind of device for values: it copies them, or needs them to know a size.
 
-    Found by calling it. A recording that fails on this is no harmless way to find out: PyTorch is then left
-    in the middle of it.
+    The function is called to find out. Trying a recording instead would be harmful: a failed recording leaves
+    PyTorch in the middle of it.
     """
     asking = _Asking(device)
     with asking:
         function()
-    return asking.found
+    return asking.asked
 
 
 class _Asking(TorchDispatchMode):
     def __init__(self, device: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._device = device
-        self.found = False
+        self.asked = False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -147,13 +148,13 @@ class _Asking(TorchDispatchMode):
         devices = {t.device.type for t in tensors}
         if self._device in devices:
             packet = getattr(func, "overloadpacket", None)
-            if packet in _INDEXING:  # by masks, not by numbers
+            if packet in _INDEXING:  # a mask decides the size of the result, indices do not
                 indices = [t for t in tree_leaves(args[1]) if isinstance(t, Tensor)]
-                self.found |= any(t.dtype in (torch.bool, torch.uint8) for t in indices)
+                self.asked |= any(t.dtype in (torch.bool, torch.uint8) for t in indices)
             elif packet in _COPYING:
-                self.found |= len(devices) > 1
+                self.asked |= len(devices) > 1
             else:
-                self.found |= not _ASKING.isdisjoint(getattr(func, "tags", ()))
+                self.asked |= not _ASKING.isdisjoint(getattr(func, "tags", ()))
         return result
 
 
@@ -163,28 +164,29 @@ _INDEXING = (torch.ops.aten.index, torch.ops.aten.index_put, torch.ops.aten.inde
 
 
 def _forget_capture(device: torch.device) -> None:
-    """After a capture that failed, PyTorch's random numbers still wait for its end (2.11; not so in 2.13)."""
+    """Reset PyTorch's random generator: after a failed capture it waits for the end (2.11, not 2.13)."""
     with contextlib.suppress(RuntimeError, AttributeError):
         generator = torch.cuda.default_generators[device.index]
         generator.graphsafe_set_state(generator.clone_state())
 
 
 class _Kept(TorchDispatchMode):
-    """Keeps the memory on a GPU that operations look at and that none of them has made.
+    """Keeps the GPU memory that operations read and that no recorded operation allocated.
 
-    The memory, not the tensors: a parameter that is moved to another device is the same tensor as before.
+    It keeps the memory, not the tensors: a parameter that moves to another device is still the same tensor,
+    but leaves its memory.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.memory: dict[int, UntypedStorage] = {}
-        """By where it begins."""
-        self._made: set[int] = set()
+        """The kept memory by its address."""
+        self._allocated: set[int] = set()
 
     def look_at(self, nest: Any) -> None:
-        """Keep the memory of all tensors in a nest that lie on a GPU."""
+        """Keep the memory of all GPU tensors in a nest."""
         for memory in _memory_of(nest):
-            if memory.data_ptr() not in self._made:
+            if memory.data_ptr() not in self._allocated:
                 self.memory.setdefault(memory.data_ptr(), memory)
 
     def __torch_dispatch__(
@@ -193,7 +195,7 @@ class _Kept(TorchDispatchMode):
         self.look_at((args, kwargs))
         result = func(*args, **(kwargs or {}))
         places = {memory.data_ptr() for memory in _memory_of(result)}
-        self._made |= places - self.memory.keys()
+        self._allocated |= places - self.memory.keys()
         return result
 
 
@@ -202,7 +204,7 @@ def _memory_of(nest: Any) -> Iterator[UntypedStorage]:
 
 
 def _key(given: Tensors, tensors: list[Tensor]) -> Hashable:
-    """What must be the same for the same operations to be done."""
+    """Everything that decides which operations are done. Calls with the same key share a recording."""
     device = tensors[0].device
     autocast = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda")
     stream = torch.cuda.current_stream(device).cuda_stream
@@ -212,11 +214,11 @@ def _key(given: Tensors, tensors: list[Tensor]) -> Hashable:
 
 @dataclass(frozen=True)
 class Nest:
-    """Tensors in tuples, lists and mappings, and what stands between them.
+    """A nest of tuples, lists and mappings that holds tensors and other values.
 
     Args:
         value: the nest.
-        beside: what must be the same, too, for the same operations to be done.
+        beside: a further value that decides which operations are done.
 
     """
 
@@ -224,21 +226,21 @@ class Nest:
     beside: Hashable = None
 
     def changed(self, change: Callable[[Tensor], Tensor]) -> "Nest":
-        """The same with every tensor changed."""
+        """The same nest with every tensor replaced by `change(tensor)`."""
         return Nest(mapped(self.value, change), self.beside)
 
     @property
     def constant(self) -> Hashable:
-        """All of it but the tensors."""
+        """All values but the tensors."""
         return str(mapped(self.value, lambda t: None)), self.beside
 
 
 def _tensors_of(given: Tensors) -> list[Tensor]:
-    found: list[Tensor] = []
+    tensors: list[Tensor] = []
 
     def note(t: Tensor) -> Tensor:
-        found.append(t)
+        tensors.append(t)
         return t
 
     given.changed(note)
-    return found
+    return tensors

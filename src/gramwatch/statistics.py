@@ -1,11 +1,11 @@
 """Gram statistics of one feature map (Eq. 1-2): the readable definition.
 
-A feature map is a tensor with a batch axis first, a channel axis, and any number of further axes, whose
-positions are the "pixels". With `a[i, k]` the activation of channel `i` at pixel `k`, the Gram matrix of
-order `p` before its root is `A[i, j] = sum_k a[i, k]^p a[j, k]^p`. Each function here returns float32 of
-shape `(N, orders, features)`:
+A feature map is a tensor. Its first axis is the batch, another axis holds the channels, and the positions
+along all further axes are the "pixels". `a[i, k]` is the activation of channel `i` at pixel `k`. The Gram
+matrix of order `p` before its root is `A[i, j] = sum_k a[i, k]^p a[j, k]^p`. The functions here return
+float32 of shape `(N, orders, features)`:
 
-| function | features | of each sample |
+| function | features | value for one example |
 | --- | --- | --- |
 | `row_sums` | C | `root(sum_j A[i, j])`: the published figures |
 | `row_sums_of_roots` | C | `sum_j root(A[i, j])`: the paper's text |
@@ -15,9 +15,9 @@ shape `(N, orders, features)`:
 
 where `root(t) = sign(t) |t|^(1/p)`.
 
-Powers of order 10 overflow and underflow float32 within the range of ordinary activations. Every
-statistic here is homogeneous of degree 2, so magnitudes are divided out before taking powers and
-multiplied back after the root. A non-finite activation gives a non-finite statistic, never a plausible one.
+Powers of order 10 overflow and underflow float32 within the range of ordinary activations. Every statistic
+here is homogeneous of degree 2. So the functions divide by a magnitude before the power, and multiply by it
+after the root. A non-finite activation gives a non-finite statistic, never a plausible one.
 """
 
 import operator
@@ -29,9 +29,10 @@ from torch import Tensor
 Statistic = Callable[[Tensor, Iterable[int], int], Tensor]
 
 LARGEST_ORDER = 100
-"""The largest order. There a root is within `N^(1/100)` of the largest product, N the number of products.
+"""The largest order.
 
-That is 12 % for 65,536 of them: higher orders say nothing new. The cost grows with the largest order.
+At this order, a root exceeds the largest of N products by a factor of at most `N^(1/100)`: 12 % for 65,536
+products. Higher orders add nothing new. The cost grows with the largest order.
 """
 
 # `triangle` and `row_sums_of_roots` work on pieces of at most this many float64 numbers (32 MB).
@@ -39,7 +40,7 @@ PIECE = 2**22
 
 
 def check_orders(orders: Iterable[int]) -> tuple[int, ...]:
-    """The orders as a tuple, or an error that says which one is wrong. None may exceed `LARGEST_ORDER`."""
+    """The orders as a tuple. An error names the wrong order. No order may exceed `LARGEST_ORDER`."""
     try:
         given = iter(orders)
     except TypeError:
@@ -63,14 +64,15 @@ def check_orders(orders: Iterable[int]) -> tuple[int, ...]:
 
 
 def distinct_orders(orders: Iterable[int]) -> dict[int, int]:
-    """The orders that differ on a feature map of one pixel, and how many of the given each stands for.
+    """The orders whose statistics differ on a feature map of one pixel, and how many orders each stands for.
 
-    With one pixel `root((a_i a_j)^p)` is `|a_i a_j|` for every even `p` and `a_i a_j` for every odd one.
+    With one pixel `root((a_i a_j)^p)` is `|a_i a_j|` for every even `p` and `a_i a_j` for every odd `p`. So
+    the first even order stands for all even orders, and the first odd order for all odd orders.
     """
-    standing: dict[bool, int] = {}
+    first_of: dict[bool, int] = {}
     count: dict[int, int] = {}
     for order in check_orders(orders):
-        first = standing.setdefault(order % 2 == 0, order)
+        first = first_of.setdefault(order % 2 == 0, order)
         count[first] = count.get(first, 0) + 1
     return count
 
@@ -78,9 +80,9 @@ def distinct_orders(orders: Iterable[int]) -> dict[int, int]:
 def row_sums(x: Tensor, orders: Iterable[int], channel_axis: int = 1) -> Tensor:
     """Row sums of the Gram matrix, then the signed root: `root(sum_j A[i, j])`, as published.
 
-    `sum_j A[i, j] = sum_k a[i, k]^p s[k]` with the pixel sums `s[k] = sum_j a[j, k]^p`, so no n x n
-    matrix is formed. Pixel sums are taken of activations divided by the pixel's largest magnitude, and
-    each channel's products by the channel's largest product: for even orders nothing can underflow.
+    `sum_j A[i, j] = sum_k a[i, k]^p s[k]` with the pixel sums `s[k] = sum_j a[j, k]^p`, so no C x C matrix
+    is formed. For the pixel sums, activations are divided by the pixel's largest magnitude. The products of
+    a channel are divided by the channel's largest product. So no sum of an even order can underflow.
     """
     orders = check_orders(orders)
     x, scale = _scaled_maps(x, channel_axis)
@@ -95,7 +97,7 @@ def row_sums(x: Tensor, orders: Iterable[int], channel_axis: int = 1) -> Tensor:
 
 
 def diagonal(x: Tensor, orders: Iterable[int], channel_axis: int = 1) -> Tensor:
-    """The diagonal of the Gram matrix, `root(sum_k a[i, k]^2p)`: each channel by itself."""
+    """The diagonal of the Gram matrix, `root(sum_k a[i, k]^2p)`: a channel with itself."""
     orders = check_orders(orders)
     x, scale = _scaled_maps(x, channel_axis)
     peak = _peak(x, 2)
@@ -107,11 +109,11 @@ def diagonal(x: Tensor, orders: Iterable[int], channel_axis: int = 1) -> Tensor:
 
 
 def off_diagonal(x: Tensor, orders: Iterable[int], channel_axis: int = 1) -> Tensor:
-    """Row sums without the diagonal, then the signed root: each channel with all the others.
+    """Row sums without the diagonal, then the signed root: a channel with all other channels.
 
-    The pixel sum over the other channels is the whole pixel sum less the channel's own part, except for
-    the pixel's largest channel, whose own part may be nearly all of it: the others are summed for that
-    one apart, so nothing cancels.
+    The pixel sum over the other channels is the whole pixel sum minus the channel's own part. The largest
+    channel of a pixel is an exception: its own part may be nearly the whole sum, and the difference would
+    lose digits. For that channel, the other channels are summed separately.
     """
     orders = check_orders(orders)
     x, scale = _scaled_maps(x, channel_axis)
@@ -119,7 +121,7 @@ def off_diagonal(x: Tensor, orders: Iterable[int], channel_axis: int = 1) -> Ten
     others = x.scatter(1, holder, 0.0)
     pixel_peak, others_peak = _positive(largest), _peak(others, 1)
     is_holder = torch.zeros_like(x, dtype=torch.bool).scatter(1, holder, True)
-    # A channel that has no partner at a pixel (all others are zero there) has no product with it.
+    # If all other channels are zero at a pixel, the channel's product there is zero.
     partner_peak = torch.where(is_holder, others.abs().amax(1, keepdim=True), pixel_peak)
     products = x * partner_peak
     product_peak = _peak(products, 2)
@@ -135,13 +137,13 @@ def off_diagonal(x: Tensor, orders: Iterable[int], channel_axis: int = 1) -> Ten
 
 
 def row_sums_of_roots(x: Tensor, orders: Iterable[int], channel_axis: int = 1) -> Tensor:
-    """Row sums of the p-th order Gram matrix as the paper's text has it: the root first, then the sum."""
+    """Row sums of the p-th order Gram matrix as in the paper's text: the root first, then the sum."""
     orders = check_orders(orders)
     maps = _maps(x, channel_axis)
-    found = maps.new_empty(maps.shape[0], len(orders), maps.shape[1], dtype=torch.float32)
+    out = maps.new_empty(maps.shape[0], len(orders), maps.shape[1], dtype=torch.float32)
     for samples, position, start, gram in _gram_pieces(maps, orders):
-        found[samples, position, start : start + gram.shape[1]] = gram.sum(2).float()
-    return found
+        out[samples, position, start : start + gram.shape[1]] = gram.sum(2).float()
+    return out
 
 
 def triangle(x: Tensor, orders: Iterable[int], channel_axis: int = 1) -> Tensor:
@@ -149,27 +151,27 @@ def triangle(x: Tensor, orders: Iterable[int], channel_axis: int = 1) -> Tensor:
     orders = check_orders(orders)
     maps = _maps(x, channel_axis)
     total, channels, pixels = maps.shape
-    found = maps.new_empty(total, len(orders), channels * (channels + 1) // 2, dtype=torch.float32)
+    out = maps.new_empty(total, len(orders), channels * (channels + 1) // 2, dtype=torch.float32)
     if pixels == 1:
-        return _vector_triangle(maps[:, :, 0], orders, found)
+        return _vector_triangle(maps[:, :, 0], orders, out)
     for samples, position, start, gram in _gram_pieces(maps, orders):
         i, j = torch.triu_indices(gram.shape[1], channels, offset=start, device=gram.device)
         first = start * channels - start * (start - 1) // 2
-        found[samples, position, first : first + i.numel()] = gram[:, i, j].float()
-    return found
+        out[samples, position, first : first + i.numel()] = gram[:, i, j].float()
+    return out
 
 
-def _vector_triangle(vectors: Tensor, orders: tuple[int, ...], found: Tensor) -> Tensor:
-    """`triangle` of vectors `(N, C)`, written to `found`: with one pixel a root undoes its power, up to sign.
+def _vector_triangle(vectors: Tensor, orders: tuple[int, ...], out: Tensor) -> Tensor:
+    """`triangle` of vectors `(N, C)`, written to `out`. With one pixel, a root undoes its power, up to sign.
 
-    `root((a_i a_j)^p)` is `a_i a_j` for odd `p` and its magnitude for even ones.
+    `root((a_i a_j)^p)` is `a_i a_j` for odd `p`, and its magnitude for even `p`.
     """
-    at_once = max(1, PIECE // found.shape[2])
-    for vector, out in zip(vectors.split(at_once), found.split(at_once), strict=True):
+    at_once = max(1, PIECE // out.shape[2])
+    for vector, rows in zip(vectors.split(at_once), out.split(at_once), strict=True):
         pairs = torch.cat([vector[:, i : i + 1] * vector[:, i:] for i in range(vector.shape[1])], 1).float()
         for position, order in enumerate(orders):
-            out[:, position] = pairs if order % 2 else pairs.abs()
-    return found
+            rows[:, position] = pairs if order % 2 else pairs.abs()
+    return out
 
 
 STATISTICS: dict[str, Statistic] = {
@@ -195,9 +197,9 @@ def _maps(x: Tensor, channel_axis: int) -> Tensor:
 
 
 def _scaled_maps(x: Tensor, channel_axis: int) -> tuple[Tensor, Tensor]:
-    """The maps with each sample divided by a power of two near its largest magnitude, and that power.
+    """The maps, every example divided by a power of two near its largest magnitude, and that power.
 
-    Division by a power of two is exact; it only keeps products of two activations within range.
+    Division by a power of two is exact. It keeps the products of two activations within range.
     """
     maps = _maps(x, channel_axis)
     peak = _peak(maps, (1, 2))
@@ -207,17 +209,17 @@ def _scaled_maps(x: Tensor, channel_axis: int) -> tuple[Tensor, Tensor]:
 
 
 def _positive(peak: Tensor) -> Tensor:
-    """The magnitude to divide by: 1 where all is zero."""
+    """The magnitude to divide by: 1 instead of 0."""
     return torch.where(peak == 0, torch.ones_like(peak), peak)
 
 
 def _peak(x: Tensor, axes: int | tuple[int, ...]) -> Tensor:
-    """The largest magnitude along `axes`, 1 where all is zero."""
+    """The largest magnitude along `axes`. It is 1 if all values are zero."""
     return _positive(x.abs().amax(axes, keepdim=True))
 
 
 def _powers(orders: tuple[int, ...], *bases: Tensor) -> Iterator[tuple[int, tuple[Tensor, ...]]]:
-    """Each order, ascending, with the bases to that power: by multiplication, as `pow` is slow."""
+    """The orders, ascending, with the bases to that power. Powers are products, because `pow` is slow."""
     powers, reached = bases, 1
     for order in sorted(orders):
         while reached < order:
@@ -232,17 +234,17 @@ def _signed_root(t: Tensor, order: int) -> Tensor:
 
 
 def _stacked(rows: list[Tensor], orders: tuple[int, ...], scale: Tensor) -> Tensor:
-    """Rows of shape `(N, C, 1)` in ascending order, as `(N, orders, C)` in the order asked for."""
+    """Rows `(N, C, 1)` of ascending orders become `(N, orders, C)`, in the sequence of `orders`."""
     ascending = sorted(orders)
     ordered = [rows[ascending.index(order)] for order in orders]
     return (torch.cat(ordered, 2) * scale * scale).transpose(1, 2).float()
 
 
 def _gram_pieces(maps: Tensor, orders: tuple[int, ...]) -> Iterator[tuple[slice, int, int, Tensor]]:
-    """The p-th order Gram matrices, a few samples and a few rows at a time, in float64.
+    """The p-th order Gram matrices in float64, a few examples and a few rows at a time.
 
-    Yields the samples, the order's position, the first row and `(samples, rows, C)`. Channels are
-    divided by their largest magnitude; float64 carries what pairs of channels leave of its range.
+    Yields the examples, the position of the order, the first row, and the rows `(examples, rows, C)`. The
+    powers are of channels divided by their largest magnitude. The range of float64 holds their products.
     """
     total, channels, pixels = maps.shape
     samples_at_once = max(1, PIECE // (channels * pixels))

@@ -1,8 +1,8 @@
 """Threshold (Eq. 6) and p-value: from in-distribution scores to a decision with a stated false-alarm rate.
 
-With `n` calibration scores that did not take part in making the score, a fresh in-distribution example is
-equally likely to take any of the `n + 1` ranks. So `p = (1 + #{calibration >= score}) / (n + 1)` is at most
-`alpha` with a probability of at most `alpha`, whatever the distribution of scores.
+The `n` calibration scores belong to examples that the score was not fitted on. Then a new in-distribution
+example is equally likely to have any of the `n + 1` ranks. So `p = (1 + #{calibration >= score}) / (n + 1)`
+is at most `alpha` with a probability of at most `alpha`, for every distribution of scores.
 """
 
 import math
@@ -15,7 +15,7 @@ from torch import Tensor
 from gramwatch.errors import CalibrationError
 
 LEAST_OF_A_CLASS = 100
-"""A class with fewer standardising examples than this is not ranked by itself."""
+"""A class with fewer examples than this, of those that do not rank, is not ranked by itself."""
 
 
 def rank_of_threshold(examples: int, level: float) -> int:
@@ -24,12 +24,12 @@ def rank_of_threshold(examples: int, level: float) -> int:
 
 
 def examples_needed(level: float) -> int:
-    """The fewest calibration scores from which a threshold of this level can be taken."""
+    """The smallest number of calibration scores that allows a threshold of this level."""
     return math.ceil(_exact(level) / (1 - _exact(level)))
 
 
 def _exact(level: float) -> Fraction:
-    """The fraction that is meant: in floating point 20 * 0.95 may ask for one rank too many."""
+    """The level as the fraction that the user means. The float 0.9 is above 9/10: ten times 0.9 exceeds 9."""
     exact = Fraction(float(level))
     simple = exact.limit_denominator(10**7)
     return simple if 0 < simple < 1 else exact
@@ -41,7 +41,7 @@ def threshold(scores: Tensor, level: float) -> float:
 
 
 def is_above_threshold(scores: Tensor, ascending: Tensor, level: float) -> Tensor:
-    """Whether each score is above the threshold of ascending ones; a GPU is not waited for."""
+    """Whether a score is above the threshold of `ascending` calibration scores. It never waits for a GPU."""
     return scores > ascending[_rank(ascending, level) - 1]
 
 
@@ -56,20 +56,22 @@ def _rank(scores: Tensor, level: float) -> int:
 
 
 def p_value(scores: Tensor, calibration: Tensor) -> Tensor:
-    """The share of calibration scores at least as high, the example itself counted in."""
+    """The share of scores that are at least as high, among the calibration scores and the example's own."""
     ascending = calibration.to(scores.device).sort().values
     below = torch.searchsorted(ascending, scores.to(ascending), side="left")
     return (1 + len(ascending) - below).double() / (len(ascending) + 1)
 
 
 def class_groups(predicted: Tensor, classes: int, level: float) -> Tensor:
-    """Which classes are ranked together: the group of each class, `(classes,)`.
+    """The group of each class, `(classes,)`. Classes of one group are ranked together.
 
-    `predicted` are the classes of examples that do not rank. If the examples that rank decided, a class near
-    the limit would be merged just when it has few of them, and ranks would no longer be equally likely.
+    `predicted` are the classes of examples that do not rank. The examples that rank must not decide: a class
+    near the limit would then be merged exactly when few of its examples rank, and the ranks of a new example
+    would no longer be equally likely.
 
-    A class with at least 100 examples, or twice as many as the level needs, is a group of its own. All rarer
-    classes are one group. If even that group is too small, the smallest large class joins it.
+    A class with enough examples is a group of its own. Enough is 100, or twice the number that the level
+    needs if that is more. All rarer classes are one group. If that group is too small, the smallest class
+    that has enough examples joins it.
     """
     counts = predicted.bincount(minlength=classes)
     least = max(LEAST_OF_A_CLASS, 2 * examples_needed(level))
@@ -84,28 +86,30 @@ def class_groups(predicted: Tensor, classes: int, level: float) -> Tensor:
 
 @dataclass(frozen=True)
 class Ranks:
-    """Calibration scores of one or several kinds, to rank new ones among, all together or group by group.
+    """Calibration scores of one or several kinds. New scores are ranked among them, together or in groups.
 
-    Group by group (Mondrian calibration), an example is ranked among those that were predicted to be of the
-    classes of its group (see `class_groups`), so that its p-value holds for each group and not just on the
-    whole.
+    In groups (Mondrian calibration), an example is ranked among the calibration examples whose predicted
+    classes belong to its group (see `class_groups`). Then p-values are valid in every group, not only on
+    average.
 
-    Nothing here waits for a GPU: examples of all groups are ranked at once, by keys that sort first by group
-    and then by score.
+    No function here waits for a GPU. Examples of all groups are ranked at once, by keys that sort first by
+    group and then by score.
     """
 
     ascending: Tensor
-    """`(kinds, n)`"""
+    """All calibration scores, sorted, `(kinds, n)`."""
     keys: Tensor
-    """Of each group in turn, `group * (n + 1) +` how many of all scores are lower: `(kinds, m)`."""
+    """The sorted keys, one group after the other, `(kinds, m)`.
+
+    The key of a score is `group * (n + 1) + lower`, where `lower` counts the calibration scores below it."""
     group_of: Tensor
-    """The group that each class is ranked in, `(classes,)`."""
+    """The group of each class, `(classes,)`."""
     starts: Tensor
-    """Where the keys of each group begin, `(groups,)`."""
+    """The index of the first key of each group, `(groups,)`."""
     sizes: Tensor
-    """How many examples each group has, `(groups,)`."""
+    """The number of examples in each group, `(groups,)`."""
     needed: Tensor
-    """How many scores of the group must be lower than that of an outlier, `(groups,)`: Eq. 6."""
+    """An input is an outlier if at least this many scores of its group are lower, `(groups,)`: Eq. 6."""
 
     @staticmethod
     def of(scores: Tensor, level: float, predicted: Tensor, group_of: Tensor) -> "Ranks":
@@ -125,9 +129,9 @@ class Ranks:
         return Ranks(*(getattr(self, field.name).to(device) for field in fields(self)))
 
     def judged(self, scores: Tensor, predicted: Tensor) -> tuple[Tensor, Tensor]:
-        """The p-values of scores `(N, kinds)`; whether that of the first is at most `1 - level`, `(N,)`."""
+        """The p-values of scores `(N, kinds)`, and whether the first one is at most `1 - level`, `(N,)`."""
         lower = torch.searchsorted(self.ascending, scores.T.contiguous())
-        if len(self.sizes) == 1:  # all together: short work
+        if len(self.sizes) == 1:  # one group needs no keys
             count = self.ascending.shape[1]
             among = torch.tensor(count + 1, dtype=torch.float64)
             return (1 + count - lower.T) / among, lower[0] >= self.needed

@@ -11,7 +11,7 @@ from tests.datasets.files import photographs, save
 def test_dtd_and_folders_have_classes_and_need_a_size(tmp_path):
     for number, name in enumerate(("zigzagged", "banded")):
         save(tmp_path / "dtd" / "images" / name, photographs(2, 40 + 10 * number, seed=number), "jpg")
-    with pytest.raises(DataError, match=r"several sizes, from \(40, 40, 3\) to \(50, 50, 3\): give one"):
+    with pytest.raises(DataError, match=r"several sizes, from \(40, 40, 3\) to \(50, 50, 3\): give a size"):
         load("dtd", tmp_path)
     found = load("dtd", tmp_path, size=32)
     assert found.name == "DTD, anti-aliased"

@@ -398,5 +398,5 @@ def test_mahalanobis_errors(net: Net) -> None:
         mahalanobis(net, eps=0.01).judged(Observation(torch.zeros(1, 3)))
     with pytest.raises(InputError, match="one floating-point tensor, not a tuple"):
         mahalanobis(net, eps=0.01).score_inputs((images(2), images(2)))
-    with pytest.raises(ValueError, match="steps must be some"):
+    with pytest.raises(ValueError, match="steps is empty"):
         detector.tune([images(40)], [images(40)], steps=[], progress=False)

@@ -22,7 +22,7 @@ def main() -> None:
     def plainly(
         message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
     ) -> str:
-        """The library's own warnings as a note, without the line of code they came from."""
+        """Show the library's own warnings as notes, without a line of code."""
         if issubclass(category, GramwatchWarning):
             return f"note: {message}\n"
         return in_full(message, category, filename, lineno, line)

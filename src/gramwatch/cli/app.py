@@ -1,4 +1,4 @@
-"""The commands put together, and what a user sees of their errors."""
+"""All commands, and how their errors are shown."""
 
 import errno
 from typing import Annotated, Any, NoReturn
@@ -17,7 +17,7 @@ from gramwatch.version import __version__
 
 
 class Commands(TyperGroup):
-    """All commands. What a user can mend is one line; an unexpected exception keeps its traceback."""
+    """All commands. An error that a user can fix is one line. An unexpected exception keeps its traceback."""
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command."""
@@ -29,7 +29,7 @@ class Commands(TyperGroup):
             _fail("interrupted", 130)
         except (GramwatchError, OSError) as error:
             if isinstance(error, OSError) and error.errno == errno.EPIPE:
-                raise  # the reader of the output has gone: typer ends quietly
+                raise  # the reader of the output has ended: typer exits without a message
             _fail(str(error) or type(error).__name__, 1)
 
 

@@ -1,4 +1,4 @@
-"""What commands check before they look for data or compute. A failure names the option: code 2."""
+"""Checks before a command reads data or computes. A failure names the option, and the exit code is 2."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ from gramwatch.errors import GramwatchError
 
 @contextmanager
 def about(option: str) -> Iterator[None]:
-    """Errors of the library inside this block are due to this option."""
+    """Report errors of the library inside this block as errors of this option."""
     try:
         yield
     except (GramwatchError, ValueError) as error:
@@ -22,7 +22,7 @@ def about(option: str) -> Iterator[None]:
 
 @contextmanager
 def interruptible(kept: Callable[[], str]) -> Iterator[None]:
-    """An interruption of this block says what was kept, and ends with code 130."""
+    """If this block is interrupted, print what was kept, and exit with code 130."""
     try:
         yield
     except KeyboardInterrupt:
@@ -31,7 +31,7 @@ def interruptible(kept: Callable[[], str]) -> Iterator[None]:
 
 
 def known(name: str, every: Sequence[str], what: str, option: str) -> None:
-    """The name is one of those that there are."""
+    """Make sure that a name is one of `every`."""
     if name not in every:
         raise typer.BadParameter(
             f"there is no {what} '{name}': choose from {', '.join(every)}", param_hint=option
@@ -39,7 +39,7 @@ def known(name: str, every: Sequence[str], what: str, option: str) -> None:
 
 
 def chosen_device(given: str | None) -> str:
-    """The device that was named, if it can be used; by default a GPU if there is one."""
+    """The given device, if it can be used. By default a GPU if there is one, else the CPU."""
     import torch
 
     if given is None:
@@ -49,20 +49,20 @@ def chosen_device(given: str | None) -> str:
     except Exception as error:  # every backend has exceptions of its own
         reason = shorten(str(error) or type(error).__name__, 100, placeholder=" ...")
         raise typer.BadParameter(
-            f"'{given}' cannot be used here ({reason}). Use cpu, or cuda where there is a GPU",
+            f"'{given}' cannot be used here ({reason}). Use cpu, or cuda if there is a GPU",
             param_hint="--device",
         ) from None
     return given
 
 
 def existing_file(path: Path, option: str) -> None:
-    """There is such a file."""
+    """Make sure that a file exists."""
     if not path.is_file():
         raise typer.BadParameter(f"there is no file {path}", param_hint=option)
 
 
 def writable_folder(folder: Path, option: str = "--output") -> None:
-    """The folder is there, or can be made, and files can be written into it."""
+    """Make sure that a folder exists or can be created, and that files can be written into it."""
     if folder.exists() and not folder.is_dir():
         raise typer.BadParameter(f"{folder} is a file, not a folder: name another place", param_hint=option)
     try:
@@ -76,7 +76,7 @@ def writable_folder(folder: Path, option: str = "--output") -> None:
 
 
 def writable_file(path: Path, option: str = "--output") -> None:
-    """A file can be written there."""
+    """Make sure that a file can be written."""
     if path.is_dir():
         raise typer.BadParameter(f"{path} is a folder, not a file: name another place", param_hint=option)
     writable_folder(path.parent, option)

@@ -1,4 +1,4 @@
-"""`gramwatch data`: which sets of images there are, downloading and checking them."""
+"""`gramwatch data`: list, download and check sets of images."""
 
 from collections.abc import Callable
 from functools import partial
@@ -124,7 +124,7 @@ def check(
 
 
 def _tell(what: str, find: Callable[[], str]) -> bool:
-    """Say what was found; whether it is wrong. What is absent is not wrong."""
+    """Print the result of a check. Returns whether a file is wrong. An absent file is not wrong."""
     from gramwatch.errors import DataError, MissingDataError
 
     try:

@@ -14,13 +14,13 @@ def evaluate(
         str, typer.Option(help="Names of methods, with commas between them, or 'all'.")
     ] = "all",
     networks: Annotated[
-        str, typer.Option(help="Which of the demo's networks: convnet, mlp, or both with a comma.")
+        str, typer.Option(help="The demo's networks to use: convnet, mlp, or both with a comma between them.")
     ] = "convnet,mlp",
     output: Annotated[Path, typer.Option(help="The folder for tables and pictures.")] = Path(
         "gramwatch-evaluation"
     ),
     own: Annotated[
-        Path | None, typer.Option(help="A Python file of yours that registers methods. It is run.")
+        Path | None, typer.Option(help="A Python file of your own that registers methods. It is executed.")
     ] = None,
 ) -> None:
     """Compare methods on the two small networks of 'gramwatch demo', and on no others.

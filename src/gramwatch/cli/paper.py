@@ -24,11 +24,11 @@ Data = typer.Option(
     help="The folder of sets. By default $GRAMWATCH_DATA, or else ~/.cache/gramwatch/data.",
 )
 Subset = typer.Option(
-    min=20, help="A quick look: judge this many images of each set, and fit on ten times as many."
+    min=20, help="For a quick look: judge this many images of each set, and fit on ten times as many."
 )
-Device = typer.Option(help="Where to compute: cpu, cuda, cuda:1, ... By default a GPU if there is one.")
+Device = typer.Option(help="The device: cpu, cuda, cuda:1, ... By default a GPU if there is one.")
 Batch = typer.Option(
-    min=1, help="How many images go through the network at once. By default 500 on a GPU, 125 else."
+    min=1, help="The number of images in a batch. By default 500 on a GPU, 125 on other devices."
 )
 
 
@@ -38,7 +38,7 @@ def paper(
     weights: Annotated[
         list[str] | None,
         typer.Option(
-            help="The network's checkpoint, FILE. Where networks are compared: OBJECTIVE=FILE, repeated."
+            help="The network's checkpoint, FILE. If networks are compared: OBJECTIVE=FILE, repeated."
         ),
     ] = None,
     in_distribution: Annotated[
@@ -76,9 +76,9 @@ def paper(
     device: Annotated[str | None, Device] = None,
     batch: Annotated[int | None, Batch] = None,
 ) -> None:
-    """Compute a table or figure of the paper. The published figures stand beside the computed ones.
+    """Compute a table or figure of the paper. The published figures are shown beside the computed ones.
 
-    Finished parts are kept: the same command goes on after an interruption.
+    Finished parts are kept: after an interruption, the same command goes on.
 
     Example: gramwatch paper table2 --network densenet --weights densenet.pth --subset 200
     """
@@ -109,7 +109,7 @@ def paper(
 
 
 def check_shared(options: "Options") -> None:
-    """What experiments and studies check alike, the output last."""
+    """Check the options that experiments and studies share. The output folder is checked last."""
     from gramwatch.datasets import source_of
     from gramwatch.methods import METHODS
     from gramwatch.paper.compare import GRAM, method_names
@@ -125,7 +125,7 @@ def check_shared(options: "Options") -> None:
 
 
 def kept(options: "Options") -> str:
-    """What an interrupted experiment leaves."""
+    """A sentence on the finished parts of an interrupted experiment."""
     cells = options.output / "cells"
     if cells.is_dir() and any(cells.iterdir()):
         return f"Finished parts are in {cells}: the same command goes on from them."
@@ -133,7 +133,7 @@ def kept(options: "Options") -> str:
 
 
 def _check(name: str, options: "Options") -> None:
-    """What this experiment needs of networks and weights."""
+    """Check the network and the weights that this experiment needs."""
     from gramwatch.networks import NETWORKS
     from gramwatch.paper import mlp, outlier_exposure, table2, trained
 
@@ -158,15 +158,15 @@ def _check(name: str, options: "Options") -> None:
 
 
 def _labelled(given: list[str]) -> dict[str, Path]:
-    """`OBJECTIVE=FILE`, or a file alone, which is labelled by its name."""
-    found: dict[str, Path] = {}
-    for each in given:
-        label, equals, file = each.partition("=")
-        label, path = (label, Path(file)) if equals else (Path(each).stem, Path(each))
-        if label in found:
+    """The files by label: `OBJECTIVE=FILE`, or a file alone, whose label is its name."""
+    files: dict[str, Path] = {}
+    for text in given:
+        label, equals, file = text.partition("=")
+        label, path = (label, Path(file)) if equals else (Path(text).stem, Path(text))
+        if label in files:
             raise typer.BadParameter(
-                f"{found[label]} and {path} have the same label '{label}': give LABEL=FILE",
+                f"{files[label]} and {path} have the same label '{label}': give LABEL=FILE",
                 param_hint="--weights",
             )
-        found[label] = path
-    return found
+        files[label] = path
+    return files

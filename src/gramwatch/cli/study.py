@@ -1,4 +1,4 @@
-"""`gramwatch study`: how our own choices were made."""
+"""`gramwatch study`: the studies behind our own choices."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -49,7 +49,7 @@ def study(
         bool,
         typer.Option(
             "--forms",
-            help="Judge other settings of Gram, too: other taps, orders and bounds. For guard. Slower.",
+            help="Also judge other settings of Gram: other taps, orders and bounds. For guard. Slower.",
         ),
     ] = False,
     device: Annotated[str | None, Device] = None,
@@ -57,7 +57,7 @@ def study(
 ) -> None:
     """Repeat one of the studies by which Guard was designed, on one network.
 
-    Finished parts are kept: the same command goes on after an interruption.
+    Finished parts are kept: after an interruption, the same command goes on.
 
     Example: gramwatch study guard --network resnet20 --weights resnet20.pth --subset 200
     """
@@ -84,16 +84,16 @@ def study(
 
 
 def _check(name: str, options: "Options") -> None:
-    """The network and the sets are known; the study of Guard has Guard's members."""
+    """Make sure that the network and the sets exist, and that the study of Guard has Guard's members."""
     from gramwatch.guard import MEMBERS
     from gramwatch.networks import NETWORKS
     from gramwatch.paper.subject import ood_sets
 
     known(options.chosen_network(), list(NETWORKS), "network", "--network")
-    names = list(dict.fromkeys(each.name for each in ood_sets(options.inside())))
-    for each in options.sets.split(",") if options.sets else ():
-        known(each.strip(), names, "out-of-distribution set", "--sets")
-    chosen = [each.strip() for each in (options.methods or "all").split(",")]
+    names = list(dict.fromkeys(ood.name for ood in ood_sets(options.inside())))
+    for given in options.sets.split(",") if options.sets else ():
+        known(given.strip(), names, "out-of-distribution set", "--sets")
+    chosen = [method.strip() for method in (options.methods or "all").split(",")]
     if name == "guard" and chosen != ["all"] and not set(MEMBERS) <= set(chosen):
         raise typer.BadParameter(
             f"Guard's members must be among the methods: {', '.join(MEMBERS)}", param_hint="--methods"

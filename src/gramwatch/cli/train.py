@@ -1,4 +1,4 @@
-"""`gramwatch train`: a network from images, for one of several objectives."""
+"""`gramwatch train`: train a network on images, for one of several objectives."""
 
 import math
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ def train(
     objective: Annotated[
         str,
         typer.Option(
-            help="What to train for: cross_entropy, outlier_exposure, prior_network, variational_dirichlet "
+            help="The objective: cross_entropy, outlier_exposure, prior_network, variational_dirichlet "
             "or semantic."
         ),
     ] = "cross_entropy",
@@ -51,23 +51,23 @@ def train(
         typer.Option(help="A setting of the objective, NAME=VALUE, such as weight=0.3. May be repeated."),
     ] = None,
     epochs: Annotated[
-        int | None, typer.Option(min=1, help="How many. By default as the network's recipe says.")
+        int | None, typer.Option(min=1, help="The number of epochs. By default that of the network's recipe.")
     ] = None,
     batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Images in a step. By default as the recipe says.")
+        int | None, typer.Option(min=1, help="Images in a step. By default that of the recipe.")
     ] = None,
     learning_rate: Annotated[
-        float | None, typer.Option(help="The highest learning rate. By default as the recipe says.")
+        float | None, typer.Option(help="The highest learning rate. By default that of the recipe.")
     ] = None,
     subset: Annotated[
-        int | None, typer.Option(min=1, help="A quick look: use only this many images of each split.")
+        int | None, typer.Option(min=1, help="For a quick look: use only this many images of each split.")
     ] = None,
     seed: Annotated[
         int, typer.Option(min=0, max=2**32 - 1, help="Seed of weights, order and augmentation.")
     ] = 0,
     device: Annotated[str | None, Device] = None,
     precision: Annotated[
-        str, typer.Option(help="float32, bfloat16, or auto: bfloat16 on a GPU, float32 else.")
+        str, typer.Option(help="float32, bfloat16, or auto: bfloat16 on a GPU, float32 on other devices.")
     ] = "auto",
     compile: Annotated[  # noqa: A002
         bool, typer.Option("--compile", help="Use torch.compile: a slower start, faster steps.")
@@ -78,7 +78,7 @@ def train(
 ) -> None:
     """Train a network on images. Its file is written after every epoch.
 
-    An interruption loses only the epoch under way: the same command with --resume goes on.
+    An interruption loses only the current epoch: the same command with --resume goes on.
 
     Example: gramwatch train resnet34 --output resnet34.safetensors --set cifar10
     """
@@ -140,7 +140,7 @@ def _kept(output: Path) -> str:
 
 
 def _objective(name: str, settings: list[str]) -> "Objective":
-    """The objective with its settings; files that these name are there."""
+    """The objective with its settings. The files in its settings must exist."""
     from gramwatch import training
 
     known(name, list(training.OBJECTIVES), "objective", "--objective")
@@ -152,7 +152,7 @@ def _objective(name: str, settings: list[str]) -> "Objective":
 
 
 def _check_output(output: Path, resume: bool) -> None:
-    """The file can be written; one that is in the way is to be resumed from."""
+    """Make sure that the file can be written. An existing file is accepted only to resume from it."""
     from gramwatch import training
 
     if output.suffix != ".safetensors":
@@ -168,7 +168,7 @@ def _check_output(output: Path, resume: bool) -> None:
 
 
 def _check_sets(set_: str, objective: str, needs_outliers: bool, auxiliary: str | None) -> None:
-    """The sets are known and have the splits; outliers are named where they are needed, and only there."""
+    """Make sure that the sets exist and have the splits, and that outliers are given only if needed."""
     from gramwatch import datasets
     from gramwatch.datasets.images import REDUCE
 
@@ -206,7 +206,7 @@ def _start(name: str, classes: int, seed: int) -> "Loaded":
 
 
 def _setting(text: str) -> tuple[str, Any]:
-    """NAME=VALUE, the value a number, true, false, a JSON list or plain text."""
+    """Name and value of NAME=VALUE. The value is a number, true, false, a JSON list or plain text."""
     import json
 
     name, equals, value = text.partition("=")
@@ -220,23 +220,23 @@ def _setting(text: str) -> tuple[str, Any]:
 
 def _named(auxiliary: str) -> list[tuple[str, str, str | None]]:
     """Name, split and way to reduce of each set in NAME:SPLIT:REDUCE,..."""
-    found = []
-    for each in auxiliary.split(",") if auxiliary else ():
-        name, _, rest = each.strip().partition(":")
+    sets = []
+    for text in auxiliary.split(",") if auxiliary else ():
+        name, _, rest = text.strip().partition(":")
         split, _, reduce = rest.partition(":")
-        found.append((name, split or "train", reduce or None))
-    return found
+        sets.append((name, split or "train", reduce or None))
+    return sets
 
 
 def _outliers(named: str, data: Path | None, like: "Tensor", seed: int) -> "Tensor":
-    """The images of all sets named, in the size and the colours of those to be learnt."""
+    """The images of all named sets, in the size and the colours of the training images."""
     import torch
 
     from gramwatch import datasets
 
     parts = []
     for name, split, reduce in _named(named):
-        found = datasets.load(
+        outliers = datasets.load(
             name,
             data,
             split=split,
@@ -245,8 +245,8 @@ def _outliers(named: str, data: Path | None, like: "Tensor", seed: int) -> "Tens
             grey=like.shape[1] == 1,
             seed=seed,
         )
-        typer.echo(f"outliers: {found.name}, {len(found):,} images ({found.description})")
-        parts.append(found.images)
+        typer.echo(f"outliers: {outliers.name}, {len(outliers):,} images ({outliers.description})")
+        parts.append(outliers.images)
     return torch.cat(parts)
 
 

@@ -1,7 +1,7 @@
-"""Sets of images, in and out of distribution: one source per file, each in its publisher's own layout.
+"""Sets of images, in and out of distribution: one source per file, read in the publisher's own layout.
 
-`load` gives any of them by name as uint8 tensors; `CATALOGUE` says what there is and where it comes from.
-`gramwatch data get NAME` downloads; docs/datasets.md is the list with words.
+`load` returns a set by its name, as uint8 tensors. `CATALOGUE` lists all sets and their origins.
+`gramwatch data get NAME` downloads a set. docs/datasets.md describes the sets.
 """
 
 import os
@@ -41,7 +41,7 @@ CATALOGUE: Mapping[str, Source] = {
     "isun": odin.ISUN,
     **synthetic.SOURCES,
 }
-"""Every set that has a name."""
+"""All sets by name."""
 
 
 @dataclass(frozen=True)
@@ -49,19 +49,19 @@ class ImageSet:
     """A set of images of one size."""
 
     name: str
-    """As tables show it, with how it was reduced."""
+    """The name in tables. It includes the way of reducing."""
     images: Tensor
     """uint8, N x C x H x W."""
     labels: Tensor | None
     description: str = ""
-    """Where it is from, what was done to it; of made-up images their parameters and their space."""
+    """Origin and processing. For made-up images: their parameters and their space."""
 
     def __len__(self) -> int:
         return len(self.images)
 
 
 def default_root() -> Path:
-    """Where sets are looked for: `$GRAMWATCH_DATA`, or else `~/.cache/gramwatch/data`."""
+    """The default folder of sets: `$GRAMWATCH_DATA`, or else `~/.cache/gramwatch/data`."""
     return Path(os.environ.get("GRAMWATCH_DATA") or Path.home() / ".cache" / "gramwatch" / "data")
 
 
@@ -76,19 +76,20 @@ def load(
     count: int | None = None,
     seed: int = 0,
 ) -> ImageSet:
-    """A set of images by name, or those of a folder.
+    """A set of images by name, or the images of a folder.
 
     Args:
         name: one of `CATALOGUE`, or the path of a folder of images.
-        root: the folder in which the sets lie, by default `default_root()`.
-        split: `"test"`, and where the set has them `"train"` and `"val"`.
-        size: images larger than `size` x `size` are reduced, smaller ones put on black. Without it they stay
-            as they are; made-up images and, with `reduce`, all images are then 32 x 32.
-        reduce: how larger ones are reduced: `"nearest"`, `"antialiased"` (unless said otherwise) or `"crop"`,
-            a random square.
-        grey: True makes one channel out of three, False three equal ones out of one.
-        count: that many, drawn at random without repetition; if not given, all, or 10,000 made-up ones.
-        seed: of the draw, of crops and of made-up images.
+        root: the folder of the sets, by default `default_root()`.
+        split: `"test"`; `"train"` and `"val"` if the set has them.
+        size: the result is `size` x `size`. Larger images are reduced, smaller images are padded with black.
+            By default images keep their size; made-up images, and all images with `reduce`, are 32 x 32.
+        reduce: how larger images are reduced: `"nearest"`, `"antialiased"` or `"crop"`, a random square. By
+            default antialiased, or as the set's publishers did it.
+        grey: True turns three channels into one, False turns one channel into three equal channels.
+        count: the number of images, drawn at random without repetition. By default all images, or 10,000
+            made-up images.
+        seed: the seed of the draw, of crops and of made-up images.
 
     """
     if reduce is not None and reduce not in REDUCE:
@@ -107,7 +108,10 @@ def load(
 
 
 def source_of(name: str, split: str = "test") -> Source:
-    """What is known of a set that has this name and this split; made-up sets have all. Nothing is read."""
+    """The source of a set, by its name. It must have the split; made-up sets have every split.
+
+    Nothing is read from disk.
+    """
     source = CATALOGUE.get(name)
     if source is None:
         if not Path(name).is_dir():
@@ -121,7 +125,7 @@ def source_of(name: str, split: str = "test") -> Source:
     return source
 
 
-# In memory only: decoding thousands of JPEGs for every table would take most of its time.
+# The cache is in memory only. Without it, decoding thousands of JPEGs would take most of a table's time.
 @lru_cache(maxsize=16)
 def _load(
     name: str,
@@ -158,7 +162,7 @@ def _load(
 
 
 def _read(name: str, source: Source, root: Path, split: str) -> Raw:
-    """The set as it lies on disk; where it does not, an error says what to do."""
+    """The set as it is on disk. If it is missing or damaged, an error says what to do."""
     try:
         return source.read(root, split)
     except DataError as error:

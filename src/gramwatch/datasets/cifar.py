@@ -16,7 +16,7 @@ from gramwatch.errors import DataError
 
 BATCHES = {"train": [f"data_batch_{i}" for i in range(1, 6)], "test": ["test_batch"]}
 LARGEST = 2**29
-"""A larger file is not a batch of CIFAR, of which the largest has 155 million bytes."""
+"""The largest file that is read, in bytes. The largest batch of CIFAR has 155 million bytes."""
 
 
 def _python(folder: Path, files: list[str], label_key: bytes, classes: int) -> Raw:
@@ -26,7 +26,7 @@ def _python(folder: Path, files: list[str], label_key: bytes, classes: int) -> R
 
 
 def _python_batch(path: Path, label_key: bytes, classes: int) -> tuple[Tensor, Tensor]:
-    """The images and labels of one file of the python layout, which is a pickle. Nothing in it is run."""
+    """The images and labels of one file of the python layout, which is a pickle. None of its code is run."""
     content = _content(path)
     try:
         batch = read_pickle(content)
@@ -64,7 +64,7 @@ def _content(path: Path) -> bytes:
 
 
 def _binary(folder: Path, files: list[str], label_bytes: int, classes: int) -> Raw:
-    """Each image: its labels, a byte each, of which the last is the finest; then R, G and B planes."""
+    """The binary layout. An image is its labels, one byte each, the finest last; then R, G and B planes."""
     parts = []
     for name in files:
         path = folder / f"{name}.bin"
@@ -108,7 +108,7 @@ def _subset(root: Path, split: str) -> Raw:
 
 
 def _array(path: Path) -> "np.ndarray[Any, np.dtype[Any]]":
-    """A NumPy file of plain numbers, mapped: sizes are compared with the file before memory is taken."""
+    """A NumPy file of plain numbers, mapped into memory: its sizes are checked before memory is taken."""
     if not path.is_file():
         raise missing(path)
     try:

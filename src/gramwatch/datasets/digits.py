@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class Digits(NamedTuple):
-    """Digits of the known classes in three disjoint parts, and digits of classes held out of all three."""
+    """Digits of the known classes in three disjoint parts, and digits of the classes held out."""
 
     train: Tensor
     train_labels: Tensor
@@ -19,7 +19,10 @@ class Digits(NamedTuple):
 
 
 def digits(held_out: tuple[int, ...] = (8, 9), seed: int = 0) -> Digits:
-    """scikit-learn's digits as `(N, 1, 8, 8)`, pixels in [0, 1]: a half to train, two quarters to judge."""
+    """scikit-learn's digits as `(N, 1, 8, 8)`, pixels in [0, 1].
+
+    Half of the known digits are for training, a quarter for validation, a quarter for test.
+    """
     from sklearn.datasets import load_digits
 
     loaded = load_digits()

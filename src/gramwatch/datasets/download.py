@@ -1,4 +1,4 @@
-"""Downloading sets from their publishers: resumed where it stopped, checked, put in place at once."""
+"""Downloading sets from their publishers. A download can be resumed. It is checked, then moved into place."""
 
 import hashlib
 import http.client
@@ -24,21 +24,23 @@ MOST_MEMBERS = 1_000_000
 MOST_UNPACKED = 32 * 2**30
 MOST_UNPACKED_OF_LITTLE = 100 * 2**20
 MOST_RATIO = 20
-"""What is unpacked is at most so many times as large as the archive, or 100 MiB; images hardly shrink."""
+"""The largest ratio of the unpacked size to the size of the archive, unless 100 MiB is more.
+
+Compressed images hardly shrink in an archive."""
 
 
 def is_archive(download: Download) -> bool:
-    """Whether the file is to be unpacked. A lone `.gz`, as of MNIST, is read as it is."""
+    """Whether the file must be unpacked. A single `.gz` file, as of MNIST, is read without unpacking."""
     return download.file.endswith(ARCHIVES)
 
 
 def found(source: Source, root: Path) -> bool:
-    """Whether something lies where the set belongs."""
+    """Whether the file or folder of the set exists."""
     return bool(source.place) and any(root.glob(source.place))
 
 
 def checksum_of(path: Path, kind: str) -> str:
-    """The MD5 or SHA-256 of a file. MD5 is a check for damage, not against forgery."""
+    """The MD5 or SHA-256 of a file. MD5 detects damage, not forgery."""
     digest = hashlib.new(kind, usedforsecurity=kind != "md5")
     with path.open("rb") as file:
         while chunk := file.read(CHUNK):
@@ -47,7 +49,7 @@ def checksum_of(path: Path, kind: str) -> str:
 
 
 def check(path: Path, download: Download) -> None:
-    """Compare a file with its published size and checksum, where they are known."""
+    """Compare a file with its published size and checksum, if these are known."""
     size = path.stat().st_size
     if download.size is not None and size != download.size:
         raise DataError(
@@ -66,7 +68,7 @@ def check(path: Path, download: Download) -> None:
 
 
 def get(source: Source, root: Path, say: Callable[[str], None] = print, again: bool = False) -> None:
-    """Download a set, check it and put it where `load` looks for it. What is there already stays."""
+    """Download a set, check it, and put it where `load` looks for it. Existing files stay."""
     if not source.downloads:
         raise DataError(f"{source.title} cannot be downloaded: {source.about}")
     for download in source.downloads:
@@ -83,7 +85,7 @@ def get(source: Source, root: Path, say: Callable[[str], None] = print, again: b
         if not download.has_checksum:
             warn(
                 f"no checksum of {download.file} is known: it is used as {download.url} sent it, and only "
-                "its images are looked at"
+                "its images are checked"
             )
         if is_archive(download):
             unpack(path, path.parent, look=not download.has_checksum)
@@ -91,11 +93,13 @@ def get(source: Source, root: Path, say: Callable[[str], None] = print, again: b
 
 
 def fetch(download: Download, path: Path) -> None:
-    """Download one file. What an earlier attempt got is kept beside it (`.part`) and continued."""
+    """Download one file. The part that an earlier attempt received is kept (`.part`) and continued."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + ".part")
     if not download.has_checksum:
-        part.unlink(missing_ok=True)  # two halves of two files would look like one
+        part.unlink(
+            missing_ok=True
+        )  # without a checksum, halves of two files could not be told from one file
     try:
         _transfer(download, part)
     except (OSError, http.client.HTTPException) as error:
@@ -106,16 +110,16 @@ def fetch(download: Download, path: Path) -> None:
     try:
         check(part, download)
     except DataError:
-        part.unlink()  # there is nothing to continue from
+        part.unlink()  # a wrong file cannot be continued
         raise
     part.replace(path)
 
 
 class _SameOrSafer(urllib.request.HTTPRedirectHandler):
-    """Follows redirects, but never from https to anything else."""
+    """Follows redirects, but never from https to another protocol."""
 
     def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
-        """The request to follow up with."""
+        """The request to the new address."""
         if req.type == "https" and not newurl.lower().startswith("https:"):
             raise OSError(f"it redirects to {newurl}, which is not encrypted")
         return super().redirect_request(req, fp, code, msg, headers, newurl)
@@ -131,7 +135,7 @@ def _transfer(download: Download, part: Path) -> None:
     try:
         response = urllib.request.build_opener(_SameOrSafer).open(request, timeout=60)
     except urllib.error.HTTPError as error:
-        if have and error.code == 416:  # nothing after what we have: it is whole, or the checksum will tell
+        if have and error.code == 416:  # no bytes are left: the file is whole, or its checksum is wrong
             return
         raise
     with response:
@@ -159,7 +163,7 @@ def _transfer(download: Download, part: Path) -> None:
                 file.write(chunk)
                 bar.update(len(chunk))
                 if total is not None and file.tell() > total:
-                    break  # the size is compared below
+                    break  # the check of the size below fails
     if total is not None and (size := part.stat().st_size) != total:
         if size > total:
             part.unlink()
@@ -167,7 +171,7 @@ def _transfer(download: Download, part: Path) -> None:
 
 
 class _Counted:
-    """Counts what is unpacked, and refuses what no set of images needs."""
+    """Counts the unpacked members and bytes, and refuses more than a set of images needs."""
 
     def __init__(self, archive: Path) -> None:
         self._most = max(MOST_UNPACKED_OF_LITTLE, MOST_RATIO * archive.stat().st_size)
@@ -175,7 +179,7 @@ class _Counted:
         self._members = self._size = 0
 
     def add(self, size: int) -> None:
-        """One more member, of so many bytes."""
+        """Count one member of `size` bytes."""
         self._members, self._size = self._members + 1, self._size + size
         if self._members > MOST_MEMBERS:
             raise ValueError(f"it has more than {MOST_MEMBERS:,} members")
@@ -184,15 +188,15 @@ class _Counted:
 
 
 def unpack(archive: Path, folder: Path, *, look: bool = False) -> None:
-    """Unpack beside the place, then move everything there: an interruption leaves no half of a set.
+    """Unpack into a temporary folder, then move everything. An interruption leaves no half of a set.
 
-    Members that would land outside the folder, links out of it and devices are refused. So is an archive
-    that unpacks to far more than images do.
+    Members that would land outside the folder, links out of it, and devices are refused. An archive that
+    unpacks to far more than images need is refused.
 
     Args:
         archive: the file.
-        folder: where its contents go.
-        look: make sure that everything named as an image is one.
+        folder: the folder for its contents.
+        look: make sure that every file with the name of an image is an image.
 
     """
     if not hasattr(tarfile, "data_filter"):
@@ -237,7 +241,7 @@ def _extract(archive: Path, beside: str, to_the_end: bool) -> None:
 
 
 def _check_end(tar: tarfile.TarFile) -> None:
-    """Make sure that the last member is followed by zeros: where it is damaged, `tarfile` stops silently."""
+    """Make sure that zeros follow the last member. `tarfile` stops silently at damage."""
     assert tar.fileobj is not None
     tar.fileobj.seek(tar.offset)
     length = 0

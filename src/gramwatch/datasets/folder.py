@@ -1,4 +1,4 @@
-"""Any folder of images; subfolders, where there are some, are taken for classes."""
+"""Any folder of images. If it has subfolders, they are the classes."""
 
 from pathlib import Path
 
@@ -13,14 +13,14 @@ def image_files(folder: Path) -> list[Path]:
     """The images below a folder, in the order of their paths. Hidden files are left out."""
     if not folder.is_dir():
         raise missing(folder, "folder")
-    found = sorted(
+    files = sorted(
         path
         for path in folder.rglob("*")
         if path.suffix.lower() in SUFFIXES and not path.name.startswith(".") and path.is_file()
     )
-    if not found:
+    if not files:
         raise missing(folder / "*", "image")
-    return found
+    return files
 
 
 def read_folder(folder: Path) -> Raw:

@@ -18,22 +18,25 @@ from gramwatch.datasets.source import Download, Raw, Source, first_present
 from gramwatch.errors import DataError
 
 LARGEST = 2**28
-"""An IDX file whose header asks for more is refused; the largest here has 47 million bytes."""
+"""The largest array that is read, in bytes. The largest one here has 47 million bytes."""
 
 
 def read_idx(path: Path) -> Tensor:
-    """The uint8 array of an IDX file: 0, 0, the type 8, the number of axes, their lengths, the data."""
+    """The uint8 array of an IDX file.
+
+    The file has two zero bytes, the type 8, the number of axes, the length of each axis, and the data.
+    """
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             start = file.read(4)
             if start[:3] != b"\0\0\x08" or len(start) < 4:
-                raise ValueError("it begins otherwise")
+                raise ValueError("it does not begin as such a file")
             lengths = file.read(4 * start[3])
             shape = [int.from_bytes(lengths[i : i + 4], "big") for i in range(0, 4 * start[3], 4)]
             size = math.prod(shape)
             if size > LARGEST:
                 raise ValueError(f"its header asks for {size:,} bytes")
-            content = file.read(size + 1)  # one more: there must be none
+            content = file.read(size + 1)  # one byte more, to notice a file that is too long
             if len(lengths) != 4 * start[3] or len(content) != size:
                 raise ValueError("its header does not match its length")
     except (OSError, EOFError, zlib.error, ValueError) as error:
@@ -64,7 +67,7 @@ FILES = (
 
 
 def _source(title: str, about: str, folder: str, home: str, files: tuple[tuple[str, int], ...]) -> Source:
-    """From the SHA-256 and the size of each file."""
+    """A source, from the SHA-256 and the size of each file."""
     cited = "tensorflow/datasets, url_checksums"
     downloads = (
         Download(home + file, None, cited, f"{folder}/raw", sha256=sha256, size=size)

@@ -1,8 +1,8 @@
-"""Turning images as they lie on disk into tensors of one size: reading, reducing, padding, grey and colour.
+"""From image files to tensors of one size: reading, reducing, padding, grey and colour.
 
-Everything is uint8 of shape N x C x H x W. Reducing is done by Pillow: `nearest` takes single pixels, as the
-archives of ODIN were made; `antialiased` is bicubic over all the pixels that fall together; `crop` cuts a
-random square out and leaves its pixels as they are.
+Images are uint8 of shape N x C x H x W. Pillow reduces them. `nearest` takes single pixels, as in the
+archives of ODIN. `antialiased` is bicubic over all pixels that a new pixel covers. `crop` cuts out a random
+square and leaves its pixels unchanged.
 """
 
 import os
@@ -18,15 +18,15 @@ from torch import Tensor
 from gramwatch.errors import DataError, MissingExtraError
 
 REDUCE = {"nearest": "nearest", "antialiased": "anti-aliased", "crop": "crops"}
-"""The ways of reducing, and how the names of sets say them."""
+"""The ways of reducing, and their names in the titles of sets."""
 
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "PPM", "TIFF")
-"""What image files may be, whatever their names say; Pillow's readers of other formats are never run."""
+"""The formats of image files that are read, whatever their names. Pillow's other readers never run."""
 
 
 def check_image(path: Path) -> None:
-    """Make sure that a file begins as an image does."""
+    """Make sure that a file is an image, by Pillow's `verify`, which does not decode all of it."""
     try:
         with _pillow().open(path, formats=FORMATS) as image:
             image.verify()
@@ -39,9 +39,9 @@ def check_image(path: Path) -> None:
 def pixels(
     images: Tensor | Sequence[Path], chosen: Sequence[int], size: int | None, reduce: str, seed: int
 ) -> tuple[Tensor, set[str]]:
-    """The chosen images in one size, and what was done to some of them: `"reduced"`, `"padded"`.
+    """The chosen images in one size, and the changes that were needed: `"reduced"`, `"padded"`.
 
-    Those larger than `size` are reduced, those smaller put on black.
+    Images larger than `size` are reduced. Smaller images are padded with black.
     """
     if isinstance(images, Tensor):
         if size is None or max(images.shape[-2:]) <= size:
@@ -49,7 +49,7 @@ def pixels(
             whole = isinstance(chosen, range) and len(chosen) == len(images)
             return padded(images if whole else images[torch.as_tensor(chosen)], size), done
         array = images.permute(0, 2, 3, 1).numpy()
-        array = array[..., 0] if array.shape[-1] == 1 else array  # Pillow has grey images without an axis
+        array = array[..., 0] if array.shape[-1] == 1 else array  # Pillow's grey images have no channel axis
 
         def read(index: int) -> Any:
             return _pillow().fromarray(array[index])
@@ -64,16 +64,16 @@ def pixels(
                 raise DataError(f"{files[index]} is not a readable image: {error}") from None
 
     _pillow()
-    found = _in_threads(lambda index: _one(read(index), size, reduce, (seed, index)), chosen)
-    arrays = [array for array, _ in found]
+    results = _in_threads(lambda index: _resized(read(index), size, reduce, (seed, index)), chosen)
+    arrays = [array for array, _ in results]
     shapes = sorted({array.shape for array in arrays})
     if len(shapes) > 1:
         raise DataError(
-            f"the images have several sizes, from {shapes[0]} to {shapes[-1]}: give one, size=32 say"
+            f"the images have several sizes, from {shapes[0]} to {shapes[-1]}: give a size, such as size=32"
         )
     stacked = torch.from_numpy(np.stack(arrays))
     batch = stacked[:, None] if stacked.ndim == 3 else stacked.permute(0, 3, 1, 2).contiguous()
-    return batch, {done for _, done in found} - {""}
+    return batch, {done for _, done in results} - {""}
 
 
 def _pillow() -> Any:
@@ -87,25 +87,25 @@ def _pillow() -> Any:
 
 
 def _in_threads(work: Callable[[int], Any], items: Sequence[int]) -> list[Any]:
-    """Pillow lets go of the interpreter's lock while it decodes and resizes."""
+    """The results of `work` for all items, by threads: Pillow releases Python's lock while it works."""
     from tqdm.auto import tqdm
 
     with ThreadPoolExecutor(min(32, os.cpu_count() or 1)) as pool:
         return list(tqdm(pool.map(work, items), "images", len(items), leave=False, disable=None))
 
 
-def _one(image: Any, size: int | None, reduce: str, seed: tuple[int, int]) -> tuple[Any, str]:
-    """One image as an array, of `size` x `size` where that is given, and what was done to it."""
+def _resized(image: Any, size: int | None, reduce: str, seed: tuple[int, int]) -> tuple[Any, str]:
+    """One image as an array, of `size` x `size` if a size is given, and the change that was needed."""
     if size is None or image.size == (size, size):
         return np.asarray(image), ""
     width, height = image.size
     if reduce == "crop" and min(width, height) >= size:
-        rng = np.random.default_rng(seed)  # by image, so that neither order nor number of images matter
+        rng = np.random.default_rng(seed)  # one for each image: order and number of images do not matter
         left, top = (int(rng.integers(length - size + 1)) for length in (width, height))
         return np.asarray(image.crop((left, top, left + size, top + size))), "reduced"
     Image = _pillow()  # noqa: N806
     if max(width, height) > size:
-        # The square in the middle, as far as the image is not square.
+        # If the image is not square, its middle square is used.
         side = min(width, height)
         left, top = (width - side) // 2, (height - side) // 2
         method = Image.Resampling.NEAREST if reduce == "nearest" else Image.Resampling.BICUBIC
@@ -117,7 +117,7 @@ def _one(image: Any, size: int | None, reduce: str, seed: tuple[int, int]) -> tu
 
 
 def padded(images: Tensor, size: int | None) -> Tensor:
-    """The images in the middle of black squares of `size`."""
+    """The images in the middle of black squares of `size` x `size`."""
     if size is None or tuple(images.shape[-2:]) == (size, size):
         return images
     spare_height, spare_width = (size - length for length in images.shape[-2:])
@@ -126,6 +126,6 @@ def padded(images: Tensor, size: int | None) -> Tensor:
 
 
 def made_grey(images: Tensor) -> Tensor:
-    """One channel out of three by ITU-R 601: 0.299 R + 0.587 G + 0.114 B, rounded."""
+    """Grey images from colour images by ITU-R 601: 0.299 R + 0.587 G + 0.114 B, rounded."""
     weights = torch.tensor([299, 587, 114], device=images.device)[:, None, None]
     return ((images.int() * weights).sum(1, keepdim=True).add(500) // 1000).to(torch.uint8)

@@ -10,8 +10,8 @@ from gramwatch.datasets.source import Download, Raw, Source, first_present
 
 
 def _read(root: Path, split: str) -> Raw:
-    # The validation images are the ones judged, also when the test images are asked for: both are outliers to
-    # every network here, and the published test images have no labels to tell them by.
+    # The split "test" reads the validation images too. Both are outliers to every network here, and the
+    # published test images have no labels.
     part = "train" if split == "train" else "val"
     folder = first_present([root / "miniplaces" / part, root / "miniplaces" / "images" / part])
     return Raw(image_files(folder))

@@ -1,7 +1,7 @@
 """The five archives that ODIN's authors published: LSUN and Tiny ImageNet, resized and cropped, and iSUN.
 
 Liang et al., "Enhancing The Reliability of Out-of-distribution Image Detection in Neural Networks" (2018).
-They were resized without anti-aliasing, which is much of what the method detects: see docs/datasets.md.
+The authors resized them without anti-aliasing. Much of what the method detects is this: see docs/datasets.md.
 """
 
 from functools import partial
@@ -79,7 +79,7 @@ ISUN = _source(
     "iSUN",
     "be77b0f2c26fda898afac5f99645ee70",
     "edadaltocg/detectors, src/detectors/data/isun.py",
-    # Of a file with that MD5.
+    # SHA-256 and size of a file with that MD5.
     "74c2d220910a65b495611601170a46fc093c26c543d66f7b843ef72954636ecc",
     4_085_055,
 )

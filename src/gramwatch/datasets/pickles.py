@@ -1,9 +1,9 @@
 """Reading the pickles in which CIFAR is published, without running them.
 
-A pickle is a program for a small machine, and may name any function of any module to be called. This reader
-carries out the few steps that dictionaries, lists, text and numbers need. What a pickle asks to be called is
-written down and not called. Where such a note describes a plain array of whole numbers, the array is made
-here, of checked bytes.
+A pickle is a program for a small machine. It can ask to call any function of any module. This reader executes
+only the few steps that dictionaries, lists, text and numbers need. It records requested calls and never makes
+them. If a recorded call describes a plain array of whole numbers, this reader builds the array from checked
+bytes.
 """
 
 import math
@@ -13,24 +13,24 @@ from typing import Any
 import numpy as np
 
 MOST_STEPS = 2_000_000
-"""A pickle with more steps is refused; those of CIFAR have a tenth of that."""
+"""The largest number of steps in a pickle. Those of CIFAR have a tenth of that."""
 _ARRAYS = {("numpy.core.multiarray", "_reconstruct"), ("numpy._core.multiarray", "_reconstruct")}
 _ARRAY, _DTYPE, _BYTES = ("numpy", "ndarray"), ("numpy", "dtype"), ("_codecs", "encode")
 _KNOWN = {*_ARRAYS, _ARRAY, _DTYPE, _BYTES}
 _CODES = {f"{kind}{size}" for kind in "iu" for size in (1, 2, 4, 8)}
-"""The types of numbers that arrays may have: whole ones."""
+"""The types that arrays may have: whole numbers only."""
 
 
 class _Mark:
-    """What stands on the stack below the items of a list or a dictionary."""
+    """The entry on the stack below the items of a list or a dictionary."""
 
 
 class _Name(tuple[str, str]):
-    """A function or class that the pickle names: module and name."""
+    """The module and the name of a function or class in the pickle."""
 
 
 class _Call:
-    """What the pickle asks to be made: by which name, from what, and with which state."""
+    """A recorded call: the name of the function or class, the arguments, and the state set afterwards."""
 
     def __init__(self, name: _Name, arguments: tuple[Any, ...]) -> None:
         self.name, self.arguments = name, arguments
@@ -38,16 +38,16 @@ class _Call:
 
 
 def read_pickle(content: bytes) -> dict[bytes, Any]:
-    """The dictionary that a pickle holds, with its arrays; what else it asks for is refused."""
+    """The dictionary in a pickle, with its arrays. Any other content is refused."""
     machine = _Machine()
     for number, (opcode, argument, _) in enumerate(pickletools.genops(content)):
         if number > MOST_STEPS:
             raise ValueError(f"it has more than {MOST_STEPS:,} steps")
         machine.step(opcode.name, argument)
-    found = machine.pop()
-    if not isinstance(found, dict) or b"data" not in found:
+    batch = machine.pop()
+    if not isinstance(batch, dict) or b"data" not in batch:
         raise ValueError("no images in it")
-    return {key: _array(value) if isinstance(value, _Call) else value for key, value in found.items()}
+    return {key: _array(value) if isinstance(value, _Call) else value for key, value in batch.items()}
 
 
 class _Machine:
@@ -63,7 +63,7 @@ class _Machine:
             self._stack.append(_CONSTANTS[name])
         elif name in _VALUES:
             self._stack.append(argument)
-        elif name in _STRINGS:  # of Python 2, which are bytes
+        elif name in _STRINGS:  # strings of Python 2 are bytes
             self._stack.append(argument.encode("latin-1"))
         elif name in ("PUT", "BINPUT", "LONG_BINPUT"):
             self._memory[int(argument)] = self._stack[-1]
@@ -138,7 +138,7 @@ class _Machine:
 
     def _top(self, kind: type) -> Any:
         if type(self._stack[-1]) is not kind:
-            raise ValueError(f"it adds to what is no {kind.__name__}")
+            raise ValueError(f"it adds to something that is not a {kind.__name__}")
         return self._stack[-1]
 
     def _global(self, argument: str) -> None:
@@ -156,7 +156,7 @@ class _Machine:
     def _reduce(self, _: Any) -> None:
         arguments, name = self.pop(), self.pop()
         if not isinstance(name, _Name) or type(arguments) is not tuple:
-            raise ValueError("it calls what has no name")
+            raise ValueError("it calls something that is not a named function")
         self._stack.append(_Call(name, arguments))
 
     def _build(self, _: Any) -> None:
@@ -174,12 +174,12 @@ _NOTHING = {"PROTO", "FRAME", "STOP"}
 
 
 def _array(call: _Call) -> "np.ndarray[Any, np.dtype[Any]]":
-    """The array that a call and its state describe, made of its bytes."""
+    """The array that a recorded call and its state describe, built from its bytes."""
     if call.name not in _ARRAYS or call.arguments[:1] != (_ARRAY,) or type(call.state) is not tuple:
         raise ValueError(f"it asks for {'.'.join(call.name)}")
     _, shape, dtype, by_column, content = call.state
     if type(shape) is not tuple or len(shape) > 2:
-        raise ValueError("an array has more axes than images in rows")
+        raise ValueError("an array has more than two axes")
     if not all(type(size) is int and 0 <= size < 2**63 for size in shape):
         raise ValueError("the shape of an array is not made of whole numbers")
     kind, raw = _dtype(dtype), _raw(content)
@@ -189,7 +189,7 @@ def _array(call: _Call) -> "np.ndarray[Any, np.dtype[Any]]":
 
 
 def _dtype(call: Any) -> "np.dtype[Any]":
-    """A type of whole numbers, without fields."""
+    """The type of an array: plain whole numbers."""
     if not isinstance(call, _Call) or call.name != _DTYPE or type(call.state) is not tuple:
         raise ValueError("an array has no type")
     code, order = (_text(value) for value in (call.arguments[0], call.state[1]))
@@ -199,7 +199,7 @@ def _dtype(call: Any) -> "np.dtype[Any]":
 
 
 def _raw(content: Any) -> bytes:
-    """The bytes of an array, as they are, or as Python 3 writes them for Python 2."""
+    """The bytes of an array: plain bytes, or text as Python 3 writes them for Python 2."""
     if isinstance(content, _Call) and content.name == _BYTES:
         text, encoding = content.arguments
         if type(text) is str and _text(encoding) == "latin1":
@@ -210,7 +210,7 @@ def _raw(content: Any) -> bytes:
 
 
 def _key(value: Any) -> bytes | str:
-    """A key of a dictionary: short, so that no pickle fills the memory with keys that it repeats."""
+    """A key of a dictionary. It must be short: long keys, repeated often, could fill the memory."""
     key = _raw(value) if isinstance(value, _Call) and len(value.arguments[0]) < 100 else value
     if type(key) not in (bytes, str):
         raise ValueError("a key is not short text")

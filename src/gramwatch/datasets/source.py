@@ -1,4 +1,4 @@
-"""What every set of images is described by, and what its reader hands over."""
+"""The description of a set of images, and the result of its reader."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,19 +15,19 @@ class Download:
 
     url: str
     md5: str | None
-    """None: it is not known."""
+    """None: unknown."""
     cited: str = ""
-    """Where the checksums were published."""
+    """The publication that has the checksums."""
     folder: str = ""
-    """Where the file goes, below the root; an archive is unpacked there."""
+    """The folder of the file, below the root. An archive is unpacked there."""
     sha256: str | None = None
-    """Where it is known, it is what the file is compared with; the MD5 is not."""
+    """None: unknown. If it is known, the file is compared with it and not with the MD5."""
     size: int | None = None
-    """In bytes, where it is known."""
+    """The size in bytes. None: unknown."""
 
     @property
     def has_checksum(self) -> bool:
-        """Whether a file can be told from another."""
+        """Whether a checksum is known."""
         return self.md5 is not None or self.sha256 is not None
 
     @property
@@ -38,7 +38,7 @@ class Download:
 
 @dataclass(frozen=True)
 class Raw:
-    """A set as it lies on disk: images in memory, or the files they are in."""
+    """A set as it is on disk: images in memory, or the paths of image files."""
 
     images: Tensor | Sequence[Path]
     """uint8 of shape N x C x H x W, or paths of image files."""
@@ -50,27 +50,27 @@ class Raw:
 
 @dataclass(frozen=True)
 class Source:
-    """One set of images: where it comes from, where it lies and what reads it."""
+    """One set of images: its origin, its place on disk, and its reader."""
 
     title: str
     about: str
     place: str
-    """The file or folder, below the root, by which its presence is told."""
+    """The file or folder below the root that shows that the set is there. Empty for made-up sets."""
     read: Callable[[Path, str], Raw]
-    """From the root and the split."""
+    """Reads the set, given the root and the split."""
     splits: tuple[str, ...] = ("train", "test")
     downloads: tuple[Download, ...] = ()
     reduce: str = "antialiased"
-    """How larger images are reduced unless something else is asked for."""
+    """The default way of reducing larger images."""
 
 
 def missing(path: Path, what: str = "") -> MissingDataError:
-    """The error for a file that is not there; `load` adds what to do."""
+    """The error for a missing file. `load` adds what to do."""
     return MissingDataError(f"there is no {what or 'file'} {path}")
 
 
 def first_present(candidates: Sequence[Path]) -> Path:
-    """The first of several places that exists; an error names the first one."""
+    """The first path that exists. If none exists, the error names the first candidate."""
     for path in candidates:
         if path.exists():
             return path

@@ -11,7 +11,7 @@ from gramwatch.datasets.source import Download, Raw, Source, first_present
 from gramwatch.errors import DataError
 
 MOST_IMAGES = 1_000_000
-"""A file that says it has more is refused; the publisher's largest has 531,131."""
+"""The largest number of images in a file. The publisher's largest file has 531,131."""
 
 
 def _read(root: Path, split: str) -> Raw:
@@ -20,7 +20,7 @@ def _read(root: Path, split: str) -> Raw:
     name = f"{split}_32x32.mat"
     path = first_present([root / "svhn" / name, root / name])
     try:
-        # H x W x 3 x N, and the digit 0 is labelled 10. Sizes come first, before memory is taken.
+        # Images are H x W x 3 x N. The digit 0 has the label 10. Sizes are checked before memory is taken.
         sizes = {key: (shape, kind) for key, shape, kind in whosmat(path)}
         (*size, count), kind = sizes["X"]
         if size != [32, 32, 3] or kind != "uint8" or count > MOST_IMAGES:

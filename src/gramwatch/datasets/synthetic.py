@@ -1,11 +1,13 @@
 """Synthetic outliers, as in Hendrycks et al., "Deep Anomaly Detection with Outlier Exposure" (2019), App. A.
 
-The functions return float32 of shape `(count, *shape)` with `shape` = channels, height, width, fixed by their
-seed. Their authors made them in the space of the network's input. For networks that take pixels in [0, 1]
-(SVHN) these are pixels: Gaussian, Bernoulli, blobs. For networks that take normalised pixels (CIFAR) these
-are normalised values in [-1, 1]: Gaussian, Rademacher, blobs. As sets of images the latter are stored as
-pixels, `mean + std * value` with the mean and deviation of their authors' CIFAR networks, so that a network
-with that normalisation (WRN-40-2) gets those values but for rounding, and others nearly those.
+The functions return float32 of shape `(count, *shape)`, where `shape` is channels, height, width. The seed
+determines the values. The authors generate the values in the space of the network's input. For networks that
+take pixels in [0, 1] (SVHN), the values are pixels: Gaussian, Bernoulli, blobs. For networks that take
+normalised pixels (CIFAR), they are normalised values in [-1, 1]: Gaussian, Rademacher, blobs.
+
+As sets of images, normalised values are stored as pixels: `mean + std * value`, with the mean and the
+standard deviation of the authors' CIFAR networks. A network with that normalisation (WRN-40-2) gets the same
+values up to rounding. Other networks get nearly the same values.
 """
 
 from collections.abc import Callable
@@ -64,12 +66,12 @@ def blobs(count: int, shape: Shape, seed: int = 0, sigma: float = 1.5) -> Tensor
 
 
 def blobs_normalised(count: int, shape: Shape, seed: int = 0) -> Tensor:
-    """Twice the blobs less 1, in normalised space."""
+    """The blobs times 2, minus 1, in normalised space."""
     return 2 * blobs(count, shape, seed) - 1
 
 
 def as_pixels(values: Tensor) -> Tensor:
-    """Values of normalised space as pixels; those of grey images with the average of the three channels."""
+    """Values of normalised space as pixels. Grey images use the average of the three channels."""
     mean, std = (torch.tensor(channels)[:, None, None] for channels in OUTLIER_EXPOSURE)
     if values.shape[1] == 1:
         mean, std = mean.mean(0, keepdim=True), std.mean(0, keepdim=True)
@@ -115,6 +117,6 @@ SOURCES = {name: _source(name) for name in _MAKERS}
 
 
 def made(name: str, count: int = 10_000, size: int = 32, channels: int = 3, seed: int = 0) -> Tensor:
-    """A made-up set as uint8 images."""
+    """The images of a made-up set, uint8."""
     values = _MAKERS[name][2](count, (channels, size, size), seed)
     return (values * 255).round().to(torch.uint8)

@@ -18,12 +18,12 @@ def _read(root: Path, split: str) -> Raw:
 
 
 def _labels(folder: Path, files: list[Path]) -> torch.Tensor | None:
-    """Labels of the validation images, where the publisher's lists are there and name all of them."""
+    """Labels of the validation images. None if the publisher's lists are missing or incomplete."""
     listed, classes = folder / "val" / "val_annotations.txt", folder / "wnids.txt"
     if not (listed.is_file() and classes.is_file()):
         return None
     try:
-        # In the order of the training folders' names, so that labels of both splits agree.
+        # Classes are numbered by the order of the training folders' names, so labels of both splits agree.
         names = {name: i for i, name in enumerate(sorted(classes.read_text(encoding="utf-8").split()))}
         of_file = dict(line.split("\t")[:2] for line in listed.read_text(encoding="utf-8").splitlines())
         if any(path.name not in of_file for path in files):

@@ -1,10 +1,11 @@
-"""The same statistics, deviations and bounds, fast: chosen by device, never by the caller.
+"""Fast kernels for statistics, deviations and bounds: chosen by device, never by the caller.
 
-Each function here takes what its readable counterpart takes and gives what that gives. On the CPU numba does
-the work, on NVIDIA GPUs Triton; elsewhere, and where a kernel cannot be built (one warning says so), PyTorch.
+A function here has the arguments and the results of its readable counterpart. The CPU kernels are compiled by
+numba, those for NVIDIA GPUs by Triton. PyTorch's form is used on other devices, and if a kernel cannot be
+built; then one warning says so.
 
-There are no kernels for float64 maps (one warning says so): the kernels' arithmetic is float32, and a network
-in float64 is there for its digits.
+There are no kernels for float64 maps, and one warning says so. The kernels compute in float32, which would
+lose the digits that a float64 network is used for.
 """
 
 import importlib
@@ -23,7 +24,7 @@ FAST = ("row_sums", "diagonal", "off_diagonal")
 
 _MODULES = {"cpu": "gramwatch.kernels.cpu", "cuda": "gramwatch.kernels.cuda"}
 _given_up: set[tuple[Hashable, ...]] = set()
-"""What is done without kernels: a device, or a device, a function and what else its kernel depends on."""
+"""Signatures without a kernel: a device, or a device, a function and the values its kernel depends on."""
 
 
 def compute(statistic: str, maps: Tensor, orders: tuple[int, ...], out: Tensor) -> None:
@@ -44,7 +45,7 @@ def compute(statistic: str, maps: Tensor, orders: tuple[int, ...], out: Tensor) 
 def deviations(
     statistics: Tensor, predicted: Tensor, minimum: Tensor, maximum: Tensor, starts: Tensor, weights: Tensor
 ) -> Tensor | None:
-    """Deviations from a range summed over each tap's features, `(N, taps)`; None where there is no kernel."""
+    """Deviations from a range, summed over the features of each tap, `(N, taps)`. None without a kernel."""
     signature = (statistics.device.type, "deviations", statistics.dtype, minimum.dtype)
     kernels = _kernels(signature)
     if kernels is not None:
@@ -56,7 +57,7 @@ def deviations(
 
 
 def widen(statistics: Tensor, predicted: Tensor, minimum: Tensor, maximum: Tensor) -> bool:
-    """Widen the range of each example's class in place; False where there is no kernel."""
+    """Widen the range of each example's class in place. False if there is no kernel."""
     signature = (statistics.device.type, "widen", statistics.dtype, minimum.dtype)
     kernels = _kernels(signature)
     if kernels is not None:
@@ -70,7 +71,7 @@ def widen(statistics: Tensor, predicted: Tensor, minimum: Tensor, maximum: Tenso
 
 
 def _kernels(signature: tuple[Hashable, ...]) -> ModuleType | None:
-    """The module of kernels for a signature, whose first entry is a device; None if it cannot be used."""
+    """The module with the kernels of a signature, whose first entry is a device. None if it has no kernel."""
     device = signature[0]
     if device not in _MODULES or (device,) in _given_up or signature in _given_up:
         return None
@@ -83,7 +84,7 @@ def _kernels(signature: tuple[Hashable, ...]) -> ModuleType | None:
 
 @cache
 def _say_float64() -> None:
-    """Say once that maps in float64 have no kernels."""
+    """Warn once that float64 maps have no kernels."""
     warn(
         "the network's feature maps are float64, for which there are no fast kernels. PyTorch's form is "
         "used, many times slower: use model.float() if float32 is exact enough"
@@ -91,10 +92,10 @@ def _say_float64() -> None:
 
 
 def _give_up(signature: tuple[Hashable, ...], error: Exception) -> None:
-    """Do without the kernels of a signature from now on, and say so once."""
+    """Use no kernels for a signature from now on, and warn once."""
     if isinstance(error, torch.cuda.OutOfMemoryError | MemoryError):
         raise error
-    if signature[0] == "cuda" and torch.cuda.is_current_stream_capturing():  # what fails may be the recording
+    if signature[0] == "cuda" and torch.cuda.is_current_stream_capturing():  # the recording may be what fails
         raise error
     _given_up.add(signature)
     device, *rest = map(str, signature)

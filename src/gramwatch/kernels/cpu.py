@@ -1,16 +1,18 @@
-"""Gram statistics on the CPU, compiled by numba: a few passes over each example while it is in cache.
+"""Gram statistics, deviations and bounds on the CPU, compiled by numba.
 
-The arithmetic is that of `gramwatch.statistics`, with ten orders at a time in registers. An example is a
-matrix whose columns are worked on side by side, in vectors: channels x pixels, or pixels x channels where
-the channels are dense in memory or the pixels few. Sums `t` of each order come first, of values from which
-a magnitude `q` was divided out; the statistic is `q root(t)`.
+The arithmetic is that of `gramwatch.statistics`, with ten orders at a time in registers. An example is read a
+few times while it is in cache. It is a matrix whose columns are processed side by side, in vectors. It is
+channels x pixels, or pixels x channels if the channels are dense in memory or the pixels are few. The sums
+`t` of each order are of values divided by a magnitude `q`. The statistic is `q root(t)`.
 
-NaN and infinity survive: magnitudes are compared as integers, where NaN is larger than everything else, and
-no assumption about them is given to the compiler.
+NaN and infinity survive. Magnitudes are compared as integers, where NaN is larger than all other values. The
+compiler may not assume that values are finite.
 
-A magnitude below 2^-126, the smallest normal float32, is treated as 0 where values would be divided by it:
-one over it may overflow. So a statistic whose products all lie below 2^-126 is 0. `off_diagonal` also leaves
-out the pixels of a channel at which all other channels lie below 2^-126.
+A magnitude below 2^-126, the smallest normal float32, is treated as 0 as a divisor, because its inverse may
+overflow. So a statistic whose products all lie below 2^-126 is 0. `off_diagonal` also leaves out the pixels
+of a channel at which all other channels lie below 2^-126.
+
+All compiled functions are in this file. numba's cache on disk notices a change in a function's own file only.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, misc, untyped-decorator"
@@ -34,21 +36,21 @@ from torch import Tensor
 from gramwatch.errors import warn
 
 GROUP = 10
-"""How many orders are taken at a time."""
+"""The number of orders that are summed at a time."""
 
 _cache_errors: list[Exception] = []
-"""Why compiled code could not be read from disk or written to it."""
+"""Errors while reading compiled code from disk, or writing it."""
 
 
 class _Cache(FunctionCache):
-    """numba's cache on disk. A file that cannot be read or written loses time, not the kernels."""
+    """numba's cache on disk. If a file cannot be read or written, the kernels still work and start slower."""
 
     def load_overload(self, sig, target_context):
         try:
             return super().load_overload(sig, target_context)
         except OSError as error:
             _cache_errors.append(error)
-            return None  # numba then compiles
+            return None  # numba compiles the function
 
     def save_overload(self, sig, data):
         try:
@@ -58,7 +60,7 @@ class _Cache(FunctionCache):
 
 
 def _compiled(function):
-    """Compile at the first call; sums may be reordered and multiplications fused."""
+    """Compile at the first call. Sums may be reordered, and multiplications fused with additions."""
     fastmath = {"reassoc", "contract", "nsz", "arcp"}
     dispatcher: Any = njit(fastmath=fastmath, error_model="numpy", nogil=True)(function)
     try:
@@ -89,14 +91,14 @@ _SMALLEST = np.float32(2**-126)
 FEW = 32
 """With fewer pixels than this, vectors run along the channels."""
 PAD = 16
-"""Rows of sums are this much longer than needed: a power of two apart, they would share cache lines."""
+"""Extra length of a row of sums. Rows that are a power of two apart would compete for cache lines."""
 COLUMNS = 256
-"""How many columns of ten sums each stay in the nearest cache."""
+"""The number of columns whose ten sums fit into the nearest cache."""
 
 
 @_compiled
 def _inverse(value):
-    """One over a magnitude, 0 for one too small to divide by."""
+    """One over a magnitude. It is 0 if the magnitude is too small to divide by."""
     return _ZERO if value < _SMALLEST else _ONE / value
 
 
@@ -107,9 +109,9 @@ def _peak(values):
     largest = np.int32(0)
     for k in range(values.size):
         largest = max(largest, bits[k] & _MAGNITUDE)
-    found = np.empty(1, np.int32)
-    found[0] = largest
-    return found.view(np.float32)[0]
+    peak = np.empty(1, np.int32)
+    peak[0] = largest
+    return peak.view(np.float32)[0]
 
 
 @_compiled
@@ -149,7 +151,7 @@ def _two_column_peaks(x, peak, second, holder):
 
 @_compiled
 def _lift(v, tens):
-    """The value to the power of ten for each entry of `tens`, a tuple, or None for none."""
+    """`v^(10 n)`, where `n` is the length of the tuple `tens`. None is length 0."""
     power = _ONE
     if tens is not None:
         square = v * v
@@ -161,7 +163,7 @@ def _lift(v, tens):
 
 @_compiled
 def _begin(v, tens):
-    """The first power of ten in a row: 1, or 11, or 21, ..."""
+    """`v^(10 n + 1)`, the first of ten consecutive powers."""
     return v * _lift(v, tens)
 
 
@@ -172,7 +174,7 @@ def _column_sums(x, scale, tens, s):
     s0, s1, s2, s3, s4 = s[0], s[1], s[2], s[3], s[4]
     s5, s6, s7, s8, s9 = s[5], s[6], s[7], s[8], s[9]
     rows, columns = x.shape
-    # Four rows at a time, so that the sums are fetched and stored a quarter as often.
+    # Four rows at a time: the sums are loaded and stored a quarter as often.
     for i in range(0, rows - 3, 4):
         xa, xb, xc, xd = x[i], x[i + 1], x[i + 2], x[i + 3]
         for k in range(columns):
@@ -226,7 +228,7 @@ def _column_sums(x, scale, tens, s):
 
 @_compiled
 def _weighted_sums(c, r, tens, s, t, i):
-    """`t[p, i] = sum_k (c[k] r)^p s[p, k]` for ten powers; `s` counts as 1 where it is None."""
+    """`t[p, i] = sum_k (c[k] r)^p s[p, k]` for ten powers. If `s` is None, it counts as 1."""
     t0 = t1 = t2 = t3 = t4 = t5 = t6 = t7 = t8 = t9 = _ZERO
     if s is not None:
         s0, s1, s2, s3, s4 = s[0], s[1], s[2], s[3], s[4]
@@ -282,14 +284,14 @@ def _weighted_sums(c, r, tens, s, t, i):
 
 @_compiled
 def _weighted_column_sums(x, row_scale, scale, tens, w, t, start, stop):
-    """`t[p, k] = sum_i (x[i, k] row_scale[i] scale[k])^p w[p, i]` for ten powers and some columns."""
+    """`t[p, k] = sum_i (x[i, k] row_scale[i] scale[k])^p w[p, i]` for ten powers, `start <= k < stop`."""
     t[:, start:stop] = 0
     t0, t1, t2, t3 = t[0, start:stop], t[1, start:stop], t[2, start:stop], t[3, start:stop]
     t4, t5, t6, t7 = t[4, start:stop], t[5, start:stop], t[6, start:stop], t[7, start:stop]
     t8, t9 = t[8, start:stop], t[9, start:stop]
     r = scale[start:stop]
     rows = x.shape[0]
-    # Two rows at a time, so that the sums are fetched and stored half as often.
+    # Two rows at a time: the sums are loaded and stored half as often.
     for i in range(0, rows - 1, 2):
         xa, xb, ra, rb = x[i, start:stop], x[i + 1, start:stop], row_scale[i], row_scale[i + 1]
         wa0, wa1, wa2, wa3, wa4 = w[0, i], w[1, i], w[2, i], w[3, i], w[4, i]
@@ -368,7 +370,7 @@ def _row_sums(x, tens, t, q):
 
 @_compiled
 def _row_sums_of_pixels(x, tens, t, q):
-    """The same of an example that lies as pixels x channels."""
+    """`_row_sums` of an example that is stored as pixels x channels."""
     pixels, channels = x.shape
     pixel_peak = np.empty(pixels, np.float32)
     scale = np.empty(channels, np.float32)
@@ -393,7 +395,7 @@ def _row_sums_of_pixels(x, tens, t, q):
         stop = min(start + COLUMNS, channels)
         _weighted_column_sums(x, pixel_peak, scale, tens, s, t, start, stop)
     for i in range(channels):
-        if q[i] < least:  # which is rare: the products by themselves, then their scale
+        if q[i] < least:  # rare: first all products, then their scale
             for k in range(pixels):
                 column[k] = x[k, i] * pixel_peak[k]
             _weighted_sums(column, _inverse(q[i]), tens, s, t, i)
@@ -416,7 +418,7 @@ def _diagonal(x, tens, t, q):
 
 @_compiled
 def _diagonal_of_pixels(x, tens, t, q):
-    """The same of an example that lies as pixels x channels."""
+    """`_diagonal` of an example that is stored as pixels x channels."""
     channels = x.shape[1]
     scale = np.empty(channels, np.float32)
     square = np.empty(x.shape, np.float32)
@@ -457,7 +459,7 @@ def _off_diagonal(x, tens, t, q):
         for k in range(pixels):
             product[k] = row[k] * (second[k] if holder[k] == i else peak[k])
             share[k] = _lift(row[k] * scale[k], tens)
-        # What the channel is multiplied with at each pixel: the sum over all others.
+        # At every pixel, the channel is multiplied by the sum over all other channels.
         for p in range(GROUP):
             for k in range(pixels):
                 share[k] *= row[k] * scale[k]
@@ -468,7 +470,7 @@ def _off_diagonal(x, tens, t, q):
 
 @_compiled
 def _scratch(x, out):
-    """Room for the sums of one example, its magnitudes, two rows more, and the example itself, turned."""
+    """Memory for the sums of one example, its magnitudes, two rows of `_roots`, and its transpose."""
     channels = out.shape[2]
     return (
         np.empty((GROUP, channels + PAD), np.float32),
@@ -490,12 +492,12 @@ def _transposed(x, out):
 def _polynomial(
     function: Callable[[np.ndarray], np.ndarray], degree: int, low: float, high: float
 ) -> tuple[np.float32, ...]:
-    """The coefficients, lowest first, of a polynomial that follows a function between two points."""
-    found = np.polynomial.Chebyshev.interpolate(function, degree, [low, high])
-    return tuple(np.float32(c) for c in found.convert(kind=np.polynomial.Polynomial, domain=[-1, 1]).coef)
+    """The coefficients, lowest first, of a polynomial that approximates a function between two points."""
+    series = np.polynomial.Chebyshev.interpolate(function, degree, [low, high])
+    return tuple(np.float32(c) for c in series.convert(kind=np.polynomial.Polynomial, domain=[-1, 1]).coef)
 
 
-# `log2(1 + r) / r` for mantissas about 1, and `2^y` for fractions about 0.
+# `log2(1 + r) / r` for mantissas `1 + r` near 1, and `2^y` for fractions `y` near 0.
 _LOG = _polynomial(lambda r: np.log2(1 + r) / r, 9, 2**-0.5 - 1, 2**0.5 - 1)
 _EXP = _polynomial(np.exp2, 6, -0.5, 0.5)
 _L0, _L1, _L2, _L3, _L4, _L5, _L6, _L7, _L8, _L9 = _LOG
@@ -504,7 +506,7 @@ _E0, _E1, _E2, _E3, _E4, _E5, _E6 = _EXP
 
 @_compiled
 def _roots(t, q, orders, work, places, out):
-    """`q sign(t) |t|^(1/p)` for some orders `p`, each to its place: by logarithms, in vectors."""
+    """Write `q sign(t) |t|^(1/p)` to `out[place]` for the orders `p`: by logarithms, in vectors."""
     number, log = work[0], work[1]
     number_bits = number.view(np.int32)
     for j in range(orders.size):
@@ -535,7 +537,7 @@ def _roots(t, q, orders, work, places, out):
 
 
 @_compiled
-def _row_sums_of_some(x, turn, tens, orders, places, out, start, stop):
+def _row_sums_in_range(x, turn, tens, orders, places, out, start, stop):
     t, q, rows, turned = _scratch(x, out)
     for n in range(start, stop):
         _row_sums(_transposed(x[n], turned) if turn else x[n], tens, t, q)
@@ -543,7 +545,7 @@ def _row_sums_of_some(x, turn, tens, orders, places, out, start, stop):
 
 
 @_compiled
-def _row_sums_of_pixels_of_some(x, turn, tens, orders, places, out, start, stop):
+def _row_sums_of_pixels_in_range(x, turn, tens, orders, places, out, start, stop):
     t, q, rows, turned = _scratch(x, out)
     for n in range(start, stop):
         _row_sums_of_pixels(_transposed(x[n], turned) if turn else x[n], tens, t, q)
@@ -551,7 +553,7 @@ def _row_sums_of_pixels_of_some(x, turn, tens, orders, places, out, start, stop)
 
 
 @_compiled
-def _diagonal_of_some(x, turn, tens, orders, places, out, start, stop):
+def _diagonal_in_range(x, turn, tens, orders, places, out, start, stop):
     t, q, rows, turned = _scratch(x, out)
     for n in range(start, stop):
         _diagonal(_transposed(x[n], turned) if turn else x[n], tens, t, q)
@@ -559,7 +561,7 @@ def _diagonal_of_some(x, turn, tens, orders, places, out, start, stop):
 
 
 @_compiled
-def _diagonal_of_pixels_of_some(x, turn, tens, orders, places, out, start, stop):
+def _diagonal_of_pixels_in_range(x, turn, tens, orders, places, out, start, stop):
     t, q, rows, turned = _scratch(x, out)
     for n in range(start, stop):
         _diagonal_of_pixels(_transposed(x[n], turned) if turn else x[n], tens, t, q)
@@ -567,27 +569,27 @@ def _diagonal_of_pixels_of_some(x, turn, tens, orders, places, out, start, stop)
 
 
 @_compiled
-def _off_diagonal_of_some(x, turn, tens, orders, places, out, start, stop):
+def _off_diagonal_in_range(x, turn, tens, orders, places, out, start, stop):
     t, q, rows, turned = _scratch(x, out)
     for n in range(start, stop):
         _off_diagonal(_transposed(x[n], turned) if turn else x[n], tens, t, q)
         _roots(t, q, orders, rows, places, out[n])
 
 
-# By statistic and whether the rows are pixels.
-_OF_SOME = {
-    ("row_sums", False): _row_sums_of_some,
-    ("row_sums", True): _row_sums_of_pixels_of_some,
-    ("diagonal", False): _diagonal_of_some,
-    ("diagonal", True): _diagonal_of_pixels_of_some,
-    ("off_diagonal", False): _off_diagonal_of_some,
+# The function for a range of examples, by the statistic and by whether the rows are pixels.
+_IN_RANGE = {
+    ("row_sums", False): _row_sums_in_range,
+    ("row_sums", True): _row_sums_of_pixels_in_range,
+    ("diagonal", False): _diagonal_in_range,
+    ("diagonal", True): _diagonal_of_pixels_in_range,
+    ("off_diagonal", False): _off_diagonal_in_range,
 }
 
 
 def _in_parts(function: Callable[..., None], count: int, *arguments: object) -> None:
     """Call `function(*arguments, start, stop)` over `range(count)`, on as many threads as PyTorch uses."""
     threads = min(torch.get_num_threads(), count)
-    pieces = 4 * threads if threads > 1 else 1  # a thread that is held up leaves more to the others
+    pieces = 4 * threads if threads > 1 else 1  # the other threads take over the pieces of a slow thread
     edges = [count * i // pieces for i in range(pieces + 1)]
     parts = [(start, stop) for start, stop in pairwise(edges) if stop > start]
     errors: list[BaseException] = []
@@ -597,7 +599,7 @@ def _in_parts(function: Callable[..., None], count: int, *arguments: object) -> 
             while parts and not errors:
                 try:
                     part = parts.pop()
-                except IndexError:  # another thread was faster
+                except IndexError:  # another thread took the last piece
                     break
                 function(*arguments, *part)
         except BaseException as error:
@@ -617,10 +619,10 @@ _Work = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
 def _at_once(work: Callable[..., None], threads: int) -> None:
-    """Call a function on several threads at once: PyTorch's own where they can be had.
+    """Call a function on several threads at once. They are PyTorch's own threads, if these can be used.
 
-    After each operation PyTorch's threads spin for a while, waiting for the next, and keep other threads
-    from their cores.
+    After an operation, PyTorch's threads wait actively for the next one for a while. Meanwhile they keep
+    other threads from the cores.
     """
     parallel = _openmp()
     if parallel is not None:
@@ -634,7 +636,7 @@ def _at_once(work: Callable[..., None], threads: int) -> None:
 
 @lru_cache(1)
 def _openmp() -> Callable[..., None] | None:
-    """The function with which PyTorch's OpenMP library starts work on its threads, if there is one."""
+    """The function of PyTorch's OpenMP library that starts work on its threads. None if there is none."""
     beside = str(Path(torch.__file__).parent)
     for library in threadpool_info():
         if library["user_api"] == "openmp" and library["filepath"].startswith(beside):
@@ -654,14 +656,14 @@ def _pool() -> ThreadPoolExecutor:
 
 
 def compute(statistic: str, maps: Tensor, orders: tuple[int, ...], out: Tensor) -> None:
-    """A statistic of maps `(N, C, M)` into `out` `(N, orders, C)`."""
+    """Write a statistic of maps `(N, C, M)` into `out` `(N, orders, C)`."""
     examples, channels, pixels = maps.shape
     dense_channels = maps.stride(1) == 1 and channels > 1
-    # Vectors run along memory, unless that axis is too short for them.
+    # Vectors run along memory, unless that axis is too short.
     of_pixels = dense_channels if min(channels, pixels) >= FEW else channels > pixels
     of_pixels = of_pixels and statistic != "off_diagonal"
     x = (maps.transpose(1, 2) if dense_channels else maps).detach().float().contiguous().numpy()
-    function, turn = _OF_SOME[statistic, of_pixels], of_pixels != dense_channels
+    function, turn = _IN_RANGE[statistic, of_pixels], of_pixels != dense_channels
     for ten in range(-(-max(orders) // GROUP)):
         places = np.array([i for i, order in enumerate(orders) if (order - 1) // GROUP == ten], np.int64)
         if places.size:
@@ -680,12 +682,12 @@ def _deviations(statistics, predicted, minimum, maximum, starts, weights, out, s
 
 @_compiled
 def _outside(values, low, high, weights):
-    """Eq. 3-4 over the features of a tap. What is not finite stays so."""
+    """Eq. 3-4 summed over the features of a tap. A value that is not finite makes the sum not finite."""
     total = _ZERO
     tiny = np.float32(1e-6)
     for f in range(values.size):
         below, above = low[f] - values[f], values[f] - high[f]
-        # Divided in any case, chosen after: so it is done in vectors.
+        # Divide first and choose after: without a branch, the compiler uses vectors.
         share_below, share_above = below / abs(low[f] + tiny), above / abs(high[f] + tiny)
         share_below = _ZERO if below <= _ZERO else share_below
         share_above = _ZERO if above <= _ZERO else share_above
@@ -696,7 +698,7 @@ def _outside(values, low, high, weights):
 def deviations(
     statistics: Tensor, predicted: Tensor, minimum: Tensor, maximum: Tensor, starts: Tensor, weights: Tensor
 ) -> Tensor:
-    """Deviations from a range summed over each tap's features, `(N, taps)`."""
+    """Deviations from a range, summed over the features of each tap, `(N, taps)`."""
     out = torch.empty(len(statistics), len(starts) - 1, dtype=torch.float32)
     arrays = (t.numpy() for t in (statistics, predicted, minimum, maximum, starts, weights, out))
     if len(statistics):
@@ -716,6 +718,6 @@ def _widen(statistics, predicted, minimum, maximum, start, stop):
 
 
 def widen(statistics: Tensor, predicted: Tensor, minimum: Tensor, maximum: Tensor) -> None:
-    """Widen the range of each example's class in place; a negative class is left out."""
+    """Widen the range of each example's class in place. Examples of a negative class are left out."""
     arrays = (t.numpy() for t in (statistics, predicted, minimum, maximum))
     _in_parts(_widen, statistics.shape[1], *arrays)

@@ -1,4 +1,4 @@
-"""All methods beside Gram: one file for each method, one line in the registry below."""
+"""All methods except Gram: one file for each method, one line in the registry below."""
 
 from typing import TypeVar
 
@@ -54,23 +54,24 @@ METHODS: dict[str, type[Method]] = {
         ClassRatio,
     )
 }
-"""Every method that can be used on any network, by the name users ask for it."""
+"""The methods for any network, by their names."""
 
 TRAINED: dict[str, type[Method]] = {
     method.name: method
     for method in (OutlierExposureScore, PriorNetworkScore, VariationalDirichletScore, SemanticScore)
 }
-"""The scores that make sense only on a network trained for them: see `gramwatch.training`, same names."""
+"""The methods for networks trained for them, by their names. `gramwatch.training` has the same names."""
 
 _RESERVED = ("gram", "guard")
-"""What `Guard` and the command line call detectors that are no methods."""
+"""Names of detectors that are not methods."""
 
 
 def register(method: _M) -> _M:
-    """Make a method of your own known by its name, as those of this library are.
+    """Add a method of your own to the registry.
 
-    Then `Guard(members=[...])`, `gramwatch.load` and `gramwatch evaluate --methods all` find it. Can be used
-    as a decorator. A class that is defined again, as in a notebook, takes the place of the earlier one.
+    Then `Guard(members=[...])`, `gramwatch.load` and `gramwatch evaluate --methods all` find it by its name.
+    `register` can be used as a decorator. If a class is defined again, as in a notebook, the new class
+    replaces the old one.
 
     Example:
         >>> gramwatch.methods.register(LogitGap)

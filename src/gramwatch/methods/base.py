@@ -1,4 +1,4 @@
-"""Method: a detector that judges by one score. Its needs, its states, its files."""
+"""Method: a detector that judges by one score. This file has its needs, its states and its files."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
@@ -20,13 +20,13 @@ from gramwatch.taps.running import InputsAdapter, LogitsAdapter
 
 _M = TypeVar("_M", bound="Method")
 NEEDS = ("features", "head", "channel_means")
-"""What a method may look at beside the logits."""
+"""The parts of an observation that a method may use, apart from the logits."""
 REDUCTIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "sum": torch.add,
     "min": torch.minimum,
     "max": torch.maximum,
 }
-"""How two states become one, by the name in `Field.reduce`."""
+"""The functions that join two states, by the name in `Field.reduce`."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Record:
     """The facts by which a reader chooses a method."""
 
     title: str
-    """How tables call it."""
+    """The name in tables."""
     paper: str
     """Authors, title, where and when."""
     equation: str
@@ -44,20 +44,20 @@ class Record:
     outliers: bool = False
     """Whether it can be tuned on outliers. If `retraining`: whether the network is trained with outliers."""
     gradients: bool = False
-    """Whether it needs gradients, which take passes of its own."""
+    """Whether it needs gradients. Then it runs forward passes of its own."""
     retraining: bool = False
     """Whether the network must be trained for it."""
     cost: str = "none"
-    """What judging one input costs beside the forward pass."""
+    """The cost of judging one input, without the forward pass."""
     limits: str = ""
     """Where it fails."""
 
 
 class Method(Detector):
-    """A detector that judges by one score, from what one forward pass shows.
+    """A detector that judges by one score, computed from one forward pass.
 
-    A method says what it looks at, how it learns from a sample of training examples, and how it scores. Its
-    fitted tensors are attributes whose names end in an underscore. The file holds these tensors.
+    A method declares what it looks at, how it learns from a sample of training examples, and how it scores.
+    Its fitted tensors are attributes whose names end in an underscore. The file holds these tensors.
 
     Args:
         model: any classifier that returns logits. It is not changed.
@@ -73,7 +73,7 @@ class Method(Detector):
 
     record: ClassVar[Record]
     looks_at: ClassVar[frozenset[str]] = frozenset()
-    """What it looks at beside the logits: some of `NEEDS`."""
+    """The parts of `NEEDS` that it uses."""
     settings: ClassVar[tuple[str, ...]] = ()
     """The method's own settings: attributes, and arguments of the same name."""
     kept: ClassVar[artifact.Shapes] = {}
@@ -123,19 +123,19 @@ class Method(Detector):
 
     @property
     def gradients(self) -> bool:
-        """Whether judging needs gradients, which take passes of its own."""
+        """Whether judging needs gradients. Then it runs forward passes of its own."""
         return self.record.gradients
 
     @property
     def alone(self) -> bool:  # type: ignore[override]
-        """Whether judging takes passes of its own: `score_inputs`, not `judged`."""
+        """Whether judging runs forward passes of its own: `score_inputs`, not `judged`."""
         return self.gradients
 
     # --- what follows from that ----------------------------------------------------------------------
 
     @property
     def title(self) -> str:
-        """How tables call it."""
+        """The name in tables."""
         return self.record.title
 
     @property
@@ -145,22 +145,22 @@ class Method(Detector):
 
     @property
     def is_fitted(self) -> bool:
-        """Whether it has learnt all that it needs."""
+        """Whether it is fitted, or needs no fit."""
         return self._fitted
 
     @property
     def trained_on_outliers(self) -> bool:  # type: ignore[override]
-        """Whether its network was trained with outliers: a table has to say so."""
+        """Whether its network was trained with outliers. Tables must say so."""
         return self.record.retraining and self.record.outliers
 
     @property
     def tuned_on_outliers(self) -> bool:  # type: ignore[override]
-        """Whether it has itself seen outliers: a table has to say so."""
+        """Whether it was tuned on outliers. Tables must say so."""
         return self.tuned_ is not None and bool(self.tuned_)
 
     @property
     def needs(self) -> Needs:
-        """What it needs of a pass."""
+        """What it needs from a forward pass."""
         where = self.selection if isinstance(self.selection, str) else tuple(self.selection)
         features = bool(self.looks_at & {"features", "head"})
         return Needs(
@@ -174,7 +174,7 @@ class Method(Detector):
     # --- fit -----------------------------------------------------------------------------------------
 
     def check_adding(self, checkpoint: bool) -> None:
-        """Methods that keep examples cannot take up an earlier fit."""
+        """Refuse to continue an earlier fit if the method keeps examples."""
         if not self.learns or self.running:
             return
         if checkpoint:
@@ -191,7 +191,7 @@ class Method(Detector):
         super().check_useful()
 
     def note(self, observation: Observation) -> None:
-        """Take note of how many features there are."""
+        """Note the number of features."""
         if observation.features is not None:
             self.width_ = torch.tensor(observation.features.shape[1])
 
@@ -203,7 +203,7 @@ class Method(Detector):
         return 0 if observation.finite is None else (~observation.finite).sum()
 
     def finish(self, left_out: int = 0) -> None:
-        """Learn from what was taken in."""
+        """Learn from the batches that were taken in."""
         if self.learns:
             self._learn()
         self._fitted = True
@@ -221,7 +221,7 @@ class Method(Detector):
         self._sample = None
 
     def reset(self) -> "Method":
-        """Forget all training and calibration data; settings stay."""
+        """Forget all training and calibration data. Settings stay."""
         for name in self.state():
             setattr(self, name, None)
         return super().reset()
@@ -240,13 +240,13 @@ class Method(Detector):
             self._add_learnt(other)
 
     def _add_learnt(self, other: Any) -> None:
-        """Add the states of another method, by default as the fields in `kept` declare."""
+        """Add the states of another method. By default the fields in `kept` say how."""
         self.add_states(other.state())
 
     def add_states(self, states: Mapping[str, Tensor]) -> None:
-        """Add the states of further training examples to this method's own, as the fields in `kept` declare.
+        """Add the states of further training examples. The fields in `kept` say how.
 
-        The result lies where the added states lie. A GPU is not waited for.
+        The result is on the device of the added states. This never waits for a GPU.
         """
         how = {name: field.reduce for name, field in self.kept.items() if field.reduce is not None}
         if not how:
@@ -295,12 +295,12 @@ class Method(Detector):
         return self.measure_all(loader, self.name, progress).values[:, 0]
 
     def observe(self, inputs: Inputs) -> Observation:
-        """What one forward pass shows."""
+        """The observation of one forward pass."""
         inputs = on_device(inputs, self.model)
         return self.planned(inputs)(inputs)[0]
 
     def differentiable(self, inputs: Inputs) -> Observation:
-        """What one forward pass shows, to be differentiated with respect to the inputs."""
+        """The observation of one forward pass. It can be differentiated with respect to the inputs."""
         inputs = on_device(inputs, self.model)
         return self.planned(inputs.detach()).differentiable(inputs)[0]
 
@@ -334,13 +334,13 @@ class Method(Detector):
     @staticmethod
     def _infinite_where_broken(score: Tensor, finite: Tensor | None) -> Tensor:
         score = score.double()
-        # Over True a score stays, over False it is infinite or NaN: one operation on a GPU, not several.
+        # Divided by True, a score stays. Divided by False, it is infinite or NaN. This is one GPU operation.
         return (score if finite is None else score / finite).nan_to_num(torch.inf, torch.inf, torch.inf)
 
     # --- save and load -------------------------------------------------------------------------------
 
     def settings_as_json(self) -> dict[str, Any]:
-        """The arguments that it was made with."""
+        """The arguments of its constructor."""
         shared = {
             "level": self.level,
             "features": self.features,
@@ -359,7 +359,7 @@ class Method(Detector):
         }
 
     def contents(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """What is to be saved: plain values, and tensors."""
+        """The contents of its file: plain values, and tensors."""
         tensors = {f"state.{name}": tensor for name, tensor in self.state().items()}
         if self._calibration is not None:
             tensors["calibration.scores"] = self.calibration_scores_
@@ -374,14 +374,14 @@ class Method(Detector):
     def described(
         cls: "type[_M]", header: Mapping[str, Any], model: nn.Module | Network
     ) -> "tuple[_M, artifact.Shapes]":
-        """The detector without its tensors, and what these must be."""
+        """The detector without its tensors, and the fields that its tensors must match."""
         fields = {f"state.{name}": field for name, field in cls.fields().items()}
         fields["calibration.scores"] = Field(("ranking",), torch.float64, artifact.ASCENDING)
         artifact.check_settings(cls, header["settings"])
         return cls(model, **header["settings"]), artifact.resolved(fields, artifact.shapes_of(header))
 
     def restore(self, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        """Take over the tensors of a file."""
+        """Set the tensors of a file."""
         scores = tensors.get("calibration.scores")
         if scores is not None:
             how = {"split": False, "seed": 0, "examples": len(scores)}
@@ -398,7 +398,7 @@ class Method(Detector):
 
     @classmethod
     def fields(cls) -> artifact.Shapes:
-        """The tensors that `state` has after `fit`: those in `kept`, and those that many methods share."""
+        """The fields of the tensors that `state` has after `fit`: those in `kept`, and shared ones."""
         shared = {"tuned_": Field((), torch.bool, optional=True)}
         if cls.record.fitted and "features" in cls.looks_at:
             shared["width_"] = Field((), torch.int64, artifact.POSITIVE)
@@ -406,10 +406,10 @@ class Method(Detector):
 
     def _check_state(self) -> None:
         """Refuse tensors of a file that do not fit each other or the settings."""
-        return  # for most methods their shapes say it all
+        return  # for most methods the check of the shapes is enough
 
     def take_over(self, before: "Method") -> None:
-        """Go on from what another detector has seen."""
+        """Continue from the state of another detector."""
         self._set(before.state())
 
     def _set(self, state: Mapping[str, Tensor]) -> None:
@@ -429,7 +429,7 @@ class _Sample:
         return sum(len(keys) for keys in self._keys)
 
     def add(self, observation: Observation) -> None:
-        """Every example draws a key. The examples with the smallest keys stay."""
+        """Add a batch. Every example draws a random key, and the examples with the smallest keys stay."""
         self._parts.append(observation)
         self._keys.append(torch.rand(len(observation), generator=self._generator, dtype=torch.float64))
         if len(self) > 2 * self._most:

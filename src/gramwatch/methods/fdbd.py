@@ -38,7 +38,7 @@ class FDBD(MeanMethod):
         self._kept = torch.empty(0)
 
     def take(self, observation: Observation) -> Tensor | int:
-        """Take in one batch. A GPU is not waited for."""
+        """Take in one batch. This never waits for a GPU."""
         if observation.logits.shape[1] < 2:
             raise InputError(f"{self.name} needs decision boundaries: one class has none")
         return super().take(observation)

@@ -1,4 +1,4 @@
-"""Shared by methods on penultimate features: unit length, second moments, nearest neighbours, the head."""
+"""Parts shared by methods on penultimate features: unit length, second moments, neighbours, the head."""
 
 from abc import abstractmethod
 from collections.abc import Callable
@@ -37,8 +37,8 @@ def head_of(observation: Observation, name: str) -> Head:
     """The linear layer that makes the logits. An error names the method that misses it."""
     if observation.head is None:
         raise TapError(
-            f"{name} needs the weights of the linear layer that makes the logits of the features. Where "
-            "features='...' names a tap there is no such layer: leave it out, or choose another method"
+            f"{name} needs the weights of the linear layer that makes the logits of the features. With "
+            "features='...' there is no such layer: leave it out, or choose another method"
         )
     return observation.head
 
@@ -51,11 +51,11 @@ def mean_of(training: Observation, name: str) -> Tensor:
 def unit(features: Tensor) -> Tensor:
     """The features at length one, computed in float64, kept in float32. A feature of zeros stays zero."""
 
-    def scaled(some: Tensor) -> Tensor:
-        some = some.double()
-        return (some / lengths(some).unsqueeze(1).clamp_min(TINY)).float()
+    def scaled(rows: Tensor) -> Tensor:
+        rows = rows.double()
+        return (rows / lengths(rows).unsqueeze(1).clamp_min(TINY)).float()
 
-    return torch.cat([scaled(some) for some in features.split(ROWS)])
+    return torch.cat([scaled(rows) for rows in features.split(ROWS)])
 
 
 def lengths(vectors: Tensor) -> Tensor:
@@ -103,7 +103,7 @@ class MeanMethod(HeadMethod):
         self.count_: Tensor | None = None  # of the examples behind the mean
 
     def take(self, observation: Observation) -> Tensor | int:
-        """Take in one batch. A GPU is not waited for."""
+        """Take in one batch. This never waits for a GPU."""
         head_of(observation, self.name)
         features = features_of(observation, self.name)
         finite = observation.finite
@@ -141,8 +141,8 @@ class Neighbours:
         """The indices of a few more than the k entries with the largest products, `(N, candidates)`."""
         wanted = min(len(self._bank), k + k // 4 + 8)
         if queries.device.type == "cpu" and self._index is not None:
-            found = self._index.search(queries.contiguous().numpy(), wanted)[1]
-            return torch.from_numpy(found).long()
+            indices = self._index.search(queries.contiguous().numpy(), wanted)[1]
+            return torch.from_numpy(indices).long()
         return largest_products(queries, self.on(queries.device), wanted, piece)
 
     @cached_property
@@ -167,8 +167,8 @@ def _faiss() -> ModuleType | None:
 def largest_products(queries: Tensor, bank: Tensor, k: int, piece: int = PIECE) -> Tensor:
     """The indices of the k largest inner products of each query with the entries of a bank, `(N, k)`.
 
-    Products are in float32 at least, whatever autocast and the precision of matrix products are set to. Unit
-    vectors of one cluster differ in the last digits only.
+    Products are computed in float32 or float64, whatever the settings of autocast and of matrix products.
+    Unit vectors of one cluster differ in the last digits only.
 
     Args:
         queries: `(N, D)`
@@ -263,8 +263,8 @@ class BankMethod(Method):
         assert self.bank_ is not None
         if self._neighbours is None:
             self._neighbours = Neighbours(self.bank_)
-        found = self._neighbours.candidates(queries, self.k, piece)
+        candidates = self._neighbours.candidates(queries, self.k, piece)
         bank = self._neighbours.on(queries.device)
-        rows = max(1, min(piece, NEAR) // (found.shape[1] * bank.shape[1]))
-        parts = zip(queries.split(rows), found.split(rows), strict=True)
-        return torch.cat([measure(bank[near].double(), some.double()) for some, near in parts])
+        rows = max(1, min(piece, NEAR) // (candidates.shape[1] * bank.shape[1]))
+        parts = zip(queries.split(rows), candidates.split(rows), strict=True)
+        return torch.cat([measure(bank[near].double(), part.double()) for part, near in parts])

@@ -62,7 +62,7 @@ class ClassDistances(Method):
         self.sums_: Tensor | None = None  # of each class and tap, about its origin, one tap after the other
         self.products_: Tensor | None = None  # (width, width) of each tap, about its origin, likewise
         self.ranks_: Tensor | None = None  # of each tap's covariance
-        self.classes_: Tensor | None = None  # those that training data had
+        self.classes_: Tensor | None = None  # the classes of the training data
         self.origins_: Tensor | None = None  # of each tap, one after the other
         self.whitening_: Tensor | None = None  # (width, rank) of each tap, one after the other
         self.centres_: Tensor | None = None  # (classes, rank) of each tap, whitened, one after the other
@@ -205,9 +205,9 @@ class ClassDistances(Method):
             whitening = _usable(self.whitening_, device).split(sizes)
             centres = _usable(self.centres_, device).split([classes * rank for rank in ranks])
             parts = zip(origins, whitening, centres, widths, ranks, strict=True)
-            made = [_Gaussian.of(o, w.view(width, r), c.view(classes, r)) for o, w, c, width, r in parts]
+            gaussians = [_Gaussian.of(o, w.view(width, r), c.view(classes, r)) for o, w, c, width, r in parts]
             expected = _usable(self.ranks_.clamp_min(1).double(), device)
-            self._cached = cached = _Fitted(device, self.whitening_, made, expected)
+            self._cached = cached = _Fitted(device, self.whitening_, gaussians, expected)
         return cached
 
     # --- judge ---------------------------------------------------------------------------------------
@@ -229,13 +229,14 @@ class ClassDistances(Method):
 
     def distances(self, observation: Observation) -> Tensor:
         """The distance of each example to the nearest class at each tap, `(N, taps)`; Eq. 2 without sign."""
-        each = zip(self._checked(observation), self._features(observation), strict=True)
-        return torch.stack([gaussian.distance(features) for gaussian, features in each], 1)
+        taps = zip(self._checked(observation), self._features(observation), strict=True)
+        return torch.stack([gaussian.distance(features) for gaussian, features in taps], 1)
 
     def _over_expectation(self, distances: Tensor) -> Tensor:
         """The distances at each tap, `(N, taps)`, divided by their expectation.
 
-        On training data, the mean squared distance to the own class is the trace of S^-1 S, the rank.
+        On training data, the mean squared distance of an example to its own class is the trace of S^-1 S.
+        That is the rank.
         """
         return distances / self._fitted_on(distances.device).expected
 
@@ -250,8 +251,8 @@ class ClassDistances(Method):
         if now != then:
             raise InputError(
                 f"{self.name} was fitted on {len(then)} tap(s) with {sum(then)} channels in all, {len(now)} "
-                f"tap(s) with {sum(now)} channels were given. They are found at the first batch: give "
-                "one of a size that the fit saw"
+                f"tap(s) with {sum(now)} channels were given. Taps are found at the first batch: give "
+                "a first batch of a size that the fit saw"
             )
         return gaussians
 
@@ -366,17 +367,17 @@ class Mahalanobis(ClassDistances):
         seen = self.differentiable(given)
         assert seen.finite is not None
         taps, finite = len(seen.channel_means), seen.finite
-        found: list[list[Tensor]] = [[] for _ in steps]
+        columns: list[list[Tensor]] = [[] for _ in steps]
         for tap in range(taps):
             with torch.inference_mode(False), torch.enable_grad():
                 distance = self._distance(tap, seen)
             away = gradient(distance, leaf, self.name, keep=tap + 1 < taps)
             with torch.inference_mode():
-                for column, eps in zip(found, steps, strict=True):
+                for column, eps in zip(columns, steps, strict=True):
                     moved = self.observe(step(images, away, -eps, self.scale)) if eps else seen
                     column.append(self._distance(tap, moved) if eps else distance.detach())
                     finite = finite if moved.finite is None else finite & moved.finite
-        return seen.logits.detach(), [torch.stack(column, 1) for column in found], finite
+        return seen.logits.detach(), [torch.stack(column, 1) for column in columns], finite
 
     # --- tune ----------------------------------------------------------------------------------------
 
@@ -388,9 +389,9 @@ class Mahalanobis(ClassDistances):
         steps: Sequence[float] = STEPS,
         progress: bool = True,
     ) -> "Mahalanobis":
-        """Weigh the taps by a logistic regression, and choose the eps that tells these outliers best.
+        """Weigh the taps by a logistic regression, and choose the eps that separates these outliers best.
 
-        This is the way of the authors. One half of the data fits a regression for each step, with a penalty
+        The authors tune in this way. One half of the data fits a regression for each step, with a penalty
         chosen by cross-validation. The other half chooses the step: by TNR at TPR 95 %, then by AUROC. The
         authors take 1,000 images of each kind. A tuned detector has seen outliers: tables must say so.
         Calibrate it afterwards, on other data.
@@ -398,13 +399,13 @@ class Mahalanobis(ClassDistances):
         self.check_fitted()
         steps = [checked_eps(eps) for eps in steps]
         if not steps:
-            raise ValueError("steps must be some")
+            raise ValueError("steps is empty: give at least one step, such as 0.0")
         inside = self._all_distances(in_distribution, steps, progress)
         outside = self._all_distances(outliers, steps, progress)
-        for kind, found in (("in-distribution", inside), ("outlying", outside)):
-            if len(found[0]) < _FEWEST:
+        for kind, distances in (("in-distribution", inside), ("outlying", outside)):
+            if len(distances[0]) < _FEWEST:
                 raise InputError(
-                    f"{self.name} cannot be tuned on {len(found[0])} finite {kind} example(s): at least "
+                    f"{self.name} cannot be tuned on {len(distances[0])} finite {kind} example(s): at least "
                     f"{_FEWEST} are needed, the authors take 1,000"
                 )
         generator = torch.Generator().manual_seed(self.seed)
@@ -417,7 +418,7 @@ class Mahalanobis(ClassDistances):
             weights, bias = _regression(fit_in, fit_out)
             quality = separation(held_in @ weights + bias, held_out @ weights + bias)
             tried.append((quality, eps, weights, bias))
-        _, self.eps, self.weights_, self.bias_ = max(tried, key=lambda found: found[0])
+        _, self.eps, self.weights_, self.bias_ = max(tried, key=lambda trial: trial[0])
         self.join, self.tuned_ = "regression", torch.tensor(True)
         self.forget_calibration()
         return self
@@ -471,7 +472,7 @@ class _Fitted(NamedTuple):
 
     device: torch.device
     whitening: Tensor
-    """The kept tensor that the copies were made of."""
+    """The fitted tensor that `gaussians` was computed from. Another tensor there means another fit."""
     gaussians: list[_Gaussian]
     """One for each tap."""
     expected: Tensor
@@ -541,7 +542,7 @@ class _Sums:
         about_origin = self.products[tap] / total
         covariance = about_origin - (means.T * (counts / total)) @ means
         values, vectors = torch.linalg.eigh((covariance + covariance.T) / 2)
-        # Eigenvalues that are rounding errors: of the sums in float64, or of the features in float32.
+        # Smaller eigenvalues are rounding errors, of the sums in float64 or of the features in float32.
         size = (about_origin.diagonal() + origin.square()).max()
         rounding = len(origin) * torch.finfo(torch.float64).eps * about_origin.diagonal().sum()
         seen = (4 * torch.finfo(torch.float32).eps) ** 2 * size
@@ -562,7 +563,7 @@ def _exact(t: Tensor) -> Tensor:
 
 
 def _regression(inside: Tensor, outside: Tensor) -> tuple[Tensor, Tensor]:
-    """Weights and bias of a logistic regression that tells outliers by their distances."""
+    """Weights and bias of a logistic regression that separates outliers by their distances."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import GridSearchCV
 
@@ -572,6 +573,6 @@ def _regression(inside: Tensor, outside: Tensor) -> tuple[Tensor, Tensor]:
     is_out = torch.arange(len(distances)) >= len(inside)
     penalties = {"C": [10**power for power in torch.linspace(-4, 4, 10).tolist()]}
     search = GridSearchCV(LogisticRegression(max_iter=1000), penalties, scoring="accuracy", cv=5)
-    found = search.fit(((distances - centre) / spread).numpy(), is_out.numpy()).best_estimator_
-    weights = torch.from_numpy(found.coef_[0]).double() / spread
-    return weights, torch.tensor(float(found.intercept_[0]), dtype=torch.float64) - weights @ centre
+    best = search.fit(((distances - centre) / spread).numpy(), is_out.numpy()).best_estimator_
+    weights = torch.from_numpy(best.coef_[0]).double() / spread
+    return weights, torch.tensor(float(best.intercept_[0]), dtype=torch.float64) - weights @ centre

@@ -96,7 +96,7 @@ class ODIN(Method):
         steps: Sequence[float] = STEPS,
         progress: bool = True,
     ) -> "ODIN":
-        """Choose T and eps that tell these outliers best: by TNR at TPR 95 %, then by AUROC.
+        """Choose the T and the eps that separate these outliers best: by TNR at TPR 95 %, then by AUROC.
 
         The paper takes 1,000 images of each kind. A tuned detector has seen outliers: tables must say so.
         Calibrate it afterwards, on other data. Both arguments may also be results of `scores_on_grid`. To
@@ -135,7 +135,7 @@ class ODIN(Method):
         temperatures = [float(t) for t in temperatures]
         steps = [checked_eps(eps) for eps in steps]
         if not temperatures or not steps or min(temperatures) <= 0:
-            raise ValueError("temperatures must be positive, and both temperatures and steps some")
+            raise ValueError("temperatures must be positive, and neither temperatures nor steps may be empty")
         batches = inputs_of(self.network, images, "tuning", progress)
         return torch.cat([self._scores_on(inputs, temperatures, steps)[1].cpu() for inputs in batches])
 
@@ -146,7 +146,7 @@ class ODIN(Method):
         images = single_images(inputs, self.model, self.name)
         leaf, given = leaf_of(images)
         seen = self.differentiable(given)
-        found = []
+        columns = []
         for number, temperature in enumerate(temperatures):
             # Times T: the sign stays the same, and the gradient does not vanish in half precision.
             with torch.inference_mode(False), torch.enable_grad():
@@ -155,8 +155,9 @@ class ODIN(Method):
             with torch.inference_mode():
                 for eps in steps:
                     moved = self.observe(step(images, towards, eps, self.scale)) if eps else seen
-                    found.append(self._infinite_where_broken(_score(moved.logits, temperature), moved.finite))
-        scores = torch.stack(found, 1).unflatten(1, (len(temperatures), len(steps)))
+                    score = _score(moved.logits, temperature)
+                    columns.append(self._infinite_where_broken(score, moved.finite))
+        scores = torch.stack(columns, 1).unflatten(1, (len(temperatures), len(steps)))
         return seen.logits.detach(), scores.detach()
 
 

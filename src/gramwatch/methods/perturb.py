@@ -32,7 +32,7 @@ def single_images(inputs: Inputs, model: nn.Module, name: str) -> Tensor:
 
 
 def leaf_of(images: Tensor) -> tuple[Tensor, Tensor]:
-    """A copy to differentiate by, and a copy to call the network with, which may overwrite it."""
+    """Two copies: one to differentiate by, and one to call the network with. The network may overwrite it."""
     with torch.inference_mode(False), torch.enable_grad():
         leaf = images.detach().clone().requires_grad_()
         return leaf, leaf.clone()
@@ -97,9 +97,9 @@ def inputs_of(network: Network, loader: Iterable[Any], doing: str, progress: boo
         empty = False
         yield inputs
     if empty:
-        raise InputError(f"the loader yielded no example: {doing} needs some")
+        raise InputError(f"the loader yielded no example: {doing} needs at least one")
 
 
 def separation(inside: Tensor, outside: Tensor) -> tuple[float, float]:
-    """How well scores tell outliers: the pair of TNR at TPR 95 % and AUROC."""
+    """How well scores separate outliers: the pair of TNR at TPR 95 % and AUROC."""
     return metrics.tnr_at_tpr(inside.numpy(), outside.numpy()), metrics.auroc(inside.numpy(), outside.numpy())

@@ -31,8 +31,8 @@ class ReAct(Shaping):
         equation="-log sum_c exp(z_c), z = W min(h, c) + b, c the 90th percentile of training activations",
         fitted=True,
         cost="the last layer once more",
-        limits="One number clips all features alike. Made for features that are large where an input is "
-        "strange; of little use where they are small instead.",
+        limits="One number clips all features alike. Made for features that are large if an input is "
+        "strange. Of little use if they are small.",
     )
     settings = ("percentile",)
     kept: ClassVar = {"clip_": Field((), torch.float64, FINITE)}

@@ -55,7 +55,7 @@ class RelativeMahalanobis(Method):
             raise ValueError(f"shrinkage must lie between 0 and 1, got {shrinkage}")
         self.shrinkage = float(shrinkage)
         self.mean_: Tensor | None = None
-        self.centres_: Tensor | None = None  # of the classes, from the mean, whitened
+        self.centres_: Tensor | None = None  # of the classes, relative to the mean, whitened
         self.whitening_: Tensor | None = None
         self.background_whitening_: Tensor | None = None
 
@@ -64,8 +64,8 @@ class RelativeMahalanobis(Method):
         features = features_of(training, self.name)
         classes, which = training.classes.long().unique(return_inverse=True)
         sums = torch.zeros(len(classes), features.shape[1], dtype=torch.float64, device=features.device)
-        for some, theirs in zip(features.split(ROWS), which.split(ROWS), strict=True):
-            sums.index_add_(0, theirs, some.double())
+        for rows, row_classes in zip(features.split(ROWS), which.split(ROWS), strict=True):
+            sums.index_add_(0, row_classes, rows.double())
         centres = sums / which.bincount(minlength=len(classes)).unsqueeze(1)
         self.mean_ = mean
         tied = torch.linalg.eigh(second_moment(features, centres, which))
@@ -104,4 +104,6 @@ def _whitening(eigenvalues: Tensor, eigenvectors: Tensor, shrinkage: float) -> T
     """A matrix A with `A A^T` the inverse of the covariance after mixing in the identity."""
     eigenvalues = eigenvalues.clamp_min(0)
     mixed = (1 - shrinkage) * eigenvalues + shrinkage * eigenvalues.mean()
-    return (eigenvectors / mixed.sqrt()).contiguous()  # as in a file: the same scores to the last bit
+    return (
+        eigenvectors / mixed.sqrt()
+    ).contiguous()  # dense, as after loading: scores are then equal to the last bit

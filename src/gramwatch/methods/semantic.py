@@ -75,13 +75,13 @@ class SemanticScore(Method):
 
     def __init__(self, model: nn.Module, **options: Any) -> None:
         super().__init__(model, **options)
-        found = [name for name, part in unwrap(self.model).named_modules() if isinstance(part, SemanticHead)]
-        if len(found) != 1:
+        heads = [name for name, part in unwrap(self.model).named_modules() if isinstance(part, SemanticHead)]
+        if len(heads) != 1:
             raise InputError(
-                f"{type(unwrap(self.model)).__name__} has {len(found)} SemanticHeads, but this score is of "
-                "the vectors that one predicts: train the network with gramwatch.training.Semantic"
+                f"{type(unwrap(self.model)).__name__} has {len(heads)} SemanticHeads, but this score needs "
+                "exactly one: train the network with gramwatch.training.Semantic"
             )
-        self._tap = f"{found[0]}.predict".removeprefix(".")
+        self._tap = f"{heads[0]}.predict".removeprefix(".")
 
     @property
     def needs(self) -> Needs:

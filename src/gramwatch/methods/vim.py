@@ -66,8 +66,8 @@ class ViM(HeadMethod):
         vectors = torch.linalg.eigh(second_moment(features, self.origin_)).eigenvectors  # ascending
         self.residual_ = vectors[:, : width - kept].contiguous()
         outside = length = 0.0
-        for some in features.split(ROWS):
-            centred = some.double() - self.origin_
+        for rows in features.split(ROWS):
+            centred = rows.double() - self.origin_
             outside += float(lengths(centred @ self.residual_).sum())
             length += float(lengths(centred).sum())
         if outside <= 1e-9 * length:

@@ -1,8 +1,8 @@
-"""The paper's networks, with the tensors the published figures were computed from.
+"""The paper's networks, with the tensors that the published figures were computed from.
 
-Each class names its watched tensors in `paper_taps`, which is what `taps="paper"` chooses, and uses the
-parameter names of the published checkpoints. `load` reads such a checkpoint together with the input
-normalisation that belongs to it. Nothing in a file is executed.
+A class lists its watched tensors in `paper_taps`, which `taps="paper"` chooses. Parameter names are those of
+the published checkpoints. `load` reads such a checkpoint, and knows the input normalisation of the network.
+Nothing in a file is executed.
 """
 
 from gramwatch.networks.cifar_resnet import CifarResNet

@@ -1,8 +1,8 @@
 """The CIFAR ResNets of He et al., "Deep Residual Learning for Image Recognition" (2016), Sec. 4.2.
 
 Three stages of n basic blocks with 16, 32 and 64 channels: depth 6n + 2. Shortcuts have no parameters
-(option A): every second pixel is taken and the new channels are zero. Parameter names as in the checkpoints
-published with Idelbayev's "Proper ResNet Implementation for CIFAR10/CIFAR100 in PyTorch".
+(option A): every second pixel is taken and the new channels are zero. Parameter names are those of the
+checkpoints published with Idelbayev's "Proper ResNet Implementation for CIFAR10/CIFAR100 in PyTorch".
 """
 
 import torch.nn.functional as F

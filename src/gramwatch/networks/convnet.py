@@ -1,8 +1,9 @@
 """A small convolutional network for MNIST, in the form for which Outlier Exposure checkpoints are published.
 
-Hendrycks et al., "Deep Anomaly Detection with Outlier Exposure" (2019); parameter names as in its authors'
-checkpoints, pixels in [0, 1]. That pooling comes before the activation, and that this is the sigmoid form of
-the GELU, is confirmed by the checkpoints' test accuracies: 99.06, 98.97 and 99.08 % only in this form.
+Hendrycks et al., "Deep Anomaly Detection with Outlier Exposure" (2019). Parameter names are those of the
+authors' checkpoints. Pixels are in [0, 1]. Pooling comes before the activation, and the activation is the
+sigmoid form of the GELU. The test accuracies of the checkpoints confirm this: they are 99.06, 98.97 and
+99.08 % only in this form.
 """
 
 import torch.nn.functional as F

@@ -1,7 +1,7 @@
 """DenseNet-BC: bottleneck layers whose outputs are all concatenated, with compression between blocks.
 
-Huang et al., "Densely Connected Convolutional Networks" (2017). The paper's "DenseNet3" is depth 100,
-growth 12. Parameter names as in the published CIFAR checkpoints.
+Huang et al., "Densely Connected Convolutional Networks" (2017). The paper's "DenseNet3" has depth 100 and
+growth 12. Parameter names are those of the published CIFAR checkpoints.
 """
 
 import torch
@@ -12,7 +12,7 @@ from gramwatch.taps import mark
 
 
 class Bottleneck(nn.Module):
-    """A 1 x 1 and a 3 x 3 convolution; the result is joined to the input."""
+    """A 1 x 1 and a 3 x 3 convolution. The result is concatenated to the input."""
 
     def __init__(self, width: int, growth: int) -> None:
         super().__init__()
@@ -22,7 +22,7 @@ class Bottleneck(nn.Module):
         self.conv2 = nn.Conv2d(4 * growth, growth, 3, padding=1, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The input with the new channels behind it."""
+        """The input, followed by the new channels."""
         out = self.conv1(F.relu(self.bn1(x)))
         out = self.conv2(F.relu(self.bn2(out)))
         return torch.cat([x, out], 1)
@@ -36,7 +36,7 @@ class DenseBlock(nn.Module):
         self.layer = nn.Sequential(*(Bottleneck(width + i * growth, growth) for i in range(count)))
 
     def forward(self, x: Tensor) -> Tensor:
-        """The input with the channels of all bottlenecks behind it."""
+        """The input, followed by the channels of all bottlenecks."""
         return mark(self.layer(x), "output")
 
 

@@ -1,4 +1,4 @@
-"""The networks by name, and reading their checkpoints: PyTorch's (weights only) and safetensors."""
+"""The networks by name, and their checkpoints: PyTorch files (weights only) and safetensors files."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,13 +25,13 @@ Channels = tuple[float, ...]
 
 @dataclass(frozen=True)
 class NetworkRecord:
-    """What is known of a network before its weights."""
+    """The facts about a network that do not depend on its weights."""
 
     title: str
     build: Callable[[int], nn.Module]
-    """From the number of classes."""
+    """Builds the network, given the number of classes."""
     shape: tuple[int, int, int]
-    """Of one input: channels, height, width."""
+    """The shape of one input: channels, height, width."""
     mean: Channels
     std: Channels
 
@@ -69,7 +69,7 @@ NETWORKS: Mapping[str, NetworkRecord] = {
 
 @dataclass(frozen=True)
 class Loaded:
-    """A network ready to judge images, and what its input must look like."""
+    """A network in evaluation mode, and the normalisation of its inputs."""
 
     name: str
     network: nn.Module
@@ -77,7 +77,7 @@ class Loaded:
     std: Channels
 
     def prepare(self, images: Tensor) -> Tensor:
-        """uint8 images, or floats in [0, 1], of shape N x C x H x W, as the network takes them: float32."""
+        """The network's inputs, float32, from images N x C x H x W that are uint8 or floats in [0, 1]."""
         if images.ndim != 4 or images.shape[1] != len(self.mean):
             raise InputError(
                 f"{self.name} takes images of {len(self.mean)} channels, N x {len(self.mean)} x H x W, "
@@ -113,9 +113,9 @@ def load(
         name: one of `NETWORKS`.
         weights: a PyTorch checkpoint (`.pth`, `.pt`, `.th`: parameters, at the top or under `state_dict`,
             with or without `module.` before their names) or a safetensors file. Without it: random weights.
-        device: where the network goes.
-        mean: of the input's channels; by default as the file says, or else as is usual for the network.
-        std: likewise.
+        device: the device of the network.
+        mean: the mean of each input channel. By default that in the file, or else the usual one.
+        std: the standard deviation of each input channel, likewise.
 
     """
     record = _record(name)
@@ -143,7 +143,7 @@ class _Checkpoint:
 
     path: Path
     said: dict[str, Any]
-    """Its header, where it is a file of this library."""
+    """Its header. Empty if it is not a file of this library."""
     shapes: dict[str, tuple[torch.dtype, tuple[int, ...]]]
     read: Callable[[], dict[str, Tensor]]
     """Reads the parameters."""
@@ -160,7 +160,7 @@ def _opened(path: Path) -> _Checkpoint:
 
 
 def _opened_safetensors(path: Path) -> _Checkpoint:
-    """Our own files are compared with their checksums, those of others have none."""
+    """A safetensors file. Files of this library are compared with their checksums, others have none."""
     try:
         file = artifact.File(path)
     except ArtifactError as error:
@@ -200,7 +200,7 @@ def _loaded(path: Path) -> dict[str, Tensor]:
 
 
 def _checked_header(checkpoint: _Checkpoint, name: str, record: NetworkRecord) -> dict[str, Any]:
-    """What the file says of itself, of the right types."""
+    """The header of the file, with its types checked."""
     said, channels = checkpoint.said, len(record.mean)
     with artifact.reading(checkpoint.path):
         for key, hint in _SAID.items():
@@ -223,11 +223,11 @@ _SAID: dict[str, Any] = {
     "mean": list[float] | None,
     "std": list[float] | None,
 }
-"""What a file of this library says of its network."""
+"""The entries about the network in the header of a file of this library."""
 
 
 def _restored(checkpoint: _Checkpoint, name: str, record: NetworkRecord) -> nn.Module:
-    """The network with the weights of a file, which are compared with it before memory is taken."""
+    """The network with the weights of a file. Names and shapes are compared before memory is taken."""
     with torch.device("meta"):
         state = {key: torch.empty(shape, dtype=kind) for key, (kind, shape) in checkpoint.shapes.items()}
         network = _built(checkpoint, record, state)
@@ -240,7 +240,7 @@ def _restored(checkpoint: _Checkpoint, name: str, record: NetworkRecord) -> nn.M
 
 
 def _built(checkpoint: _Checkpoint, record: NetworkRecord, state: Mapping[str, Tensor]) -> nn.Module:
-    """The network, not yet with its weights, for as many classes as the last linear layer of the file."""
+    """The network without its weights. It has as many classes as the last linear layer of the file."""
     with artifact.reading(checkpoint.path):
         network, said = record.build(10), checkpoint.said
         head = [key for key, module in network.named_modules() if isinstance(module, nn.Linear)][-1]
@@ -257,7 +257,7 @@ def _built(checkpoint: _Checkpoint, record: NetworkRecord, state: Mapping[str, T
 def _check(
     expected: Mapping[str, Tensor], state: Mapping[str, Tensor], name: str, path: str | PathLike[str] | None
 ) -> None:
-    """Compare names and shapes, and name what is missing, too many or of another shape."""
+    """Compare names, shapes and types. An error names the tensors that differ."""
     # Checkpoints older than PyTorch 0.4.1 lack these counters, which matter to training only.
     missing = [k for k in expected if k not in state and not k.endswith("num_batches_tracked")]
     unknown = [key for key in state if key not in expected]
@@ -282,5 +282,5 @@ def _check(
 
 
 def _kind(tensor: Tensor) -> tuple[bool, bool]:
-    """Real, complex or whole numbers; their precision may differ."""
+    """Whether numbers are real, complex or whole. Their precision may differ."""
     return tensor.is_floating_point(), tensor.is_complex()

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 class MLP(nn.Module):
     """Linear layers with ReLUs between them, for 28 x 28 grey images."""
 
-    # A vector's Gram matrix says most where the units are either silent or not: the ReLUs' outputs.
+    # The outputs of the ReLUs. There a unit is zero or active, and the Gram matrix of a vector says most.
     paper_taps = ("layers.*relu*",)
 
     def __init__(self, hidden: Sequence[int], classes: int = 10, pixels: int = 784) -> None:

@@ -1,7 +1,7 @@
 """ResNet-34 in its CIFAR form: a 3 x 3 first convolution, no pooling before the four stages.
 
-He et al., "Deep Residual Learning for Image Recognition" (2016); parameter names as in the checkpoints of
-Lee et al., "A Simple Unified Framework for Detecting Out-of-Distribution Samples" (2018).
+He et al., "Deep Residual Learning for Image Recognition" (2016). Parameter names are those of the checkpoints
+of Lee et al., "A Simple Unified Framework for Detecting Out-of-Distribution Samples" (2018).
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,8 @@
 """Wide ResNet: residual blocks with normalisation and ReLU before each convolution.
 
 Zagoruyko & Komodakis, "Wide Residual Networks" (2016). The paper's Outlier Exposure tables use WRN-40-2.
-Parameter names as in the checkpoints of Hendrycks et al., "Deep Anomaly Detection with Outlier Exposure".
+Parameter names are those of the checkpoints of Hendrycks et al., "Deep Anomaly Detection with Outlier
+Exposure".
 """
 
 import torch.nn.functional as F
@@ -25,7 +26,7 @@ class WideBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """The block's output."""
         out = self.relu1(self.bn1(x))
-        # Where the width changes, the shortcut too starts from the normalised input.
+        # If the width changes, the shortcut also starts from the normalised input.
         shortcut = x if self.convShortcut is None else self.convShortcut(out)
         out = self.relu2(self.bn2(self.conv1(out)))
         out = F.dropout(out, self.drop_rate, self.training)

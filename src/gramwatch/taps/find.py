@@ -1,7 +1,7 @@
 """Finding taps: a forward pass in which every call is followed.
 
-The network runs twice on a tiny batch. Every tensor is followed to learn which of its axes are the batch and
-the channels, and each watched call is named after the module it happened in.
+The network runs twice on a tiny batch. Every tensor is followed to learn its batch axis and its channel axis.
+A watched call is named after the module that makes it.
 """
 
 import functools
@@ -60,9 +60,10 @@ def find_taps(
     Args:
         model: any classifier. It is run twice, on copies of the batch's first example.
         inputs: a tensor, a tuple of arguments or a mapping of keyword arguments, as the model takes it.
-        select: `"all"` convolutions, linear and recurrent layers and activations but the logits; `"ends"`, of
-            these the last of each size that has two channels or more, where a network's stages end;
-            `"paper"`, the tensors of the paper, for the networks in `gramwatch.networks`; or names and globs.
+        select: which tensors. `"all"`: the outputs of all convolutions, linear layers, recurrent layers and
+            activations, without the logits. `"ends"`: of these, the last tensor of every size that has two
+            channels or more; there the network's stages end. `"paper"`: the tensors of the paper, for the
+            networks in `gramwatch.networks`. Or names and globs.
         logits: where the logits are in the model's output, as for `GramDetector`.
 
     """
@@ -73,16 +74,18 @@ def find_taps(
 
 
 def find_head(model: nn.Module | Network, inputs: Inputs) -> int | None:
-    """The watched call, by its position, of the linear layer that makes the logits; None if there is none."""
+    """The position of the watched call that computes the logits by a linear layer. None if there is none."""
     return Look(Network.of(model), inputs).head
 
 
 class Look:
-    """What one look at a network finds out: its watched calls, its taps, and the layer that makes its logits.
+    """The facts about a network that a probe finds: its watched calls, its taps, and its head.
+
+    The head is the linear layer that makes the logits.
 
     Args:
-        network: any classifier. It is run once, twice if taps are asked for, and once more for the head.
-        inputs: a batch, of which the first example is looked at.
+        network: any classifier. It runs once for its calls, once more for its taps, and once for its head.
+        inputs: a batch. Only its first example is used.
 
     """
 
@@ -93,13 +96,13 @@ class Look:
 
     @functools.cached_property
     def _inputs(self) -> Inputs:
-        """The first example. One that is not finite shows nothing, and the path does not depend on it."""
+        """The first example. Values that are not finite become zero, because the probe compares values."""
         first = repeated(self._given, 1)
         return mapped(first, lambda t: t.nan_to_num(0.0, 0.0, 0.0) if t.is_floating_point() else t)
 
     @functools.cached_property
     def _probed(self) -> "tuple[_Probe, Tensor]":
-        """The watched calls of one pass over two examples, and its logits. Not run until it is asked for."""
+        """The watched calls of one pass over two examples, and its logits. The pass runs at the first use."""
         return self._run()
 
     @outside_compilation
@@ -127,12 +130,12 @@ class Look:
     def taps(self, select: str | Iterable[str] = "all") -> Taps:
         """The chosen taps."""
         if self._all is None:
-            self._all = self._found()
+            self._all = self._all_taps()
         return _chosen(self._model, self._all, select, _HINT_PACKED * self._probe.packed)
 
     @outside_compilation
-    def _found(self) -> Taps:
-        """All taps, those of marked tensors included."""
+    def _all_taps(self) -> Taps:
+        """All taps, including marked tensors."""
         probe, model = self._probe, self._model
         with judging(model):
             sizes = _sizes(model, repeated(self._inputs, 3))
@@ -158,15 +161,15 @@ class Look:
             axis, fold = batch
             channel = _channel_axis(event, axis)
             shape = (*event.shape[:axis], fold, *event.shape[axis + 1 :])
-            first = _examples_first(event.made, axis)
+            first = _examples_first(event.output, axis)
             taps.append(Tap(names[number], event.kind, event.operation, shape, axis, channel, number, first))
         return Taps(taps, sizes.operations)
 
     @functools.cached_property
     def head(self) -> int | None:
-        """The watched call, by its position, of the linear layer that makes the logits, if there is one.
+        """The position of the watched call that computes the logits by a linear layer. None if there is none.
 
-        A convolution over the whole of its input counts: it is the same thing.
+        A convolution over its whole input counts as a linear layer, because it computes the same.
         """
         return self._head()
 
@@ -191,11 +194,11 @@ class Look:
         x, weight, bias = seen[0]
         features, weight = x.flatten(1).float(), weight.flatten(1).float()
         if bias is not None and bias.ndim != 1:
-            return None  # a matrix that is added, not a bias
+            return None  # the network adds a matrix, which is no bias
         if features.shape[0] != 2 or weight.shape != (logits.shape[1], features.shape[1]):
             return None
-        made = features @ weight.T + (0.0 if bias is None else bias.float())
-        near = torch.allclose(made, logits, rtol=1e-2, atol=1e-3 * float(logits.abs().max()))
+        computed = features @ weight.T + (0.0 if bias is None else bias.float())
+        near = torch.allclose(computed, logits, rtol=1e-2, atol=1e-3 * float(logits.abs().max()))
         return layers[0] if near else None
 
 
@@ -206,12 +209,12 @@ _HINT_PACKED = (
 
 
 def _ignore(number: int, maps: Tensor) -> None:
-    """Take no notice of a tensor."""
+    """Do nothing with a tensor."""
 
 
-def _chosen(model: nn.Module, found: Taps, select: str | Iterable[str], hint: str) -> Taps:
+def _chosen(model: nn.Module, taps: Taps, select: str | Iterable[str], hint: str) -> Taps:
     if select in ("all", "ends"):
-        plain = Taps((tap for tap in found if tap.kind != "mark"), found.operations)
+        plain = Taps((tap for tap in taps if tap.kind != "mark"), taps.operations)
         if not plain:
             raise NoTapError(
                 f"{type(model).__name__} has no tap: its only convolution or linear layer makes the logits"
@@ -225,12 +228,12 @@ def _chosen(model: nn.Module, found: Taps, select: str | Iterable[str], hint: st
                 f"taps='paper' is defined for the networks in gramwatch.networks, not for "
                 f"{type(model).__name__}: choose 'all', or names and globs"
             )
-        return found.select(patterns)
-    return found.select(select)
+        return taps.select(patterns)
+    return taps.select(select)
 
 
 def _ends(model: nn.Module, taps: Taps) -> Taps:
-    """Of each size, the last tap with two channels or more: the direction of one channel never changes."""
+    """The last tap with two channels or more, of every size. One channel scaled to length one is constant."""
     last = {tap.pixels: tap for tap in taps if tap.channels > 1}
     without = {tap.pixels: tap.name for tap in taps if tap.pixels not in last}
     network = type(model).__name__
@@ -247,7 +250,7 @@ def _ends(model: nn.Module, taps: Taps) -> Taps:
 
 @dataclass
 class _Event:
-    """One watched call seen while finding taps."""
+    """One watched call of the probing pass."""
 
     operation: str
     kind: str
@@ -255,19 +258,19 @@ class _Event:
     is_leaf: bool
     module_call: int
     label: str
-    made: Tensor
+    output: Tensor
     shape: tuple[int, ...]
     axes: tuple[int, ...]
     sources: frozenset[int]
-    """The watched calls whose values an activation was applied to, if they came straight from some."""
+    """The watched calls whose output the activation was applied to, with no other layer in between."""
     is_constant: bool
 
 
 @dataclass(frozen=True)
 class _Trace:
-    """What is known of a tensor: the axes its channels lie along, and the watched calls that made its values.
+    """The facts about a tensor: the axes of its channels, and the watched calls that its values come from.
 
-    The channels lie along several axes where a network splits them, into heads or groups.
+    The channels have several axes if a network splits them into heads or groups.
     """
 
     axes: tuple[int, ...] = ()
@@ -275,20 +278,20 @@ class _Trace:
 
 
 _Known = list[tuple[Tensor, tuple[int, ...], _Trace]]
-"""The traced tensors given to a call, with their shapes before it: the call may change them."""
+"""The traced arguments of a call, with their shapes before the call, which may change them in place."""
 
 
 class _Probe(TorchFunctionMode):
-    """Records the watched calls of one pass, following the channel axis through all calls between them."""
+    """Records the watched calls of one pass, and follows the channel axis through all calls between them."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
         self.events: list[_Event] = []
         self._traces: dict[int, _Trace] = {}
-        self._alive = list(_held(model))  # so that no id is used twice
+        self._alive = list(_held(model))  # tensors that are kept, so that no id is used twice
         self._constants = {_storage(t) for t in self._alive}
-        self._hidden: set[int] = set()  # the watched calls whose values went into a later layer
+        self._hidden: set[int] = set()  # the watched calls whose values are the input of a later layer
         self._modules: list[tuple[str, bool, int]] = [("", False, 0)]
         self.packed = False
         """Whether a recurrent layer was given a packed sequence."""
@@ -299,7 +302,7 @@ class _Probe(TorchFunctionMode):
 
     @contextmanager
     def _module_names(self) -> Iterator[None]:
-        """Keep track of the module being run, by hooks that are gone afterwards."""
+        """Keep track of the module that runs, by hooks. The hooks are removed at the end."""
         owner, calls, handles = threading.get_ident(), itertools.count(1), []
 
         def enter(name: str, is_leaf: bool) -> Callable[..., None]:
@@ -316,7 +319,7 @@ class _Probe(TorchFunctionMode):
         try:
             for path, module in self.model.named_modules():
                 if isinstance(module, torch.jit.ScriptModule):
-                    continue  # takes no hooks, and shows no calls
+                    continue  # a scripted module takes no hooks and shows no calls
                 name = ".".join(part for part in path.split(".") if part != "_orig_mod")
                 is_leaf = bool(path) and not any(True for _ in module.children())
                 handles.append(module.register_forward_pre_hook(enter(name, is_leaf)))
@@ -336,35 +339,35 @@ class _Probe(TorchFunctionMode):
         is_constant = all(_storage(t) in self._constants for t in given)
         result = func(*args, **kwargs)
         if is_watched(operation, args):
-            made = made_by(result)
+            output = made_by(result)
             for state in tensors_in(result) if operation in RECURRENT else ():
                 self._traces[id(state)] = _Trace((state.ndim - 1,))
-            self._traces[id(made)] = self._record(operation, args, made, known, given[0], is_constant)
+            self._traces[id(output)] = self._record(operation, args, output, known, given[0], is_constant)
         elif known or operation in LAYOUTS:
-            for made in tensors_in(result):
-                self._traces[id(made)] = self._followed(func, operation, args, kwargs, made, known)
+            for output in tensors_in(result):
+                self._traces[id(output)] = self._followed(func, operation, args, kwargs, output, known)
         self.packed |= operation in RECURRENT and not is_watched(operation, args)
-        for made in [*tensors_in(result), *(given[:1] if operation == "__setitem__" else [])]:
-            self._alive.append(made)
-            (self._constants.add if is_constant else self._constants.discard)(_storage(made))
+        for output in [*tensors_in(result), *(given[:1] if operation == "__setitem__" else [])]:
+            self._alive.append(output)
+            (self._constants.add if is_constant else self._constants.discard)(_storage(output))
         return result
 
     def _record(
         self,
         operation: str,
         args: tuple[Any, ...],
-        made: Tensor,
+        output: Tensor,
         known: _Known,
         given: Tensor,
         is_constant: bool,
     ) -> _Trace:
-        """Note a watched call; what is known of the tensor it made."""
+        """Record a watched call, and return the facts about its output."""
         kind = KINDS[operation]
         before = next((trace for t, _, trace in known if t is given), _Trace())
         axes, sources = before.axes, before.sources
         if kind not in ("activation", "mark"):
             self._hidden.update(*(trace.sources for _, _, trace in known))
-            axes = (1 if kind == "convolution" else made.ndim - 1,)
+            axes = (1 if kind == "convolution" else output.ndim - 1,)
             sources = frozenset()
         module, is_leaf, module_call = self._modules[-1]
         self.events.append(
@@ -375,8 +378,8 @@ class _Probe(TorchFunctionMode):
                 is_leaf,
                 module_call,
                 label=args[1] if kind == "mark" else operation,
-                made=made.detach(),  # which keeps its shape, whatever is done to `made`
-                shape=tuple(made.shape),
+                output=output.detach(),  # a view: it keeps its shape if `output` changes
+                shape=tuple(output.shape),
                 axes=axes,
                 sources=sources,
                 is_constant=is_constant,
@@ -385,35 +388,37 @@ class _Probe(TorchFunctionMode):
         return _Trace(axes, sources if kind == "mark" else frozenset({len(self.events) - 1}))
 
     def _followed(
-        self, func: Any, operation: str, args: Any, kwargs: Any, made: Tensor, known: _Known
+        self, func: Any, operation: str, args: Any, kwargs: Any, output: Tensor, known: _Known
     ) -> _Trace:
-        """What is known of a tensor that an unwatched function made from tensors known before."""
+        """The facts about the output of an unwatched function, from the facts about its arguments."""
         axes: tuple[int, ...] = ()
         sources = frozenset(
-            itertools.chain(*(trace.sources for _, shape, trace in known if math.prod(shape) == made.numel()))
+            itertools.chain(
+                *(trace.sources for _, shape, trace in known if math.prod(shape) == output.numel())
+            )
         )
         if operation in MIXES:
             self._hidden.update(*(trace.sources for _, _, trace in known))
             sources = frozenset()
         if known:
-            _, shape, trace = next((k for k in known if k[1] == made.shape), known[0])
+            _, shape, trace = next((k for k in known if k[1] == output.shape), known[0])
             axes = trace.axes
-            if operation in PRODUCTS and [len(shape) for _, shape, _ in known] == [made.ndim] * 2:
+            if operation in PRODUCTS and [len(shape) for _, shape, _ in known] == [output.ndim] * 2:
                 rows, columns = known[0][2].axes, known[1][2].axes
-                axes = tuple(sorted({*rows} - {made.ndim - 1} | {*columns} - {made.ndim - 2}))
-            elif axes and (operation in MOVES or len(shape) != made.ndim):
-                axes = _moved_axes(func, args, kwargs, made, known)
+                axes = tuple(sorted({*rows} - {output.ndim - 1} | {*columns} - {output.ndim - 2}))
+            elif axes and (operation in MOVES or len(shape) != output.ndim):
+                axes = _moved_axes(func, args, kwargs, output, known)
         if not axes and operation in LAYOUTS:
-            axes = (LAYOUTS[operation] % made.ndim,)
+            axes = (LAYOUTS[operation] % output.ndim,)
         return _Trace(axes, sources)
 
     def last_operation(self, logits: Tensor) -> str | None:
-        """The watched function whose result the logits are, if they are one's."""
-        made = (e.operation for e in reversed(self.events) if e.made.data_ptr() == logits.data_ptr())
-        return next(made, None)
+        """The watched function whose output the logits are. None if there is none."""
+        operations = (e.operation for e in reversed(self.events) if e.output.data_ptr() == logits.data_ptr())
+        return next(operations, None)
 
     def logits_calls(self, logits: Tensor) -> set[int]:
-        """The watched calls that made the logits: the layers, and a sigmoid or so applied to them."""
+        """The watched calls that computed the logits: the layers, and activations applied to their output."""
         dropped: set[int] = set()
         left = set(self._traces.get(id(logits), _Trace()).sources)
         while left := left - self._hidden - dropped:
@@ -424,7 +429,7 @@ class _Probe(TorchFunctionMode):
 
 
 class _Sizes(TorchFunctionMode):
-    """Records only the shapes of watched calls, for a batch of another size."""
+    """Records only the names and the output shapes of watched calls, for a batch of another size."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -443,7 +448,7 @@ class _Sizes(TorchFunctionMode):
 
 
 def _sizes(model: nn.Module, inputs: Inputs) -> _Sizes:
-    """What a pass over a batch shows."""
+    """The names and the output shapes of the watched calls in a pass over a batch."""
     sizes = _Sizes()
     with sizes:
         call(model, inputs)
@@ -451,7 +456,7 @@ def _sizes(model: nn.Module, inputs: Inputs) -> _Sizes:
 
 
 def _held(model: nn.Module) -> Iterator[Tensor]:
-    """The tensors that a network holds before it is run: parameters, buffers, and what else it keeps."""
+    """The tensors that a network holds before it runs: parameters, buffers, and tensors in its attributes."""
     for value in itertools.chain(*(vars(module).values() for module in model.modules())):
         values = value.values() if isinstance(value, dict) else value
         several = isinstance(value, dict | tuple | list)
@@ -459,24 +464,25 @@ def _held(model: nn.Module) -> Iterator[Tensor]:
 
 
 def _storage(t: Tensor) -> int:
-    """What a tensor shares with its views."""
+    """The identity of a tensor's memory. A tensor shares it with its views."""
     try:
         return int(t.untyped_storage()._cdata)
-    except (NotImplementedError, RuntimeError, ValueError):  # sparse, say
+    except (NotImplementedError, RuntimeError, ValueError):  # for example a sparse tensor
         return id(t)
 
 
-def _moved_axes(func: Any, args: Any, kwargs: Any, made: Tensor, known: _Known) -> tuple[int, ...]:
-    """Where the channels went: send tensors that vary along them alone through the same function."""
-    if any(made is t for t in tensors_in((args, kwargs))) and not any(made is t for t, _, _ in known):
-        return ()  # the function writes into a tensor of the network
+def _moved_axes(func: Any, args: Any, kwargs: Any, output: Tensor, known: _Known) -> tuple[int, ...]:
+    """The axes of the channels after a function. Tensors of channel numbers go through the same function."""
+    if any(output is t for t in tensors_in((args, kwargs))) and not any(output is t for t, _, _ in known):
+        return ()  # the function writes into an argument that is not traced
     tags = {id(t): _tag(shape, trace.axes, t) for t, shape, trace in known if t.is_floating_point()}
     try:
         moved = func(*_replaced(args, tags), **_replaced(kwargs, tags))
-        tag = next(t for t in tensors_in(moved) if t.shape == made.shape)
+        tag = next(t for t in tensors_in(moved) if t.shape == output.shape)
     except Exception:
-        return ()  # a guess that failed: the axes are unknown
-    # How many numbers an axis holds: all different along an axis of channels; some where they were repeated.
+        return ()  # the function does not take these tensors: the axes stay unknown
+    # The number of different values along an axis. Along an axis of channels all values are different. If the
+    # function repeats channels, the axis with the most different values is taken.
     steps = {d: tag.sort(dim=d).values.diff(dim=d) != 0 for d, size in enumerate(tag.shape) if size > 1}
     counts = {d: 1 + int(step.sum(dim=d).amax()) for d, step in steps.items() if step.any()}
     distinct = tuple(d for d, count in counts.items() if count == tag.shape[d])
@@ -501,16 +507,16 @@ def _replaced(value: _T, tags: Mapping[int, Tensor]) -> _T:
 
 
 def _channel_axis(event: _Event, batch_axis: int) -> int:
-    """The innermost axis of the channels; where they are unknown, tokens by channels or channels first."""
+    """The last axis of the channels. If they are unknown: the last of three axes, else the second axis."""
     likely = (0, 1, 2) if len(event.shape) == 3 else (0, 1)
     axes = [axis for axis in event.axes or likely if axis != batch_axis and axis < len(event.shape)]
     return axes[-1] if axes else batch_axis
 
 
 def _examples_first(x: Tensor, axis: int) -> bool:
-    """Whether, along a batch axis that holds more, all of one example comes before the next.
+    """Whether all entries of one example come before the next, along a batch axis that holds more.
 
-    `x` is of two equal examples: so along that axis either its halves are equal, or its neighbours.
+    `x` has two equal examples. So along that axis, either the two halves are equal, or neighbours are equal.
     """
     rows = x.movedim(axis, 0)
     if len(rows) == 2 or not rows.numel():

@@ -1,4 +1,4 @@
-"""Running a network once under watch: each tapped tensor is handed over at the moment it is made."""
+"""Running a network once under watch: every tapped tensor is handed over as soon as it is computed."""
 
 import sys
 import weakref
@@ -28,14 +28,21 @@ def observe(
 ) -> Tensor:
     """Run the network once and return its logits, `(N, classes)`.
 
-    `receive(number, maps)` is called with each tap's number in `taps` and its tensor as
-    `(N, channels, pixels)` at the moment the tensor is made; the tensor is not kept. Where a marked tensor
-    is the very one of an earlier tap, as at a residual shortcut, `repeat(number, earlier)` is called
-    instead, if given; if that returns False, the tensor is handed over all the same. With
-    `head = (call, take)`, `take(input, weight, bias)` gets what the layer at that call, as given by
-    `find_head`, was called with. With `gradients`, what is handed over and returned can be differentiated.
+    Args:
+        model: any classifier.
+        taps: the taps to watch, as `find_taps` returns them.
+        inputs: a batch.
+        receive: called as `receive(number, maps)` as soon as a tapped tensor is computed. `number` is the
+            tap's number in `taps`, `maps` its tensor as `(N, channels, pixels)`. The tensor is not kept.
+        repeat: called as `repeat(number, earlier)` if a marked tensor is the same tensor as that of an
+            earlier tap, as at a residual shortcut. Then `receive` is not called, unless `repeat` returns
+            False.
+        head: a call, as `find_head` returns it, and a function. The function is called with the input, the
+            weight and the bias of the layer at that call.
+        gradients: whether the tensors handed over, and the logits, can be differentiated.
+
     """
-    # torch.compile must not compile this, where its caller is compiled.
+    # If the caller is compiled, torch.compile must not compile this.
     run = torch.compiler.disable(_run) if "torch._dynamo" in sys.modules else _run
     output: Tensor = run(model, taps, inputs, receive, repeat, head or (None, None), gradients)
     return output
@@ -68,7 +75,7 @@ def _run(
 
 
 class Watch(TorchFunctionMode):
-    """Hands over each tapped tensor, and makes sure that the network takes the expected path."""
+    """Hands over every tapped tensor, and makes sure that the network makes the expected calls."""
 
     def __init__(
         self,
@@ -100,7 +107,7 @@ class Watch(TorchFunctionMode):
             self._calls = call + 1
             number = self._taps.numbers.get(call)
             if number is not None:
-                # Attention returns its weights beside the tensor that is watched, a recurrence its state.
+                # Attention also returns its weights, a recurrent layer its state.
                 self._hand_over(number, result[0] if isinstance(result, tuple) else result, operation)
         return result
 
@@ -118,7 +125,7 @@ class Watch(TorchFunctionMode):
         self._receive(number, maps)
 
     def _repeats(self, number: int, tensor: Tensor) -> bool:
-        """Whether a marked tensor is the very one of an earlier tap, and that is all that must be known."""
+        """Whether a marked tensor is that of an earlier tap, with the same axes, and `repeat` accepts it."""
         before, earlier = self._handed_over.get(id(tensor), (None, -1))
         if self._repeat is None or before is None or before() is not tensor:
             return False
@@ -137,7 +144,7 @@ class Watch(TorchFunctionMode):
         )
 
     def finish(self) -> None:
-        """The network made all expected calls, or a plain error."""
+        """Make sure that the network made all expected calls."""
         if self._calls != len(self._taps.operations):
             raise TapError(
                 f"the network made {self._calls} watched calls, {len(self._taps.operations)} were expected: "
@@ -146,5 +153,5 @@ class Watch(TorchFunctionMode):
 
 
 def _overwrites(result: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> bool:
-    """Whether a call writes its result into a tensor that was there before."""
+    """Whether a call writes its result into an existing tensor."""
     return bool(kwargs and "out" in kwargs) or bool(args and result is args[0])

@@ -1,4 +1,4 @@
-"""The PyTorch functions whose results are watched, and what is known of the others."""
+"""The PyTorch functions whose results are watched, and how other functions treat the channel axis."""
 
 import functools
 from collections.abc import Mapping
@@ -21,8 +21,9 @@ KINDS: dict[str, str] = {
     "mark": "mark",
 }
 WATCHED_LATER = RECURRENT | {"addmm"}
-"""What version 0.1.0 did not watch."""
-# Functions that only move values about: a tag tensor sent through them shows where the channels went.
+"""The functions that version 0.1.0 did not watch."""
+# Functions that only move values. If a tensor of channel numbers goes through them, it shows where the
+# channels end up.
 MOVES = frozenset(
     (
         "__get__ __getitem__ permute transpose swapaxes swapdims movedim moveaxis t adjoint "
@@ -31,10 +32,10 @@ MOVES = frozenset(
         "pixel_shuffle pixel_unshuffle"
     ).split()
 )
-# Functions that mix the values of different channels, so that the result is no longer "the same values".
+# Functions that mix the values of different channels. The values of their result are new.
 PRODUCTS = frozenset("matmul __matmul__ mm bmm".split())
 MIXES = PRODUCTS | set("__rmatmul__ addbmm baddbmm einsum tensordot inner mv addmv dot cdist".split())
-# Functions that say where the channels of their result are, where nothing else does.
+# The channel axis of a function's result, used if the inputs do not determine it.
 LAYOUTS = {
     **dict.fromkeys("batch_norm instance_norm group_norm".split(), 1),
     **dict.fromkeys(("layer_norm", "rms_norm", "embedding", *RECURRENT), -1),
@@ -42,15 +43,15 @@ LAYOUTS = {
 
 
 def operation_of(func: Any) -> str:
-    """A function's name without underscores and overload: `relu_`, `_threshold`, `relu.default`."""
+    """A function's name without underscores and overload: "relu" for `relu_`, `_relu` and `relu.default`."""
     name: str = getattr(func, "__name__", "")
     return name.partition(".")[0].strip("_") if not name.startswith("__") else name
 
 
 def is_watched(operation: str, args: tuple[Any, ...]) -> bool:
-    """Whether the result of a call is watched: not where a recurrent layer gets a packed sequence.
+    """Whether the result of a call is watched. A recurrent layer is not watched on a packed sequence.
 
-    A packed sequence has no axis of examples. Its second argument says how many examples each step has.
+    A packed sequence has no axis of examples. Its second argument has the number of examples of each step.
     """
     if operation not in RECURRENT:
         return operation in KINDS
@@ -61,7 +62,7 @@ def is_watched(operation: str, args: tuple[Any, ...]) -> bool:
 def layer_arguments(
     operation: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Input, weight and bias of a call of a linear layer or a convolution."""
+    """Input, weight and bias in the call of a linear layer or a convolution."""
     if operation == "addmm":
         given = dict(zip(("input", "mat1", "mat2"), args, strict=False)) | dict(kwargs)
         bias, x, weight = given["input"], given["mat1"], given["mat2"].T
@@ -72,13 +73,13 @@ def layer_arguments(
 
 @functools.lru_cache(4096)
 def known(func: Any) -> tuple[str, bool]:
-    """A function's operation, and whether by its name it writes into a tensor that was there before."""
+    """A function's operation, and whether its name says that it writes into an existing tensor."""
     name: str = getattr(func, "__name__", "")
     in_place = name.endswith("_") and not name.endswith("__")
     return operation_of(func), in_place or name.startswith("__i") or name in ("__set__", "__setitem__")
 
 
 def made_by(result: Any) -> Tensor:
-    """The tensor a watched function made; attention returns its weights beside it, a recurrence its state."""
+    """The watched tensor in a result. Attention also returns its weights, a recurrent layer its state."""
     tensor: Tensor = result[0] if isinstance(result, tuple) else result
     return tensor

@@ -1,4 +1,4 @@
-"""Running a network: what it is called with, where its logits are, evaluation mode, wrappers taken off."""
+"""Running a network: its arguments, its logits, evaluation mode, and the wrappers around it."""
 
 import functools
 import inspect
@@ -35,13 +35,13 @@ LogitsAdapter = str | int | Callable[[Any], Tensor] | None
 
 @dataclass(frozen=True)
 class Network:
-    """A classifier, how batches become its inputs, and how its output becomes logits.
+    """A classifier with its adapters: how batches become its inputs, and how its output becomes logits.
 
     Args:
         model: any classifier, wrapped or not.
-        inputs: a function from a batch to what the network is called with (a tensor, a tuple of arguments or
-            a mapping of keyword arguments), or the key of the input in batches that are mappings. It gets
-            what a loader yields, and what a detector is called with.
+        inputs: a function from a batch to the network's arguments (a tensor, a tuple of arguments or a
+            mapping of keyword arguments), or the key of the input in batches that are mappings. The function
+            gets the batches of a loader, and the argument of a detector's call.
         logits: a function from the network's output to the logits, or the key, attribute or position of the
             logits in that output.
 
@@ -55,7 +55,7 @@ class Network:
     def of(
         model: "nn.Module | Network", inputs: InputsAdapter = None, logits: LogitsAdapter = None
     ) -> "Network":
-        """The network of a model; one that is a `Network` already stays, unless adapters are given."""
+        """The `Network` of a model. If it is a `Network` already, the given adapters replace its own."""
         if isinstance(model, Network):
             given = {"inputs": inputs, "logits": logits}
             adapters = {name: value for name, value in given.items() if value is not None}
@@ -66,7 +66,7 @@ class Network:
 
     @property
     def adapters(self) -> dict[str, Any]:
-        """The adapters as a file holds them: names and positions as they are, functions as `None`."""
+        """The adapters in the form of a file: keys and positions as they are, functions as `None`."""
         given = {"inputs": self.inputs, "logits": self.logits}
         return {
             name: None if callable(value) else value for name, value in given.items() if value is not None
@@ -74,11 +74,11 @@ class Network:
 
     @functools.cached_property
     def module(self) -> nn.Module:
-        """The network itself, its wrappers taken off."""
+        """The network without its wrappers."""
         return unwrap(self.model)
 
     def read(self, given: Any) -> Inputs:
-        """What the network is called with, from what a detector is called with."""
+        """The network's arguments, made from the argument of a detector's call."""
         if callable(self.inputs):
             return as_inputs(self.inputs(given), self._accepts, self._dtype)
         if self.inputs is not None:
@@ -88,7 +88,7 @@ class Network:
         return as_inputs(given, self._accepts, self._dtype)
 
     def batches(self, loader: Iterable[Any], doing: str, progress: bool) -> Iterator[tuple[Inputs, Any]]:
-        """Inputs and labels of each batch that is not empty, with a progress bar on a terminal."""
+        """The inputs and the labels of every batch that is not empty, with a progress bar on a terminal."""
         from tqdm.auto import tqdm
 
         hidden = None if progress else True
@@ -103,7 +103,7 @@ class Network:
     def _accepts(self, name: str) -> bool:
         """Whether the network's `forward` takes a keyword argument of this name."""
         parameters = inspect.signature(unwrap(self.model).forward).parameters
-        if any(each.kind == each.VAR_KEYWORD for each in parameters.values()):
+        if any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters.values()):
             return True
         return name in parameters and parameters[name].kind in (
             inspect.Parameter.POSITIONAL_OR_KEYWORD,
@@ -112,28 +112,30 @@ class Network:
 
     @property
     def _dtype(self) -> torch.dtype:
-        """The dtype of the network's floating parameters."""
+        """The dtype of the network's floating-point parameters."""
         held = itertools.chain(self.model.parameters(), self.model.buffers())
         return next((t.dtype for t in held if t.is_floating_point()), torch.get_default_dtype())
 
     def logits_of(self, output: Any) -> Tensor:
         """The logits in the network's output, `(N, classes)`."""
-        found = output if self.logits is None and isinstance(output, Tensor) else self._chosen(output)
-        if not isinstance(found, Tensor):
+        logits = output if self.logits is None and isinstance(output, Tensor) else self._chosen(output)
+        if not isinstance(logits, Tensor):
             raise InputError(
                 f"the network returned {kind_of(output)}: no logits were found in it. Say where they are: "
                 "logits='NAME', a position or a function"
             )
-        if found.ndim != 2 or found.shape[1] < 2:
-            single = found.ndim == 1 and " If this is one example without a batch axis, add it: images[None]."
+        if logits.ndim != 2 or logits.shape[1] < 2:
+            single = (
+                logits.ndim == 1 and " If this is one example without a batch axis, add it: images[None]."
+            )
             raise InputError(
-                f"the logits have shape {tuple(found.shape)}: expected (examples, classes), two classes or "
+                f"the logits have shape {tuple(logits.shape)}: expected (examples, classes), two classes or "
                 f"more.{single or ''} If the network returns more than logits, say where they are: logits=..."
             )
-        return found
+        return logits
 
     def _chosen(self, output: Any) -> Any:
-        """The logits by the adapter, or by what outputs usually look like."""
+        """The logits: by the adapter if there is one, else by the usual forms of outputs."""
         if callable(self.logits):
             return self.logits(output)
         if self.logits is not None:
@@ -149,37 +151,37 @@ class Network:
         return None
 
     def _likely(self, parts: list[Any]) -> Tensor | None:
-        """The one part that looks like logits: as wide as the last linear layer, where there are several."""
-        likely = [each for each in parts if isinstance(each, Tensor) and each.ndim == 2 and each.shape[1] > 1]
+        """The part that looks like logits. Of several, the part that is as wide as the last linear layer."""
+        likely = [part for part in parts if isinstance(part, Tensor) and part.ndim == 2 and part.shape[1] > 1]
         if len(likely) > 1:
             linear = [m for m in unwrap(self.model).modules() if isinstance(m, nn.Linear)]
-            as_wide = [each for each in likely if linear and each.shape[1] == linear[-1].out_features]
+            as_wide = [part for part in likely if linear and part.shape[1] == linear[-1].out_features]
             likely = as_wide if len(as_wide) == 1 else likely
         if len(likely) > 1:
             warn_once(
                 unwrap(self.model),
                 f"the network returns {len(likely)} tensors that may be logits, of "
-                f"{', '.join(str(each.shape[1]) for each in likely)} columns: the first is taken. Say which, "
-                "logits=..., by a name, a position or a function",
+                f"{', '.join(str(part.shape[1]) for part in likely)} columns: the first is taken. Choose one "
+                "by logits=, with a name, a position or a function",
             )
         return likely[0] if likely else None
 
     def warn_of_probabilities(self, logits: Tensor, operation: str | None) -> None:
-        """Say so if the output is made of probabilities: `operation` made it, or its rows sum to one."""
+        """Warn if the output looks like probabilities: its rows sum to one, or `operation` is a sigmoid."""
         rows = logits.double()
         softmax = bool((rows >= 0).all()) and torch.allclose(rows.sum(1), rows.new_ones(len(rows)), atol=1e-3)
         if softmax or operation == "sigmoid":
             warn_once(
                 unwrap(self.model),
                 f"the output of {type(unwrap(self.model)).__name__} looks like probabilities, not logits: "
-                "energy and other scores that go by logits are blunt on it. Watch the network without its "
+                "energy and other scores of logits work badly on it. Watch the network without its "
                 f"{'softmax' if softmax else 'sigmoid'}, or undo it: logits=torch.log"
                 f"{'' if softmax else 'it'}",
             )
 
 
 def adapted(saved: Mapping[str, Any], network: Network) -> Network:
-    """The network with the adapters of a file, unless others were given; functions must be given."""
+    """The network with the adapters of a file. Given adapters come first. Functions must be given."""
     missing = {name: value for name, value in saved.items() if getattr(network, name, None) is None}
     for name, value in missing.items():
         if value is None:
@@ -202,7 +204,7 @@ def _part(output: Any, name: str | int) -> Any:
 
 @contextmanager
 def first_look(network: Network, inputs: Inputs) -> Iterator[None]:
-    """What a network says of inputs it cannot take becomes an `InputError` that names them and a remedy."""
+    """Turn the network's error on a wrong input into an `InputError` with the input's shape and a remedy."""
     try:
         yield
     except torch.cuda.OutOfMemoryError:
@@ -228,7 +230,7 @@ def _remedy(inputs: Inputs) -> str:
 
 
 def outside_compilation(function: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Keep torch.compile from compiling this function, where its caller is compiled."""
+    """Keep torch.compile from compiling this function if its caller is compiled."""
 
     @functools.wraps(function)
     def run(*args: _P.args, **kwargs: _P.kwargs) -> _T:
@@ -256,7 +258,7 @@ _looked_at: "weakref.WeakSet[nn.Module]" = weakref.WeakSet()
 
 
 def warn_if_compiled(model: nn.Module) -> None:
-    """Say once for each network that what is compiled of it is run uncompiled."""
+    """Warn once per network that detectors run its compiled parts uncompiled."""
     if model in _looked_at:
         return
     _looked_at.add(model)
@@ -292,9 +294,10 @@ _uncompiled: list[ExitStack | None] = []
 
 @contextmanager
 def judging(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode, no gradients, nothing compiled; all is restored when the last thread is done.
+    """Evaluation mode, without gradients, uncompiled. The last thread that leaves restores the old state.
 
-    Not inference mode: a tensor that the network computes once and keeps must still be of use in training.
+    Inference mode is not used: if the network computes a tensor once and keeps it, training must be able to
+    use that tensor.
     """
     with torch.inference_mode(False), torch.no_grad():
         with _lock:
@@ -320,7 +323,7 @@ def judging(model: nn.Module) -> Iterator[None]:
 
 
 def _restore(flags: list[tuple[nn.Module, bool]]) -> None:
-    """Each submodule's own mode. `train` is called because some modules then forget what they keep."""
+    """Restore the mode of every submodule. `train` is called because it may make a module drop a cache."""
     for module, training in flags:
         if training:
             module.train()
@@ -329,7 +332,7 @@ def _restore(flags: list[tuple[nn.Module, bool]]) -> None:
 
 
 def _compile_nothing() -> ExitStack:
-    """Until closed, run compiled modules and functions as they were written: compiled, they hide calls."""
+    """Run compiled code uncompiled until the stack is closed, because compiled code hides its calls."""
     stack = ExitStack()
     if "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance"):
         stack.enter_context(torch.compiler.set_stance("force_eager"))

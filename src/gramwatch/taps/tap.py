@@ -1,4 +1,4 @@
-"""A tap, one watched tensor of a network, and a network's taps in their order."""
+"""A tap, which is one watched tensor of a network, and the taps of a network in their order."""
 
 import difflib
 import fnmatch
@@ -14,10 +14,10 @@ from gramwatch.errors import TapError
 
 
 def mark(x: Tensor, name: str) -> Tensor:
-    """Give a tensor inside a network a name under which it can be tapped; otherwise do nothing.
+    """Give a tensor inside a network a name under which it can be tapped. The tensor is returned unchanged.
 
-    For tensors that are neither a convolution's nor an activation's output, such as a residual sum.
-    Marked tensors are watched only when chosen by name: `taps=["layer1.*.sum"]`.
+    Use it for tensors that are not the output of a convolution or an activation, such as a residual sum. A
+    marked tensor is watched only if it is chosen by its name: `taps=["layer1.*.sum"]`.
     """
     if has_torch_function_unary(x):
         return handle_torch_function(mark, (x,), x, name)
@@ -29,18 +29,18 @@ class Tap:
     """One watched tensor of a network.
 
     Attributes:
-        name: the module it is made in, e.g. `layer1.0.conv1`; for a function called by a module that does
-            more, the function's name follows (`layer1.0.relu`), and from the second time on, `#2`.
+        name: the module that computes it, e.g. `layer1.0.conv1`. If that module makes other calls too, the
+            name of the function follows (`layer1.0.relu`). If a name occurs again, `#2` follows.
         kind: `convolution`, `linear`, `recurrent`, `activation`, `attention` or `mark`.
-        operation: the PyTorch function that makes it.
-        shape: its shape for a batch of one. The size along `batch_axis` is 1, or larger where a network
-            folds something else (windows, frames) into the batch.
+        operation: the PyTorch function that computes it.
+        shape: its shape for a batch of one. The size along `batch_axis` is 1. It is larger if the network
+            folds windows, frames or the like into the batch.
         batch_axis: the axis that grows with the batch.
-        channel_axis: the axis of the channels; all others are pixels. It may be the batch axis, where a
-            network folds its channels into the batch.
+        channel_axis: the axis of the channels. All other axes are pixels. It is the batch axis if the network
+            folds its channels into the batch.
         call: its position among the watched calls of one forward pass.
-        examples_first: whether, where something is folded into the batch, all of one example comes before
-            the next example.
+        examples_first: the order along a batch axis that holds more than examples. True: all entries of one
+            example come before the next example.
 
     """
 
@@ -55,12 +55,12 @@ class Tap:
 
     @property
     def channels(self) -> int:
-        """How many channels the tensor has."""
+        """The number of channels."""
         return self.shape[self.channel_axis]
 
     @property
     def pixels(self) -> int:
-        """How many pixels each channel has."""
+        """The number of pixels of a channel."""
         return torch.Size(self.shape).numel() // self.channels
 
     @property
@@ -70,13 +70,13 @@ class Tap:
 
     @property
     def is_vector(self) -> bool:
-        """Whether the tensor is a plain vector for each example, with no pixels."""
+        """Whether the tensor has one vector for every example, and no pixels."""
         return len(self.shape) == 2 and self.shape[self.batch_axis] == 1
 
     def maps(self, x: Tensor, examples: int) -> Tensor:
-        """The tensor of a batch as `(examples, channels, pixels)`, without a copy where strides allow.
+        """The tensor of a batch as `(examples, channels, pixels)`, copied only if its strides require it.
 
-        Where nothing is folded into the batch, the number of pixels may differ from that of `shape`.
+        If nothing is folded into the batch, the number of pixels may differ from that of `shape`.
         """
         fold = self.shape[self.batch_axis]
         expected = list(self.shape)
@@ -92,16 +92,16 @@ class Tap:
             return x.flatten(2) if x.ndim > 2 else x.unsqueeze(2)
         parts = (examples, fold) if self.examples_first else (fold, examples)
         x = x.unflatten(self.batch_axis, parts).movedim(self.batch_axis + (not self.examples_first), 0)
-        # Now the examples come first, and every other axis is one further on than it was.
+        # The examples are now the first axis, and the channels are one axis further than before.
         return x.movedim(self.channel_axis + 1, 1).unsqueeze(-1).flatten(2)
 
     def alike(self, other: "Tap") -> bool:
-        """Whether another tap is the same but for the number of pixels, which the size of inputs decides."""
+        """Whether another tap is equal except for the number of pixels, which depends on the input size."""
         same = self.shape == other.shape or self._differs_in_pixels_only(other.shape, self.shape)
         return same and replace(other, shape=self.shape) == self
 
     def _differs_in_pixels_only(self, shape: Sequence[int], expected: Sequence[int]) -> bool:
-        """Whether a shape has the expected examples and channels. Where more is folded in, none can tell."""
+        """Whether a shape has the expected examples and channels. False if more is folded into the batch."""
         fixed = (self.batch_axis, self.channel_axis)
         if self.shape[self.batch_axis] != 1 or len(shape) != len(expected) or 0 in shape:
             return False
@@ -109,20 +109,20 @@ class Tap:
 
 
 class Taps(Sequence[Tap]):
-    """The taps of one network, in the order in which they are made. Prints as a table."""
+    """The taps of one network, in the order of their calls. Prints as a table."""
 
     def __init__(self, taps: Iterable[Tap], operations: Iterable[str]) -> None:
         self.listed = self._taps = tuple(taps)
         """The taps in their order."""
         self.operations = tuple(operations)
-        """Every watched call of a forward pass, tapped or not: the path the network is expected to take."""
+        """Every watched call of a forward pass, tapped or not. The network must repeat these calls."""
         self.names = [tap.name for tap in self.listed]
         """The taps' names, in order."""
-        # Looked up in every pass.
+        # The rest is used in every pass, and computed only once.
         self.numbers = {tap.call: number for number, tap in enumerate(self.listed)}
         """The number of each tap, by its watched call."""
         self.marked = any(tap.kind == "mark" for tap in self.listed)
-        """Whether one of them is a marked tensor, which may be the very one of an earlier tap."""
+        """Whether a tap is a marked tensor. It may be the same tensor as that of an earlier tap."""
         self.plain = tuple(tap.channels if tap.is_plain else -1 for tap in self.listed)
         """The channels of taps that are batch x channels x pixels, -1 for others."""
 
@@ -150,7 +150,7 @@ class Taps(Sequence[Tap]):
         return hash((self._taps, self.operations))
 
     def alike(self, other: "Taps") -> bool:
-        """Whether these are the same but for the number of pixels, which the size of the inputs decides."""
+        """Whether other taps are equal except for the number of pixels, which depends on the input size."""
         return (
             self.operations == other.operations
             and len(self) == len(other)

@@ -1,6 +1,6 @@
-"""Training: one short loop, and one objective per file, each with its own score as a detector.
+"""Training: one short loop, and one objective per file. An objective has its own score as a detector.
 
-`OBJECTIVES` are what a network can be trained for; `methods.TRAINED` holds the scores that go with them.
+`OBJECTIVES` lists the objectives. `gramwatch.methods.TRAINED` lists their scores.
 """
 
 import math
@@ -24,11 +24,11 @@ OBJECTIVES: dict[str, type[Objective]] = {
     objective.name: objective
     for objective in (CrossEntropy, OutlierExposure, PriorNetwork, VariationalDirichlet, Semantic)
 }
-"""By the name users ask for them."""
+"""All objectives by name."""
 
 
 def objective_of(name: str, settings: Mapping[str, Any] | None = None) -> Objective:
-    """An objective by its name, with some of its settings."""
+    """An objective by its name. Settings that are not given have their defaults."""
     if name not in OBJECTIVES:
         raise TrainingError(f"there is no objective '{name}': choose from {', '.join(OBJECTIVES)}")
     settings = settings or {}
@@ -44,7 +44,7 @@ def objective_of(name: str, settings: Mapping[str, Any] | None = None) -> Object
 
 
 def _like(usual: Any, value: Any) -> bool:
-    """Whether a setting is of the kind of its default: whole number, number, truth value, text or names."""
+    """Whether a setting has the type of its default: whole number, number, truth value, text or names."""
     if isinstance(usual, bool) or isinstance(value, bool):
         return isinstance(usual, bool) and isinstance(value, bool)
     if isinstance(usual, float):
@@ -55,7 +55,7 @@ def _like(usual: Any, value: Any) -> bool:
 
 
 def restore(network: nn.Module, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Make a newly built network the one that a file of `train` holds, its head included."""
+    """Load a file of `train` into a newly built network. Its head is replaced if the objective does so."""
     objective_of(header["objective"], header["settings"]).prepare(network, tensors)
     network.load_state_dict(weights_of(tensors))
     network.eval()

@@ -1,4 +1,4 @@
-"""What all objectives share: settings, what they need, how they change a network, and their loss."""
+"""The base of all objectives: their settings, their needs, their change of the network, and their loss."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -11,26 +11,26 @@ from torch import Tensor, nn
 from gramwatch.methods.base import Method
 
 Network = Callable[[Tensor], Tensor]
-"""Images, normalised, to logits; a module, or a module compiled."""
+"""A function from normalised images to logits: a module, compiled or not."""
 
 
 @dataclass(frozen=True)
 class Objective(ABC):
-    """What a network is trained for. Its fields are its settings."""
+    """The objective of a training. Its fields are its settings."""
 
     name: ClassVar[str]
-    """How users ask for it."""
+    """The name by which users choose it."""
     detector: ClassVar[type[Method]]
     """Its own score."""
     needs_outliers: ClassVar[bool] = False
     outliers_per_image: ClassVar[int] = 1
-    """How many outliers a batch holds for each image, where there are any."""
+    """The number of outliers for each image in a batch, if the objective needs outliers."""
     gradient_norm: ClassVar[float | None] = None
-    """What gradients are clipped to, if at all."""
+    """The norm that gradients are clipped to. None: no clipping."""
 
     def prepare(self, network: nn.Module, saved: Mapping[str, Tensor] | None = None) -> None:
-        """Change the network to what is trained, unless it is already; `saved` are weights to be loaded."""
-        return  # most train a network as it is
+        """Change the network for this objective, once. `saved` are the weights that will be loaded."""
+        return  # most objectives train a network as it is
 
     @abstractmethod
     def loss(
@@ -44,7 +44,7 @@ class Objective(ABC):
 
 
 def both_logits(network: Network, images: Tensor, outliers: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The logits of images and of outliers from one pass, so that both count in batch normalisation."""
+    """The logits of images and of outliers from one pass. So batch normalisation takes both into account."""
     assert outliers is not None, "the loop hands over outliers to every objective that needs them"
     logits = network(torch.cat([images, outliers])).float()
     return logits[: len(images)], logits[len(images) :]

@@ -1,8 +1,8 @@
-"""A network's file: weights and how they came about; while training lasts, also what is needed to go on.
+"""The file of a trained network. Until training is finished, it also holds what is needed to resume.
 
-One safetensors file, written whole or not at all. Its header, JSON under the key "gramwatch", says which
-network, for which inputs, by which objective; the tensors are the network's own, by their names, and until
-training is finished the optimiser's momentum under `MOMENTUM` and the parameter's name.
+It is one safetensors file, written whole or not at all. Its header, JSON under the key "gramwatch", holds the
+network, the normalisation of its inputs, and the objective. The tensors are those of the network, by name.
+Until training is finished, the file also has the optimiser's momentum: `MOMENTUM` and the parameter's name.
 """
 
 from collections.abc import Mapping
@@ -47,12 +47,12 @@ def read(path: str | PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def weights_of(tensors: Mapping[str, _T]) -> dict[str, _T]:
-    """The network's own tensors, or what is known of them."""
+    """The entries of the network's own tensors, without the momentum."""
     return {name: tensor for name, tensor in tensors.items() if not name.startswith(MOMENTUM)}
 
 
 def set_momentum(network: nn.Module, optimiser: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """Give the optimiser the momentum it had."""
+    """Give the optimiser the momentum of a file."""
     for name, parameter in network.named_parameters():
         if MOMENTUM + name in tensors:
             momentum = torch.empty_like(parameter).copy_(tensors[MOMENTUM + name])

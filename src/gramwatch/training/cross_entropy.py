@@ -1,4 +1,4 @@
-"""Cross-entropy: how classifiers are usually trained, and what Gram and most other methods expect."""
+"""Cross-entropy: the usual training of classifiers, which Gram and most other methods expect."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Images as training sees them: whole on the device; cut, mirrored and normalised there, batch by batch."""
+"""Images for training: all are on the device, and are cropped, mirrored and normalised there by batches."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -10,7 +10,7 @@ from torch import Tensor
 from gramwatch.errors import TrainingError
 
 PADDING = 4
-"""How many black pixels are put around an image before a random cut of its own size is taken."""
+"""The black border around an image, in pixels, from which a random crop of the image's size is taken."""
 
 
 class Images:
@@ -18,11 +18,11 @@ class Images:
 
     Args:
         images: uint8, `(N, C, H, W)`.
-        mean: of each channel, of pixels in [0, 1].
-        std: likewise.
-        device: where they are kept.
-        augment: whether batches are shifted by up to `PADDING` pixels and mirrored at random.
-        what: how errors call them.
+        mean: the mean of each channel, for pixels in [0, 1].
+        std: the standard deviation of each channel, likewise.
+        device: the device that holds them.
+        augment: whether images in batches are shifted by up to `PADDING` pixels and mirrored, at random.
+        what: their name in error messages.
 
     """
 
@@ -49,7 +49,9 @@ class Images:
         pixels = images.to(device).permute(0, 2, 3, 1)
         if augment:
             pixels = F.pad(pixels, (0, 0, PADDING, PADDING, PADDING, PADDING))
-        self._pixels = pixels.contiguous()  # channels last: a cut is read in rows, and convolutions like it
+        self._pixels = (
+            pixels.contiguous()
+        )  # channels last: a crop is read in rows, and convolutions are faster
         self._scale = 1 / (255 * torch.tensor(std, dtype=torch.float32, device=device))
         self._shift = -torch.tensor(mean, dtype=torch.float32, device=device) * 255 * self._scale
 
@@ -57,9 +59,9 @@ class Images:
         return len(self._pixels)
 
     def shuffled(self, batches: int, size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Random batches, and which images they are. None comes twice before all have come.
+        """Random batches, and the indices of their images. All images are used before one is used again.
 
-        All random numbers are drawn at once, from PyTorch's own generator of the device.
+        All random numbers are drawn at once, from PyTorch's generator of the device.
         """
         total = batches * size
         rounds = math.ceil(total / len(self))
@@ -77,7 +79,7 @@ class Images:
             yield self._normalised(self._cut(part, corner, mirror)), part
 
     def in_order(self, size: int) -> Iterator[Tensor]:
-        """All images as they are, in batches."""
+        """All images in batches, in their order and without augmentation."""
         pixels = self._pixels
         if self._augment:
             pixels = pixels[:, PADDING:-PADDING, PADDING:-PADDING]
@@ -85,7 +87,7 @@ class Images:
             yield self._normalised(part)
 
     def _cut(self, chosen: Tensor, corners: Tensor, mirrored: Tensor) -> Tensor:
-        """From each chosen image the cut at a corner, mirrored or not, in one gathering."""
+        """A crop of every chosen image at its corner, mirrored or not, by one indexing operation."""
         _, height, width = self.shape
         rows = corners[:, :1] + torch.arange(height, device=self._device)
         columns = corners[:, 1:] + torch.arange(width, device=self._device)

@@ -1,4 +1,4 @@
-"""The loop: stochastic gradient descent over images that lie whole on the device."""
+"""The training loop: stochastic gradient descent over images that are all on the device."""
 
 import json
 import math
@@ -26,7 +26,7 @@ PRECISIONS = ("auto", "float32", "bfloat16")
 
 @dataclass(frozen=True)
 class Epoch:
-    """How one epoch went: means over its batches, and the share of test images named rightly after it."""
+    """The result of one epoch: means over its batches, and the accuracy on the test images after it."""
 
     number: int
     loss: float
@@ -37,18 +37,18 @@ class Epoch:
 
 @dataclass(frozen=True)
 class History:
-    """How a training went, those epochs included that an earlier run did."""
+    """The results of all epochs of a training, including those of interrupted runs."""
 
     epochs: tuple[Epoch, ...]
 
     @property
     def accuracy(self) -> float | None:
-        """On the test images, at the end."""
+        """The accuracy on the test images at the end."""
         return self.epochs[-1].test_accuracy
 
     @property
     def seconds(self) -> float:
-        """What all epochs took together."""
+        """The time of all epochs together."""
         return sum(epoch.seconds for epoch in self.epochs)
 
 
@@ -80,33 +80,33 @@ def train(
 ) -> History:
     """Train a network in place. It ends in evaluation mode, on `device`.
 
-    SGD with Nesterov's momentum; the learning rate rises in a straight line during the warm-up and then falls
-    to zero along a cosine. The same seed, network and data give the same weights, interrupted or not; on a
-    GPU up to the order of its sums.
+    The optimiser is SGD with Nesterov's momentum. The learning rate rises linearly during the warm-up, and
+    then falls to zero along a cosine. The same seed, network and data give the same weights, interrupted or
+    not. On a GPU, weights may differ by the rounding of sums.
 
     Args:
-        network: what is trained; the objective may replace its last layer.
+        network: the network to train. The objective may replace its last layer.
         images: uint8, `(N, C, H, W)`.
         labels: whole numbers, `(N,)`.
-        objective: what it is trained for.
-        mean: of each channel, of pixels in [0, 1], by which inputs are normalised.
-        std: likewise.
-        outliers: uint8, for objectives that need some; of the images' size.
-        test: images and labels by which accuracy is measured after every epoch.
-        epochs: how many. The images of a last, incomplete batch sit out one epoch.
-        batch_size: how many images make a step, to which come the outliers.
-        learning_rate: the highest.
-        warmup: how many epochs the learning rate rises.
-        momentum: of SGD.
-        weight_decay: likewise, of all parameters.
-        augment: shift by up to 4 pixels, mirror; outliers too.
-        seed: of order, augmentation and dropout.
-        device: where to; by default where the network is.
-        precision: "bfloat16" or "float32" in the forward pass; "auto" is bfloat16 on a GPU.
-        compile: use `torch.compile`, which takes its time at the start.
-        checkpoint: a file, written after every epoch; after the last one it holds the network alone.
-        resume: go on from that file where it exists; otherwise it must not exist.
-        name: of the network, for that file.
+        objective: the objective, such as `CrossEntropy()`.
+        mean: the mean of each channel, for pixels in [0, 1]. Inputs are normalised by it.
+        std: the standard deviation of each channel, likewise.
+        outliers: uint8 images of the same size, for objectives that need outliers.
+        test: images and labels on which accuracy is measured after every epoch.
+        epochs: the number of epochs. The images of a last, incomplete batch are not used in that epoch.
+        batch_size: the number of images in a step. Outliers are added to these.
+        learning_rate: the highest learning rate.
+        warmup: the number of epochs in which the learning rate rises.
+        momentum: the momentum of SGD.
+        weight_decay: the weight decay of SGD, for all parameters.
+        augment: shift images and outliers by up to 4 pixels, and mirror them, at random.
+        seed: the seed of order, augmentation and dropout.
+        device: the device to train on. By default the device of the network.
+        precision: "bfloat16" or "float32" in the forward pass. "auto" is bfloat16 on a GPU, else float32.
+        compile: use `torch.compile`: a slower start, faster steps.
+        checkpoint: a file that is written after every epoch. After the last epoch it holds only the network.
+        resume: whether to continue from that file if it exists. If False, the file must not exist.
+        name: the name of the network, for that file.
         progress: show a progress bar for every epoch (on a terminal only).
 
     """
@@ -141,7 +141,7 @@ def train(
         header["network"] = name
     path = None if checkpoint is None else Path(checkpoint)
     if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)  # known to be there before an epoch is spent
+        path.parent.mkdir(parents=True, exist_ok=True)  # if this fails, it fails before the first epoch
     done = run.resumed(path) if path is not None and _resumes(path, resume) else []
     for number in range(len(done) + 1, epochs + 1):
         done.append(run.epoch(number, progress))
@@ -154,7 +154,7 @@ def train(
 
 @dataclass(frozen=True)
 class _Data:
-    """Everything that training looks at, on the device."""
+    """The data of a training, on the device."""
 
     images: Images
     labels: Tensor
@@ -173,10 +173,10 @@ class _Data:
         augment: bool,
         place: torch.device,
     ) -> "_Data":
-        """The data, checked. Outliers that the objective has no use for are refused, not ignored."""
+        """The data, checked. If the objective does not use outliers, outliers are refused."""
         if objective.needs_outliers and outliers is None:
             raise TrainingError(
-                f"{objective.name} trains with outliers: give some (outliers=..., --auxiliary)"
+                f"{objective.name} trains with outliers: give outliers=..., or --auxiliary in the shell"
             )
         if not objective.needs_outliers and outliers is not None:
             raise TrainingError(f"{objective.name} has no use for outliers: leave them out")
@@ -186,7 +186,7 @@ class _Data:
         for other, what in ((outside, "outliers"), (tested, "test images")):
             if other is not None and other.shape != inside.shape:
                 raise TrainingError(
-                    f"images have shape {inside.shape}, {what} {other.shape}: make them alike"
+                    f"images have shape {inside.shape}, {what} {other.shape}: give images of one shape"
                 )
         return _Data(
             inside,
@@ -208,7 +208,7 @@ def _labels(labels: Tensor, count: int, what: str) -> Tensor:
 
 
 class _Run:
-    """A training under way: the network, its optimiser, and where it is."""
+    """A running training: the network, its optimiser and its data."""
 
     def __init__(
         self,
@@ -239,7 +239,7 @@ class _Run:
         self.classes = self._check_classes()
 
     def _check_classes(self) -> int:
-        """How many the network tells apart; every label must be one of them."""
+        """The number of classes of the network. Every label must be one of them."""
         self._network.eval()
         with torch.no_grad():
             logits = self._network(next(self._data.images.in_order(2)))
@@ -257,14 +257,14 @@ class _Run:
     # --- an epoch ------------------------------------------------------------------------------------
 
     def epoch(self, number: int, progress: bool) -> Epoch:
-        """One epoch, seeded by its number alone, so that it does not matter what ran before."""
+        """Run one epoch. Its random numbers depend only on the seed and its number, not on earlier epochs."""
         from tqdm.auto import tqdm
 
         doing = f"epoch {number}/{self._plan['epochs']}"
         bar = tqdm(total=self._steps, desc=doing, unit="step", disable=None if progress else True)
         started = time.perf_counter()
         with bar, _seeded(self._plan["seed"], number, self._place), _tuned_convolutions(self._place):
-            # Read once, at the end: a number read from a GPU in between would hold up all that follows.
+            # Values are read once, at the end. Reading a value from a GPU makes the following steps wait.
             loss, accuracy = (self._steps_of(number, bar) / self._steps).tolist()
             test_accuracy = self._test()
             shown = {"loss": f"{loss:.4f}", "accuracy": f"{100 * accuracy:.2f} %"}
@@ -279,7 +279,7 @@ class _Run:
         return Epoch(number, loss, accuracy, test_accuracy, time.perf_counter() - started)
 
     def _steps_of(self, number: int, bar: Any) -> Tensor:
-        """All steps of an epoch; the sums of their losses and accuracies, on the device."""
+        """Run all steps of an epoch. Returns the sums of their losses and accuracies, on the device."""
         size = self._plan["batch_size"]
         self._network.train()
         totals = torch.zeros(2, device=self._place)
@@ -319,14 +319,14 @@ class _Run:
         images, labels = self._data.test
         right = torch.zeros((), dtype=torch.int64, device=self._place)
         with self._autocast:
-            for batch, named in zip(images.in_order(TEST_BATCH), labels.split(TEST_BATCH), strict=True):
-                right += (self._network(batch).argmax(1) == named).sum()
+            for batch, classes in zip(images.in_order(TEST_BATCH), labels.split(TEST_BATCH), strict=True):
+                right += (self._network(batch).argmax(1) == classes).sum()
         return int(right) / len(labels)
 
     # --- its file ------------------------------------------------------------------------------------
 
     def save(self, path: Path, header: Mapping[str, Any], done: Sequence[Epoch]) -> None:
-        """Write where training is; after the last epoch the network alone."""
+        """Write the state of the training. After the last epoch, write only the network."""
         finished = len(done) == self._plan["epochs"]
         whole = {
             **header,
@@ -342,12 +342,12 @@ class _Run:
         files.write(path, whole, self._network, None if finished else self._optimiser)
 
     def resumed(self, path: Path) -> list[Epoch]:
-        """Put network and optimiser where the file left them; the epochs that were done."""
+        """Load the network and the optimiser from a file. Returns the finished epochs."""
         header, tensors = files.read(path)
         with artifact.reading(path):
             artifact.check_types(header, plan=dict[str, Any], history=list[dict[str, Any]])
             done = [Epoch(**epoch) for epoch in header["history"]]
-        now = json.loads(json.dumps(self._plan))  # as it is read
+        now = json.loads(json.dumps(self._plan))  # in the form that a file has
         other = [
             f"{key} was {header['plan'].get(key)}, is {now[key]}"
             for key in now
@@ -371,7 +371,7 @@ def _resumes(path: Path, wanted: bool) -> bool:
 
 
 def learning_rate_at(epoch: float, epochs: int, highest: float, warmup: float) -> float:
-    """The rate after so many epochs: up in a straight line, then down to zero along half a cosine."""
+    """The learning rate after `epoch` epochs: it rises linearly, then falls to zero along half a cosine."""
     warmup = min(warmup, epochs / 2)
     if epoch < warmup:
         return highest * (epoch + 1e-2) / (warmup + 1e-2)
@@ -380,7 +380,7 @@ def learning_rate_at(epoch: float, epochs: int, highest: float, warmup: float) -
 
 @contextmanager
 def _seeded(seed: int, number: int, place: torch.device) -> Iterator[None]:
-    """PyTorch's own generators, which dropout uses as well, set for a while."""
+    """Seed PyTorch's generators, which dropout also uses, and restore them at the end."""
     devices = (
         [torch.cuda.current_device() if place.index is None else place.index] if place.type == "cuda" else []
     )
@@ -391,7 +391,7 @@ def _seeded(seed: int, number: int, place: torch.device) -> Iterator[None]:
 
 @contextmanager
 def _tuned_convolutions(place: torch.device) -> Iterator[None]:
-    """Let cuDNN try which algorithm is quickest for the shapes at hand."""
+    """Let cuDNN choose the fastest algorithm for the given shapes, by trying them."""
     before = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = place.type == "cuda" or before
     try:

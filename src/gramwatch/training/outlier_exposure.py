@@ -4,7 +4,7 @@ Hendrycks, Mazeika & Dietterich, "Deep Anomaly Detection with Outlier Exposure" 
 
     L = E_in[-log softmax(z)_y] + weight * E_out[-mean_c log softmax(z)_c]
 
-Twice as many outliers as images in a batch and weight 0.5, as in that paper's image experiments.
+A batch has twice as many outliers as images, and the weight is 0.5, as in that paper's image experiments.
 """
 
 from dataclasses import dataclass
@@ -19,10 +19,10 @@ from gramwatch.training.base import Network, Objective, both_logits
 
 @dataclass(frozen=True)
 class OutlierExposure(Objective):
-    """Be sure of images, unsure of outliers. From scratch, or to fine-tune a network.
+    """Train a network to be sure of images and unsure of outliers, from scratch or by fine-tuning.
 
     Args:
-        weight: of the outliers' part, lambda.
+        weight: the weight of the outliers' part, lambda.
 
     """
 
@@ -40,7 +40,7 @@ class OutlierExposure(Objective):
     def loss(
         self, network: Network, images: Tensor, labels: Tensor, outliers: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """The loss of a batch of images and one of outliers."""
+        """The loss of a batch of images and a batch of outliers."""
         logits, strange = both_logits(network, images, outliers)
         to_uniform = -strange.log_softmax(1).mean(1).mean()
         return F.cross_entropy(logits, labels) + self.weight * to_uniform, logits

@@ -6,10 +6,12 @@ Malinin & Gales, "Predictive Uncertainty Estimation via Prior Networks" (NeurIPS
     L = E_in[KL(Dir(target) || Dir(alpha))] + weight * E_out[KL(Dir(1) || Dir(alpha))]
     target_c = precision * (1 - (classes - 1) * smoothing) for the label, precision * smoothing for the rest
 
-Malinin & Gales, "Reverse KL-Divergence Training of Prior Networks" (NeurIPS 2019), take both divergences the
-other way round, which does not ask for a distribution with several modes where labels conflict:
-`reverse=True`. Its gradients grow with the precision, by which it is divided, as in the authors' later code.
-That gradients are clipped, to norm 1, is our own precaution: usual learning rates then serve both.
+With `reverse=True`, both divergences are reversed (Malinin & Gales, "Reverse KL-Divergence Training of Prior
+Networks", NeurIPS 2019). Then the network need not predict a distribution with several modes if labels
+conflict. The gradients of the reversed loss grow with the precision. So that loss is divided by the
+precision, as in the authors' later code.
+
+Gradients are clipped to norm 1. This is our own choice: usual learning rates then work for both losses.
 """
 
 from dataclasses import dataclass
@@ -32,9 +34,9 @@ class PriorNetwork(Objective):
 
     Args:
         precision: alpha_0 of the target distributions of images.
-        smoothing: the share that each wrong class has in them.
-        weight: of the outliers' part.
-        reverse: the divergences the other way round.
+        smoothing: the share of a wrong class in these distributions.
+        weight: the weight of the outliers' part.
+        reverse: whether to reverse both divergences.
 
     """
 
@@ -55,7 +57,7 @@ class PriorNetwork(Objective):
     def loss(
         self, network: Network, images: Tensor, labels: Tensor, outliers: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """The loss of a batch of images and one of outliers."""
+        """The loss of a batch of images and a batch of outliers."""
         logits, strange = both_logits(network, images, outliers)
         inside = self._divergence(logits, self.targets(labels, logits))
         outside = self._divergence(strange, torch.ones_like(strange))
@@ -63,7 +65,7 @@ class PriorNetwork(Objective):
         return loss / self.precision if self.reverse else loss, logits
 
     def targets(self, labels: Tensor, like: Tensor) -> Tensor:
-        """The concentrations that images of these labels are to have, `(N, classes)`."""
+        """The target concentrations of images with these labels, `(N, classes)`."""
         classes = like.shape[1]
         largest = 1 - (classes - 1) * self.smoothing
         if largest <= self.smoothing:

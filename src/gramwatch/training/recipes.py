@@ -1,11 +1,11 @@
-"""How each network is trained if nothing else is said."""
+"""The default training settings of each network."""
 
 from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Settings of `train`: the defaults are for convolutional networks on 32 x 32 images."""
+    """Settings of `train`. The defaults are for convolutional networks on 32 x 32 images."""
 
     epochs: int = 100
     batch_size: int = 256
@@ -15,7 +15,7 @@ class Recipe:
     augment: bool = True
 
 
-# Wide and deep enough to be accurate after few epochs.
+# This network is wide and deep, and accurate after fewer epochs.
 _LARGE = Recipe(epochs=80)
 _MNIST = Recipe(epochs=20, batch_size=128, learning_rate=0.05, warmup=1.0, augment=False)
 
@@ -28,10 +28,10 @@ RECIPES: dict[str, Recipe] = {
     "mlp_300_150_50": _MNIST,
     "mnist_convnet": _MNIST,
 }
-"""By the network's name; others take `Recipe()`."""
+"""The recipes by the name of the network. Other networks use `Recipe()`."""
 
 
 def recipe(network: str, fine_tuning: bool = False) -> Recipe:
-    """The recipe for a network, or for fine-tuning it: 10 epochs from 0.001, as for Outlier Exposure."""
-    found = RECIPES.get(network, Recipe())
-    return replace(found, epochs=10, learning_rate=0.001, warmup=0.0) if fine_tuning else found
+    """The recipe of a network. Fine-tuning has 10 epochs from 0.001, as Outlier Exposure does."""
+    usual = RECIPES.get(network, Recipe())
+    return replace(usual, epochs=10, learning_rate=0.001, warmup=0.0) if fine_tuning else usual

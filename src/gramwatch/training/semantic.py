@@ -1,15 +1,14 @@
-"""Semantic: several dense vectors for each label in the place of one class number.
+"""Semantic: several dense vectors for each label instead of a class number.
 
 Shalev, Adi & Keshet, "Out-of-Distribution Detection using Multiple Semantic Label Representations" (NeurIPS
-2018), section 3: K predictors on shared features, trained on the sum of their cosine distances
+2018), section 3: K predictors on shared features are trained on the sum of their cosine distances
 `d(u, v) = (1 - cos(u, v)) / 2` to the label's K vectors,
 
     L = sum_k d(e_k(y), f_k(x))
 
-The class is that with the smallest sum. The paper's vectors are published sets of word vectors, and its
-predictors have several layers; here each predictor is one linear layer, and the vectors come from files.
-Without files they are random directions, all about equally far apart: they say nothing of which labels are
-alike.
+The predicted class has the smallest sum. In the paper, the vectors are published word vectors, and a
+predictor has several layers. Here, a predictor is one linear layer, and the vectors come from files. Without
+files, they are random directions that are about equally far apart. These do not say which labels are alike.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,14 +28,14 @@ from gramwatch.training.base import Network, Objective
 
 @dataclass(frozen=True)
 class Semantic(Objective):
-    """Predict the label's vectors.
+    """Train a network to predict the label's vectors.
 
     Args:
-        vectors: files with the labels' vectors, see `read_vectors`; none for random ones.
-        words: the labels' names, in order, by which files of word vectors are read.
-        count: how many sets of random vectors, K.
-        size: how long random vectors are.
-        seed: of random vectors.
+        vectors: files with the labels' vectors, see `read_vectors`. Without files, vectors are random.
+        words: the names of the labels, in order. They are looked up in files of word vectors.
+        count: K, the number of sets of random vectors.
+        size: the number of entries of a random vector.
+        seed: the seed of random vectors.
 
     """
 
@@ -50,14 +49,14 @@ class Semantic(Objective):
     detector = SemanticScore
 
     def __post_init__(self) -> None:
-        for field in ("vectors", "words"):  # lists, as JSON has them, and a single name
+        for field in ("vectors", "words"):  # lists, as in JSON, and single names become tuples
             value = getattr(self, field)
             object.__setattr__(self, field, (value,) if isinstance(value, str) else tuple(map(str, value)))
         if self.count < 1 or self.size < 1:
             raise TrainingError(f"semantic: count and size must be at least 1: {self}")
 
     def prepare(self, network: nn.Module, saved: Mapping[str, Tensor] | None = None) -> None:
-        """Put a `SemanticHead` in the place of the last linear layer."""
+        """Replace the last linear layer by a `SemanticHead`."""
         if any(isinstance(part, SemanticHead) for part in network.modules()):
             return
         name, layer = last_linear(network)
@@ -77,35 +76,35 @@ class Semantic(Objective):
         """The vectors of the labels, K matrices `(classes, size)`."""
         if not self.vectors:
             return random_vectors(self.count, classes, self.size, self.seed)
-        found = [matrix for path in self.vectors for matrix in read_vectors(path, self.words)]
-        for matrix in found:
+        matrices = [matrix for path in self.vectors for matrix in read_vectors(path, self.words)]
+        for matrix in matrices:
             if len(matrix) != classes:
                 raise TrainingError(
                     f"{', '.join(self.vectors)}: there are vectors for {len(matrix)} labels, the network has "
                     f"{classes} classes"
                 )
-        return found
+        return matrices
 
     def loss(
         self, network: Network, images: Tensor, labels: Tensor, outliers: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """The summed cosine distances to the label's vectors: minus what the head returns for it."""
+        """The summed cosine distances to the label's vectors. That is minus the logit of the label."""
         logits = network(images)
         return -logits.gather(1, labels[:, None]).mean(), logits
 
 
 def last_linear(network: nn.Module) -> tuple[str, nn.Linear]:
     """The last linear layer and its name."""
-    found = [(name, part) for name, part in network.named_modules() if isinstance(part, nn.Linear)]
-    if not found or not found[-1][0]:
+    layers = [(name, part) for name, part in network.named_modules() if isinstance(part, nn.Linear)]
+    if not layers or not layers[-1][0]:
         raise TrainingError(
-            f"{type(network).__name__} has no linear layer inside it that could give way to a SemanticHead"
+            f"{type(network).__name__} has no linear layer inside it that a SemanticHead could replace"
         )
-    return found[-1]
+    return layers[-1]
 
 
 def random_vectors(count: int, classes: int, size: int, seed: int = 0) -> list[Tensor]:
-    """Random directions: without meaning, and nearly at right angles where `size` is large."""
+    """Random directions. They have no meaning. If `size` is large, they are nearly at right angles."""
     generator = torch.Generator().manual_seed(seed)
     return list(F.normalize(torch.randn(count, classes, size, generator=generator), dim=2))
 
@@ -114,25 +113,25 @@ def read_vectors(path: str | PathLike[str], words: Sequence[str] = ()) -> list[T
     """The labels' vectors in a file.
 
     Args:
-        path: a NumPy file, `.npy`, of shape `(K, classes, size)` or `(classes, size)`; or text as word
-            vectors are published, a word and its numbers on each line, with or without a line of counts.
-        words: the labels' names, in order: which lines to take. The last word of a name may be enough
-            ("aquarium fish"), as may another spelling of capitals.
+        path: a NumPy file, `.npy`, of shape `(K, classes, size)` or `(classes, size)`; or a text file of word
+            vectors. A line of the text has a word and its numbers. A first line of counts is skipped.
+        words: the names of the labels, in order. If a name is not in the file, its lower-case form is looked
+            up, and then the last word of that ("fish" for "aquarium fish").
 
     """
     path = Path(path)
     if not path.is_file():
         raise TrainingError(f"there is no file {path} of label vectors")
-    found = _read_numpy(path) if path.suffix == ".npy" else [_read_words(path, words)]
-    for matrix in found:
+    matrices = _read_numpy(path) if path.suffix == ".npy" else [_read_words(path, words)]
+    for matrix in matrices:
         if not matrix.isfinite().all() or (matrix.norm(dim=1) == 0).any():
             raise TrainingError(f"{path}: each label needs a finite vector with a direction")
-    return found
+    return matrices
 
 
 def _read_numpy(path: Path) -> list[Tensor]:
     try:
-        array = np.load(path)  # plain numbers only, unless told otherwise
+        array = np.load(path)  # by default NumPy reads plain numbers only, no pickles
     except (ValueError, EOFError) as error:
         raise TrainingError(f"{path} is no NumPy file of plain numbers: {error}") from None
     if array.ndim not in (2, 3) or array.dtype.kind not in "fiu":
@@ -147,20 +146,21 @@ def _read_words(path: Path, words: Sequence[str]) -> Tensor:
     if not words:
         raise TrainingError(f"{path} holds vectors of words: name the labels' words, in their order")
     choices = [dict.fromkeys([word, word.lower(), word.lower().split()[-1]]) for word in words]
-    wanted = {choice for each in choices for choice in each}
-    found: dict[str, list[float]] = {}
+    wanted = {choice for spellings in choices for choice in spellings}
+    vectors: dict[str, list[float]] = {}
     with path.open(encoding="utf-8", errors="replace") as file:
         for line in file:
             word, *numbers = line.rstrip().split(" ")
-            if word in wanted and word not in found and len(numbers) > 1:
+            if word in wanted and word not in vectors and len(numbers) > 1:
                 try:
-                    found[word] = [float(number) for number in numbers]
+                    vectors[word] = [float(number) for number in numbers]
                 except ValueError:
                     raise TrainingError(f"{path}: the line of '{word}' holds more than numbers") from None
-    missing = [word for word, each in zip(words, choices, strict=True) if not found.keys() & each.keys()]
+    pairs = zip(words, choices, strict=True)
+    missing = [word for word, spellings in pairs if not vectors.keys() & spellings.keys()]
     if missing:
         raise TrainingError(f"{path} has no vector for {', '.join(missing)}")
-    rows = [next(found[choice] for choice in each if choice in found) for each in choices]
+    rows = [next(vectors[choice] for choice in spellings if choice in vectors) for spellings in choices]
     if len({len(row) for row in rows}) > 1:
         raise TrainingError(f"{path}: the vectors have {sorted({len(row) for row in rows})} numbers")
     return torch.tensor(rows)

@@ -6,12 +6,13 @@ uniform prior:
 
     L = -(psi(alpha_y) - psi(alpha_0)) + eta * KL(Dir(alpha') || Dir(1))
 
-with the balance eta. The details follow a public copy of the code released with the paper: eta 0.01,
-concentrations of at most 1000, gradients clipped to norm 1, and `alpha'`, which is alpha with the label's own
-concentration replaced by 1, so that only evidence for wrong classes is drawn to the prior. Whether the text
-of the paper says so too we could not check: `prior="all"` is the plain bound, with alpha itself. That code
-can also take `-log(alpha_y / alpha_0)` for the first term, and does unless told otherwise; and the paper's
-later version trains against adversarial examples: both are left out.
+with the weight eta. The details follow a public copy of the code released with the paper: eta is 0.01,
+concentrations are at most 1000, and gradients are clipped to norm 1. In `alpha'`, the label's own
+concentration is replaced by 1, so that only evidence for wrong classes is drawn to the prior. We could not
+check whether the text of the paper has `alpha'` too. With `prior="all"`, it is alpha itself: the plain bound.
+
+Two parts are left out. By default that code uses `-log(alpha_y / alpha_0)` as the first term. A later version
+of the paper also trains against adversarial examples.
 """
 
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ PRIORS = ("wrong_classes", "all")
 
 @dataclass(frozen=True)
 class VariationalDirichlet(Objective):
-    """A posterior that says how much evidence there is for each class.
+    """Train a network to predict a posterior with the evidence for each class.
 
     Args:
         eta: the weight of the divergence from the prior.
