@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import oracle
-from benchmarks import cancellation, document, guard, measure, others, overhead, released, tables
+from benchmarks import cancellation, document, guard, measure, others, overhead, react, released, tables
 from benchmarks.networks import settle
 from gramwatch import find_taps
 from gramwatch.deviation import outside_range
@@ -334,6 +334,25 @@ def test_the_page_on_bounds_that_cancel_holds_what_its_result_says():
     assert document.filled(page, {"cancellation": cancellation.page(result)}) == page
     result["scores"]["largest_share"] += 0.1
     assert document.filled(page, {"cancellation": cancellation.page(result)}) != page
+
+
+def test_the_page_on_react_holds_what_its_result_says():
+    result = json.loads((document.DOCS / "data" / "react.json").read_text(encoding="utf-8"))
+    page = (document.DOCS / "methods" / "react.md").read_text(encoding="utf-8")
+    assert document.filled(page, {"react": react.page(result)}) == page
+    result["rows"][1][react.SETS["nearest"]] -= 5
+    assert document.filled(page, {"react": react.page(result)}) != page
+
+
+def test_react_is_judged_at_every_percentile():
+    found = react.detectors(torch.nn.Linear(3, 2))
+    for place, detector in enumerate(list(found.values())[1:]):
+        detector.clip_ = torch.tensor(float(place))
+    inside, outside = torch.tensor([0.0, 1.0, 2.0]), torch.tensor([0.5, 3.0])
+    scores = {title: dict.fromkeys(found, outside) for title in react.SETS.values()}
+    rows = react.rows(found, {"inside": dict.fromkeys(found, inside), **scores})
+    assert [row["clip"] for row in rows] == [None, 0, 1, 2, 3]
+    assert all(row[title] == pytest.approx(100 * 4 / 6) for row in rows for title in react.SETS.values())
 
 
 def test_cancellation_is_found_and_one_statistic_that_decides_too():

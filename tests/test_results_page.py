@@ -207,6 +207,22 @@ CLAIMS = [
         so=[above(*even_and_odd(orders)), above(*even_and_odd(orders20))],
     ),
     says(
+        "DenseNet, orders one and ten: {} and {} on Tiny ImageNet, nearest; {} and {} on average",
+        *of_order(orders, NEAREST, 1, 10),
+        *means(orders, ORDERS[0], ORDERS[9]),
+        so=[above(*of_order(orders, NEAREST, 10, 1)), above(*means(orders, ORDERS[0], ORDERS[9]))],
+    ),
+    says(
+        "ResNet-34 and DenseNet: {} and {} on Tiny ImageNet, nearest; {} and {} on Tiny ImageNet,"
+        " anti-aliased",
+        *(each.tnr("Gram", ood) for ood in (NEAREST, ALIASED) for each in (resnet34, densenet)),
+    ),
+    says(
+        "Mean of Mahalanobis, tuned on outliers and on FGSM: {} and {} on ResNet-34, {} and {} on the"
+        " DenseNet",
+        *(each.mean("Mahalanobis") for each in (tuned34, fgsm34, tuned_dense, fgsm_dense)),
+    ),
+    says(
         "Tiny ImageNet, nearest, first and last part of the network: {} and {} on the DenseNet, {} and {}"
         " on ResNet-20. Textures are the other way round: {} and {} on the DenseNet, {} and {} on"
         " ResNet-20.",
