@@ -1,11 +1,11 @@
-"""Write measured figures into docs/performance.md.
+"""Write measured figures into docs/performance.md, docs/guard.md and docs/guard-study.md.
 
     python -m benchmarks.document overhead-cpu.json growth-cpu.json overhead-cuda.json
     python -m benchmarks.document                       # again, from what docs/data holds
 
 Results given are first copied to docs/data under the name of what they are (`overhead-cpu.json`), in place of
-older ones. Then everything between the markers of docs/performance.md is written anew from docs/data, and the
-pictures in docs/images are drawn. No figure of that page is written by hand.
+older ones. Then everything between the markers of these pages is written anew from docs/data, and the
+pictures in docs/images are drawn. No figure between the markers is written by hand.
 """
 
 import argparse
@@ -30,8 +30,8 @@ def place_of(result: dict[str, Any]) -> str:
 def adopt(path: Path, docs: Path) -> Path:
     """Copy a result to docs/data."""
     result = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(result, dict) or result.get("kind") not in ("overhead", "growth"):
-        raise SystemExit(f"{path} is no result of benchmarks.overhead or benchmarks.growth")
+    if not isinstance(result, dict) or result.get("kind") not in ("overhead", "growth", "guard"):
+        raise SystemExit(f"{path} is no result of benchmarks.overhead, benchmarks.growth or benchmarks.guard")
     kept = docs / "data" / f"{result['kind']}-{place_of(result)}.json"
     save(kept, result)
     return kept
@@ -57,6 +57,7 @@ def blocks(docs: Path) -> dict[str, str]:
     }
     if runs:
         parts["targets"].append(tables.targets(runs))
+        parts["targets"] += _by_default(runs, held("guard", docs))
         picture = docs / "images" / "performance_overhead.png"
         plots.overhead(runs, picture)
         parts["overhead"].append(f"![Extra cost of scoring](images/{picture.name})")
@@ -80,6 +81,36 @@ def blocks(docs: Path) -> dict[str, str]:
     return {name: "\n\n".join(part) or NOT_YET for name, part in parts.items()}
 
 
+BY_DEFAULT = """\
+The plain pass takes longer without TF32, so the extra looks smaller. PyTorch's default is TF32 for
+convolutions (`python -m benchmarks.guard --device cuda --rounds 40`). The two runs were not made together,
+and hosts differ in speed. The GPU's own time does not depend on the host:"""
+
+
+def _by_default(runs: list[dict[str, Any]], guards: list[dict[str, Any]]) -> list[str]:
+    """Scoring with and without TF32, as long as `benchmarks.overhead` has been run without it only."""
+    by_place = {place_of(result): result for result in runs}
+    default = [result for result in guards if result["device"] == "cuda"]
+    if "cuda-strict" not in by_place or "cuda" in by_place or not default:
+        return []
+    return [BY_DEFAULT, tables.by_default(by_place["cuda-strict"], default[0])]
+
+
+def guard_blocks(docs: Path) -> dict[str, dict[str, str]]:
+    """The generated parts of Guard's two pages, by page and name."""
+    results = held("guard", docs)
+    study = "\n\n".join(f"**{_where(each)}**:\n\n{tables.guard_costs(each)}" for each in results)
+    return {
+        "guard.md": {"costs": tables.guard_medians(results) if results else NOT_YET},
+        "guard-study.md": {"costs": study or NOT_YET},
+    }
+
+
+def _where(result: dict[str, Any]) -> str:
+    rounds = max(row["gram"]["rounds"] for row in result["rows"])
+    return f"{tables.where(result)}, {rounds} rounds"
+
+
 def filled(page: str, generated: dict[str, str]) -> str:
     """The page with each block between its markers replaced."""
     for name, text in generated.items():
@@ -97,14 +128,16 @@ def main(given: list[str] | None = None) -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("results", nargs="*", type=Path, help="JSON files of benchmarks.overhead and .growth")
-    parser.add_argument("--docs", type=Path, default=DOCS, help="the folder of performance.md")
+    parser.add_argument("results", nargs="*", type=Path, help="JSON files of .overhead, .growth and .guard")
+    parser.add_argument("--docs", type=Path, default=DOCS, help="the folder of the pages")
     args = parser.parse_args(given)
     for path in args.results:
         print(f"kept as {adopt(path, args.docs)}", flush=True)
-    page = args.docs / "performance.md"
-    page.write_text(filled(page.read_text(encoding="utf-8"), blocks(args.docs)), encoding="utf-8")
-    print(f"wrote {page}")
+    for name, generated in {"performance.md": blocks(args.docs), **guard_blocks(args.docs)}.items():
+        page = args.docs / name
+        if page.is_file():
+            page.write_text(filled(page.read_text(encoding="utf-8"), generated), encoding="utf-8")
+            print(f"wrote {page}")
 
 
 if __name__ == "__main__":

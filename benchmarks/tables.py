@@ -21,13 +21,14 @@ VARIANTS = ("plain", "released", "pytorch-ood", "eager", "ours", "ours, no verdi
 
 
 def where(result: dict[str, Any]) -> str:
-    """One line on where a result comes from."""
+    """One line on where a result comes from, as far as the result says."""
     parts = [result["device_name"]]
-    if result["device"] == "cpu":
-        parts.append(f"{result['threads']} threads")
-    else:
+    if result["device"] == "cuda":
         parts.append("TF32 convolutions" if result["tf32"] else "float32 without TF32")
-    return ", ".join([*parts, f"torch {result['torch']}", f"gramwatch {result['gramwatch']}", result["date"]])
+    elif "threads" in result:
+        parts.append(f"{result['threads']} threads")
+    parts += [f"{name} {result[name]}" for name in ("torch", "gramwatch") if name in result]
+    return ", ".join([*parts, *([result["date"]] if "date" in result else [])])
 
 
 def ratio(value: dict[str, float]) -> str:
@@ -74,6 +75,55 @@ def _cells(result: dict[str, Any], row: dict[str, Any], variant: str) -> list[st
     if variant in row.get("memory", {}):
         cells[6] = f"{row['memory'][variant] / 1e6:,.1f}"
     return cells
+
+
+def guard_costs(result: dict[str, Any]) -> str:
+    """What Gram and Guard cost over the plain pass, with quartiles; on a GPU also its own time."""
+    columns = {"gram": "Gram", "guard": "Guard", "more": "Guard less Gram"}
+    busy = {}
+    if result["device"] == "cuda":
+        columns["recorded"] = "Guard, pass recorded"
+        busy = {"busy_gram": "of the GPU's time: Gram", "busy_guard": "Guard"}
+    head = [*columns.values(), *busy.values()]
+    lines = [f"| extra over the plain pass | {' | '.join(head)} |", "| --- |" + " ---: |" * len(head)]
+    for row in result["rows"]:
+        cells = [ratio(row[name]) for name in columns] + [f"{row[name]:.3f}" for name in busy]
+        lines.append(f"| {row['network']}, batch {row['batch']} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def guard_medians(results: list[dict[str, Any]]) -> str:
+    """The same in short: medians only, all devices in one table."""
+    names = ("gram", "guard", "recorded")
+    lines = [
+        "| network | device | Gram | Guard | Guard, pass recorded |",
+        "| --- | --- | ---: | ---: | ---: |",
+    ]
+    for result in results:
+        device = result["device_name"].removeprefix("NVIDIA ")
+        for row in result["rows"]:
+            cells = [f"{row[name]['median']:.2f}" if name in row else "" for name in names]
+            lines.append(f"| {row['network']}, batch {row['batch']} | {device} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def by_default(strict: dict[str, Any], guard: dict[str, Any]) -> str:
+    """Scoring on a GPU without TF32, and with TF32 convolutions as PyTorch has them by default."""
+    lines = [
+        "| score on a GPU, extra over plain | without TF32 | by default "
+        "| GPU's own time, without TF32 | by default |",
+        "| --- | ---: | ---: | ---: | ---: |",
+    ]
+    default = {(row["network"], row["batch"]): row for row in guard["rows"]}
+    for row in strict["networks"]:
+        other, parts = default.get((row["network"], row.get("batch"))), row.get("breakdown")
+        if other and parts:
+            busy = sum(parts[name] for name in ("statistics", "deviations", "other")) / parts["network"]
+            extra = row["score"]["ours"]["ratio"]["median"] - 1
+            cells = (extra, other["gram"]["median"], busy, other["busy_gram"])
+            cells_in_words = " | ".join(f"{cell:.2f}" for cell in cells)
+            lines.append(f"| {row['network']}, batch {row['batch']} | {cells_in_words} |")
+    return "\n".join(lines)
 
 
 def extra_memory(row: dict[str, Any]) -> tuple[float, float] | None:

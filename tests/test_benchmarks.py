@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from benchmarks import cancellation, document, measure, others, overhead, released, tables
+from benchmarks import cancellation, document, guard, measure, others, overhead, react, released, tables
 from benchmarks.networks import settle
 from gramwatch import find_taps
 from gramwatch.deviation import outside_range
@@ -235,6 +235,78 @@ def test_the_page_holds_what_its_results_say(tmp_path):
     assert document.filled(page, document.blocks(tmp_path)) == page
 
 
+@pytest.mark.parametrize("name", ["guard.md", "guard-study.md"])
+def test_guards_pages_hold_what_their_results_say(name):
+    page = (document.DOCS / name).read_text(encoding="utf-8")
+    generated = document.guard_blocks(document.DOCS)[name]
+    assert document.NOT_YET not in generated["costs"]
+    assert document.filled(page, generated) == page
+
+
+def test_the_sentences_on_guards_cost_are_those_of_its_result():
+    """The README, guard.md and guard-study.md put some of these figures into words."""
+    cpu, cuda = document.held("guard", document.DOCS)
+    assert (cpu["device"], cuda["device"]) == ("cpu", "cuda")
+    single = [row["recorded"]["median"] for row in cuda["rows"] if row["batch"] == 1]
+    assert len(single) == 2  # "half as long as the plain network on the two networks"
+    assert all(-0.6 < extra < -0.4 for extra in single)
+    full = [row for row in cuda["rows"] if row["batch"] > 1]
+    busy = [row["busy_guard"] - row["busy_gram"] for row in full]
+    clock = [row["more"]["median"] for row in full]
+    study = " ".join((document.DOCS / "guard-study.md").read_text(encoding="utf-8").split())
+    assert f"By the GPU's time it is {min(busy):.3f} to {max(busy):.3f} with full batches" in study
+    assert f"by the clock {min(clock):.2f} to {max(clock):.2f}" in study
+
+
+@pytest.fixture
+def guarded(run):
+    """A small fabricated result of `benchmarks.guard`."""
+    row = {
+        "network": "ResNet-34 (CIFAR)",
+        "batch": 64,
+        "gram": same(0.5),
+        "guard": same(0.6),
+        "more": same(0.1),
+    }
+    on_gpu = {"recorded": same(-0.5), "busy_gram": 0.25, "busy_guard": 0.3}
+    cpu = {**run, "kind": "guard", "rows": [row]}
+    return cpu, {
+        **cpu,
+        "device": "cuda",
+        "device_name": "NVIDIA X",
+        "tf32": True,
+        "rows": [{**row, **on_gpu}],
+    }
+
+
+def test_the_cost_of_guard_in_tables(guarded):
+    cpu, cuda = guarded
+    assert (
+        "| ResNet-34 (CIFAR), batch 64 | 0.50 (0.49 to 0.51) | 0.60 (0.59 to 0.61) |"
+        in tables.guard_costs(cpu)
+    )
+    assert tables.guard_costs(cuda).endswith("| -0.50 (-0.51 to -0.49) | 0.250 | 0.300 |")
+    assert tables.guard_medians([cpu, cuda]).splitlines()[2:] == [
+        "| ResNet-34 (CIFAR), batch 64 | a machine | 0.50 | 0.60 |  |",
+        "| ResNet-34 (CIFAR), batch 64 | X | 0.50 | 0.60 | -0.50 |",
+    ]
+
+
+def test_the_default_stands_beside_scoring_without_tf32(run, guarded):
+    strict = {**run, "device": "cuda", "strict": True}
+    text, table = document._by_default([strict], list(guarded))
+    assert "PyTorch's default" in text
+    assert table.splitlines()[2] == "| ResNet-34 (CIFAR), batch 64 | 0.25 | 0.50 | 0.25 | 0.25 |"
+    assert document._by_default([strict, {**strict, "strict": False}], list(guarded)) == []
+
+
+def test_a_further_run_adds_to_the_rows_and_replaces_its_own(guarded):
+    (row,) = guarded[0]["rows"]
+    single, newer = {**row, "batch": 1}, {**row, "gram": same(0.7)}
+    assert guard.added([row], single) == [row, single]
+    assert guard.added([row, single], newer) == [newer, single]
+
+
 def test_other_files_are_refused(tmp_path):
     (tmp_path / "other.json").write_text("{}", encoding="utf-8")
     with pytest.raises(SystemExit, match="no result"):
@@ -262,6 +334,25 @@ def test_the_page_on_bounds_that_cancel_holds_what_its_result_says():
     assert document.filled(page, {"cancellation": cancellation.page(result)}) == page
     result["scores"]["largest_share"] += 0.1
     assert document.filled(page, {"cancellation": cancellation.page(result)}) != page
+
+
+def test_the_page_on_react_holds_what_its_result_says():
+    result = json.loads((document.DOCS / "data" / "react.json").read_text(encoding="utf-8"))
+    page = (document.DOCS / "methods" / "react.md").read_text(encoding="utf-8")
+    assert document.filled(page, {"react": react.page(result)}) == page
+    result["rows"][1][react.SETS["nearest"]] -= 5
+    assert document.filled(page, {"react": react.page(result)}) != page
+
+
+def test_react_is_judged_at_every_percentile():
+    found = react.detectors(torch.nn.Linear(3, 2))
+    for place, detector in enumerate(list(found.values())[1:]):
+        detector.clip_ = torch.tensor(float(place))
+    inside, outside = torch.tensor([0.0, 1.0, 2.0]), torch.tensor([0.5, 3.0])
+    scores = {title: dict.fromkeys(found, outside) for title in react.SETS.values()}
+    rows = react.rows(found, {"inside": dict.fromkeys(found, inside), **scores})
+    assert [row["clip"] for row in rows] == [None, 0, 1, 2, 3]
+    assert all(row[title] == pytest.approx(100 * 4 / 6) for row in rows for title in react.SETS.values())
 
 
 def test_cancellation_is_found_and_one_statistic_that_decides_too():

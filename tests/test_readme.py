@@ -1,0 +1,69 @@
+"""README.md: its figures are those of the files in docs, and what it says of all networks is so."""
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from tests.figures import DOCS, Results, Truth, above, says
+
+PAGE = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+NEW = ("resnet34-new", "wrn40_2-new", "densenet-new")
+GUARD = [
+    Results(f"guard-{name}")
+    for name in ("densenet", "resnet20", "resnet32", "resnet34", "resnet56", "wrn40_2", "mnist_convnet", *NEW)
+]
+PUBLISHED = (
+    *("Gram", "MSP", "max logit", "energy", "GEN", "KNN", "NNGuide", "ViM", "fDBD", "NCI"),
+    *("relative Mahalanobis", "ReAct", "ASH", "SCALE", "DICE", "ODIN", "Mahalanobis"),
+)
+densenet = Results("table2-densenet")
+
+
+def ahead_of_all(results: Results) -> list[Truth]:
+    """Guard's mean is above that of every method that others have published."""
+    return [above(results.mean("Guard", "auroc"), results.mean(name, "auroc")) for name in PUBLISHED]
+
+
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        says(
+            "with the paper's DenseNet, Gram finds {} % of Tiny ImageNet reduced as in the paper, and {} % of"
+            " the same images reduced properly.",
+            densenet.tnr("Gram", "Tiny ImageNet, nearest"),
+            densenet.tnr("Gram", "Tiny ImageNet, anti-aliased"),
+        ),
+        says(
+            "Its mean is ahead of every single method's on all ten networks that we tried.",
+            so=[truth for results in GUARD for truth in ahead_of_all(results)],
+        ),
+    ],
+    ids=str,
+)
+def test_a_sentence_says_what_its_files_say(sentence):
+    mistakes = list(sentence.mistakes(PAGE))
+    assert not mistakes, "\n".join([f"README.md: {sentence}", *mistakes])
+
+
+def test_ten_networks_and_seventeen_published_methods_are_compared():
+    assert len(GUARD) == 10
+    assert len(set(PUBLISHED)) == 17
+    for results in GUARD:
+        assert set(PUBLISHED) <= set(results.methods())
+
+
+def test_the_table_of_the_demo_is_that_of_its_file():
+    """docs/data/demo.csv is convnet.csv of `gramwatch demo`."""
+    with (DOCS / "data" / "demo.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    found = {(row["ood"], row["method"]): row for row in rows}
+    sets = list(dict.fromkeys(row["ood"] for row in rows))
+    assert len(sets) == 6
+    for ood in sets:
+        cells = [
+            " / ".join(f"{100 * float(found[ood, method][metric]):.1f}" for metric in ("tnr", "auroc"))
+            for method in ("Guard", "Gram", "MSP")
+        ]
+        assert f"| {ood} | {' | '.join(cells)} |" in PAGE
+    assert PAGE.count(" / ") >= 3 * (1 + len(sets))
