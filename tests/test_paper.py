@@ -20,7 +20,7 @@ from gramwatch.errors import GramwatchWarning, InputError
 from gramwatch.evaluate import Row
 from gramwatch.metrics import METRICS
 from gramwatch.paper import experiment, guard_study, mlp, mlp_study, subject
-from gramwatch.paper.beside import SEEN, Line, draw_beside, markdown_tables, mean_line, tally
+from gramwatch.paper.beside import SEEN, Line, markdown_tables, mean_line, tally
 from gramwatch.paper.cells import Cells
 from gramwatch.paper.depth import stage_of
 from gramwatch.paper.experiment import command
@@ -296,12 +296,6 @@ def test_means_leave_out_what_was_seen() -> None:
         found = mean_line(lines, method)
         assert found.our("tnr") == pytest.approx(value)
         assert SEEN in found.ood
-
-
-def test_pictures_with_and_without_published_figures(tmp_path: Path) -> None:
-    draw_beside(tmp_path / "a.png", [line("a", "x", 0.9, published=(entry(80.0),))], "title", "caption")
-    draw_beside(tmp_path / "b.png", [line("a", "x", 0.9), line("b", "x", None)], "title")
-    assert all(min(size_of_drawing(tmp_path / name)) > 200 for name in ("a.png", "b.png"))
 
 
 def test_schematic(tmp_path: Path) -> None:
