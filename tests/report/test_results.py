@@ -66,5 +66,7 @@ def test_words_are_whole_and_apart(name, tmp_path, monkeypatch):
 
 def test_every_result_with_a_page_has_its_picture():
     drawn = {path.stem for path in RESULTS.glob("*.png") if not path.stem.endswith("-why")}
-    assert drawn == {path.stem for path in RESULTS.glob("*.csv") if not path.stem.startswith("false_alarms")}
+    assert drawn == {
+        path.stem for path in RESULTS.glob("*.csv") if not path.stem.startswith(results.NO_PICTURE)
+    }
     assert len(drawn) > 20

@@ -63,7 +63,9 @@ def run(options: Options) -> list[Line]:
     ]
     lines += [mean_line(lines, method) for method in columns]
     outliers = " and ".join(method for method, seen in columns.items() if seen)
-    told = f"Trained with outliers: {outliers}; no other method saw one." if outliers else ""
+    told = (
+        f"Trained with outliers: {outliers}. No other saw one." if outliers else "No method saw an outlier."
+    )
     write(
         options,
         f"trained-{subject.loaded.name}",

@@ -13,6 +13,8 @@ from gramwatch.report.dots import draw_dots
 from gramwatch.report.table import by_method, read_cells, read_words
 from gramwatch.report.why import draw_why, read_figures
 
+NO_PICTURE = ("false_alarms",)
+"""Experiments that have a table alone."""
 MOST_DOTS = 6
 """More methods than this are drawn as a table of shades."""
 
@@ -20,9 +22,11 @@ MOST_DOTS = 6
 def draw(path: str | PathLike[str]) -> None:
     """Draw `NAME.png` beside `NAME.csv`; of the study of Guard `NAME-why.png`, too."""
     path = Path(path)
+    kind = path.stem.partition("-")[0]
+    if kind in NO_PICTURE:
+        return
     page, picture = path.with_suffix(".md"), path.with_suffix(".png")
     words, cells = read_words(page), read_cells(path)
-    kind = path.stem.partition("-")[0]
     if kind in ("depth", "order"):
         draw_curves(picture, cells, words)
     elif kind == "ablation":
