@@ -1,5 +1,6 @@
 """Tables of shades: methods x sets, darker where a metric is higher, each method's worst set framed."""
 
+import math
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 from gramwatch.evaluate import Evaluation
 from gramwatch.metrics import METRICS
 from gramwatch.report import pyplot
-from gramwatch.report.frame import SMALL, Words, framed, plain, wrapped
+from gramwatch.report.frame import SMALL, Words, framed, plain, text_width, wrapped
 from gramwatch.report.palette import BAND, INK, LOOKS, OUTSIDE, family
 
 BEST = 12
@@ -16,6 +17,8 @@ ALWAYS = ("Guard", "Gram")
 """Methods that have a row wherever they stand."""
 NAMES, ROW, CELL = 1.85, 0.23, 7.2
 """Width of the names and height of a row in inches; size of the figures' letters in points."""
+SLANT = 50
+"""Of the heads, in degrees."""
 
 Figures = Mapping[str, Mapping[str, float]]
 """A metric in percent, by method and set."""
@@ -37,7 +40,7 @@ def draw_shades(
     ranks = ranked(figures)
     rows = chosen(ranks)
     sets = list(next(iter(figures.values())))
-    frame = framed(words, 1.15 + ROW * len(rows), caption=_caption(metric, ranks, rows, table))
+    frame = framed(words, _room(sets) + ROW * len(rows), caption=_caption(metric, ranks, rows, table))
     axes = frame.axes[0, 0]
     means = {method: _mean(figures[method]) for method in rows}
     lowest = min(min(figures[method].values()) for method in rows)
@@ -123,8 +126,13 @@ def _heads(axes: Any, columns: Sequence[str]) -> None:
     axes.set_xticks(range(len(columns)), columns)
     axes.tick_params(top=True, labeltop=True, bottom=False, labelbottom=False)
     for label in axes.get_xticklabels():
-        label.set(rotation=50, ha="left", va="bottom", rotation_mode="anchor", fontsize=SMALL)
+        label.set(rotation=SLANT, ha="left", va="bottom", rotation_mode="anchor", fontsize=SMALL)
     axes.get_xticklabels()[-1].set_weight("bold")
+
+
+def _room(sets: Sequence[str]) -> float:
+    """How high the heads are, in inches."""
+    return 0.15 + max(text_width(name, SMALL) for name in sets) * math.sin(math.radians(SLANT))
 
 
 def _skipped(axes: Any, ranks: Mapping[str, int], rows: Sequence[str]) -> None:
