@@ -38,5 +38,5 @@ def test_the_picture_is_drawn_for_several_networks_from_their_tables(tmp_path: P
     draw_why(one, {title: figures})
     draw_why(three, {title: figures, "b": figures, "c": figures})
     (width, height), (wider, higher) = size_of_drawing(one), size_of_drawing(three)
-    assert wider > width  # two networks side by side, the third below
-    assert higher > height
+    assert wider == width
+    assert 2 * height > higher > 1.5 * height  # two networks side by side, the third below

@@ -46,8 +46,6 @@ def run(options: Options) -> list[Line]:
         f"{subject.title}, {subject.inside_title}: twelve settings",
     )
 
-    from gramwatch.report.comparison import draw_comparison
-
     write(
         options,
         name,
@@ -56,7 +54,6 @@ def run(options: Options) -> list[Line]:
         f"{protocol_of(subject, result)} (U): not normalised.",
         more=more,
         tallied=False,
-        picture=lambda path: draw_comparison(path, result, title, "tnr"),
     )
     return lines
 

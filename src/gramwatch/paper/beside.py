@@ -1,4 +1,4 @@
-"""Ours and the published figures side by side: as CSV, as Markdown, as a picture, with a tally."""
+"""Ours and the published figures side by side: as CSV, as Markdown, with a tally."""
 
 import csv
 from collections.abc import Iterable, Sequence
@@ -226,73 +226,3 @@ def tally_in_words(lines: Sequence[Line], metric: str) -> str:
         counts = [tally(lines, method, metric, published) for published in (False, True)]
         rows.append([method, *(" / ".join(map(str, c)) if sum(c) else "" for c in counts)])
     return markdown(rows)
-
-
-# --- picture ---------------------------------------------------------------------------------------------
-
-COLOURS = ("#2f6db3", "#d1603d", "#4b9b6e", "#8659a8", "#b08b2e", "#5a6570", "#c2538a", "#3aa6a6")
-
-
-def draw_beside(
-    path: str | PathLike[str],
-    lines: Sequence[Line],
-    title: str,
-    caption: str = "",
-    metrics: Sequence[str] = ("tnr", "auroc"),
-) -> None:
-    """One row for each set, one panel for each metric: ours as filled dots, published figures as rings."""
-    import textwrap
-
-    from gramwatch.report import pyplot, write_picture
-
-    plt = pyplot()
-    shown = [line for line in lines if line.ours is not None or line.published]
-    sets = list(dict.fromkeys(line.ood for line in shown))
-    methods = list(dict.fromkeys(line.method for line in shown))
-    height = 1.7 + 0.34 * len(sets)
-    figure, panels = plt.subplots(
-        1,
-        len(metrics),
-        figsize=(4 + 4.2 * len(metrics), height),
-        dpi=110,
-        sharey=True,
-        squeeze=False,
-        layout="constrained",
-    )
-    for axes, metric in zip(panels[0], metrics, strict=True):
-        for row in range(0, len(sets), 2):
-            axes.axhspan(row - 0.5, row + 0.5, color="#f3f4f6", lw=0)
-        for line in shown:
-            number = methods.index(line.method)
-            y = sets.index(line.ood) + 0.56 * ((number + 0.5) / len(methods) - 0.5)
-            colour = COLOURS[number % len(COLOURS)]
-            ours, theirs = line.our(metric), line.their(metric)
-            if ours is not None and theirs is not None:
-                axes.plot([ours, theirs], [y, y], color=colour, lw=1, alpha=0.6, zorder=2)
-            if theirs is not None:
-                axes.plot(theirs, y, "o", mfc="white", mec=colour, ms=5.5, zorder=3, clip_on=False)
-            if ours is not None:
-                axes.plot(ours, y, "o", color=colour, ms=5.5, zorder=4, clip_on=False)
-        axes.set(ylim=(len(sets) - 0.5, -0.5))
-        axes.set_title(f"{METRICS[metric].replace('%', ' %')}, percent", fontsize=10, loc="left")
-        axes.set_xlim(right=100)
-        axes.grid(axis="x", color="#dddddd", lw=0.7)
-        axes.tick_params(length=0, labelsize=9)
-        axes.spines[:].set_visible(False)
-    present = {line.ood for line in lines if line.ours is not None}
-    labels = [name if name in present else f"{name} ({ABSENT})" for name in sets]
-    panels[0][0].set_yticks(range(len(sets)), labels, fontsize=9)
-    for label, name in zip(panels[0][0].get_yticklabels(), sets, strict=True):
-        label.set_color("black" if name in present else "#999999")
-    handles = [
-        plt.Line2D([], [], color=COLOURS[i % len(COLOURS)], marker="o", ls="", label=method)
-        for i, method in enumerate(methods)
-    ]
-    if any(line.published for line in lines):
-        handles += [plt.Line2D([], [], marker="o", ls="", mfc="white", mec="#555555", label="published")]
-    figure.legend(handles=handles, loc="outside right upper", frameon=False, fontsize=9)
-    figure.suptitle(title, x=0.01, ha="left", fontsize=12.5, weight="bold")
-    if caption:
-        width = round(17 * figure.get_figwidth())
-        figure.supxlabel(textwrap.fill(caption, width), x=0.01, ha="left", fontsize=8, color="#555555")
-    write_picture(figure, path)

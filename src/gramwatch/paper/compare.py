@@ -111,7 +111,8 @@ def run(
         say(f"\n{name}, TNR at 95 % TPR in percent\n\n{result.overview('tnr')}\n\n{result.protocol}")
         result.to_csv(folder / f"{name}.csv")
         result.to_markdown(folder / f"{name}.md")
-        draw_comparison(folder / f"{name}.png", result, f"Every method on the demo's {name}")
+        title = f"Every method on the demo's {name}"
+        draw_comparison(folder / f"{name}.png", result, title, table=f"{name}.md")
     pictures = " and ".join(str(folder / f"{name}.png") for name in found)
     say(f"\nLook at {pictures}; the tables are beside them.")
     return found

@@ -3,22 +3,27 @@
 Fig. 1 and 2 of the paper and their appendix: TNR against the stage or the order, for both metrics.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
-import numpy as np
 from torch import Tensor
 
 from gramwatch.deviation import TotalDeviation
-from gramwatch.evaluate import Evaluation, Measured, Row, evaluate_measured
+from gramwatch.evaluate import Measured, evaluate_measured
 from gramwatch.gram import GramRule
 from gramwatch.measurement import Measurement, Rule
 from gramwatch.paper import published
 from gramwatch.paper.ablation import BOUNDS
-from gramwatch.paper.beside import COLOURS, Line
-from gramwatch.paper.experiment import Options, entries_for, lines_of, methods_of, protocol_of, write
+from gramwatch.paper.beside import Line
+from gramwatch.paper.experiment import (
+    Options,
+    entries_for,
+    lines_of,
+    methods_of,
+    protocol_of,
+    untuned,
+    write,
+)
 from gramwatch.paper.subject import MethodSpec, OodSet, Subject, ood_sets, rules_of
 from gramwatch.taps import find_taps
 
@@ -53,7 +58,7 @@ def run_curves(
 
     lines = lines_of(subject, sets, list(inside), result.rows, entries)
     title = f"{subject.title}, {subject.inside_title}: {title}"
-    protocol = protocol_of(subject, result)
+    protocol = protocol_of(subject, result, untuned(whole))
     write(
         options,
         f"{name}-{subject.loaded.name}",
@@ -62,7 +67,6 @@ def run_curves(
         protocol,
         metrics=("tnr", "auroc"),
         tallied=False,
-        picture=lambda path: _draw(path, result, lines, list(parts), name, title),
     )
     return lines
 
@@ -107,61 +111,3 @@ def _curve_entry(
             "figure", subject.inside_title, subject.loaded.name, str(each.published), method, {"tnr": value}
         ),
     )
-
-
-def _draw(
-    path: Path, result: Evaluation, lines: Sequence[Line], parts: Sequence[str], what: str, title: str
-) -> None:
-    """One panel for each set: TNR by part, the whole methods as dashed lines, published points as rings."""
-    from gramwatch.report import pyplot, write_picture
-
-    plt = pyplot()
-    rows: dict[tuple[str, str], Row] = {(row.ood, row.method): row for row in result.rows}
-    theirs = {(line.ood, line.method): line.their("tnr") for line in lines}
-    columns = 4
-    height = math.ceil(len(result.sets) / columns)
-    figure, panels = plt.subplots(
-        height,
-        columns,
-        figsize=(13, 0.9 + 2.35 * height),
-        dpi=100,
-        sharex=True,
-        sharey=True,
-        squeeze=False,
-        layout="constrained",
-    )
-    x = np.arange(1, len(parts) + 1)
-    whole = [m for m in result.methods if _metric(m) not in BOUNDS]
-    for axes in panels.flat[len(result.sets) :]:
-        axes.set_axis_off()
-    for axes, ood in zip(panels.flat, result.sets, strict=False):
-        for colour, metric in zip(COLOURS, BOUNDS, strict=False):
-            names = [f"{metric}, {part}" for part in parts]
-            axes.plot(x, [100 * rows[ood, n].mean["tnr"] for n in names], "o-", color=colour, ms=4, lw=1.5)
-            points = [theirs.get((ood, n)) for n in names]
-            if any(point is not None for point in points):
-                axes.plot(x, points, "o:", mfc="white", mec=colour, color=colour, ms=5, lw=1)
-        for colour, method in zip(COLOURS[2:], whole, strict=False):
-            axes.axhline(100 * rows[ood, method].mean["tnr"], color=colour, ls="--", lw=1)
-        axes.set(ylim=(-3, 103), xlim=(0.7, len(parts) + 0.3))
-        axes.set_xticks(x)
-        axes.set_title(ood, fontsize=9, loc="left")
-        axes.tick_params(labelsize=8, labelbottom=True)
-        axes.grid(color="#e5e5e5", lw=0.7)
-        for side in ("top", "right"):
-            axes.spines[side].set_visible(False)
-    styles = [{"marker": "o", "label": m} for m in BOUNDS]
-    styles += [{"ls": "--", "label": f"{m}, whole"} for m in whole]
-    handles = [
-        plt.Line2D([], [], color=colour, **style) for colour, style in zip(COLOURS, styles, strict=False)
-    ]
-    if any(line.published and _metric(line.method) in BOUNDS for line in lines):
-        handles.append(
-            plt.Line2D([], [], marker="o", mfc="white", color=COLOURS[0], ls=":", label="published")
-        )
-    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False, fontsize=9)
-    figure.suptitle(title, x=0.01, ha="left", fontsize=12.5, weight="bold")
-    figure.supylabel("TNR at TPR 95 %, percent", fontsize=9)
-    for axes in panels[-1]:
-        axes.set_xlabel({"depth": "stage", "order": "order of the Gram matrix"}[what], fontsize=9)
-    write_picture(figure, path)

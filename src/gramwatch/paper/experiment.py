@@ -17,11 +17,11 @@ from gramwatch.errors import InputError, MissingDataError
 from gramwatch.evaluate import Evaluation, Row
 from gramwatch.methods import METHODS
 from gramwatch.paper import published
-from gramwatch.paper.beside import Line, draw_beside, markdown_tables, write_csv
+from gramwatch.paper.beside import Line, markdown_tables, write_csv
 from gramwatch.paper.cells import Cells
 from gramwatch.paper.compare import GRAM, method_names
 from gramwatch.paper.subject import BLOCK_ENDS, MethodSpec, OodSet, Subject
-from gramwatch.report import pyplot
+from gramwatch.report import pyplot, results
 from gramwatch.version import __version__
 
 _CIFAR = "a CIFAR network: --network and --weights"
@@ -43,6 +43,9 @@ EXPERIMENTS = {
     "mlp_study": ("what the MLPs' figures depend on", "MNIST alone"),
 }
 """Every experiment: a module of this package with a `run(options)`; what it shows, and what it needs."""
+
+TUNABLE = ("odin", "mahalanobis")
+"""Methods that the published tables tune on outliers."""
 
 
 @dataclass(frozen=True)
@@ -193,19 +196,15 @@ def write(
     more: str = "",
     tallied: bool = True,
     rows: str = "out-of-distribution set",
-    picture: Callable[[Path], None] | None = None,
 ) -> None:
-    """Leave the CSV, the Markdown page and the picture in the output folder."""
+    """Leave the CSV, the Markdown page and the picture, which is drawn from both, in the output folder."""
     folder = options.output
     write_csv(folder / f"{name}.csv", lines)
-    if picture is None:
-        draw_beside(folder / f"{name}.png", lines, title, protocol, [m for m in metrics if m != "dtacc"])
-    else:
-        picture(folder / f"{name}.png")
     page = [f"## {title}", "", f"    {command()}", "", f"{protocol} {surroundings(options)}", ""]
     tables = markdown_tables(lines, metrics, tallied, rows)
     page += [f"![{title}]({name}.png)", "", tables, *([more, ""] if more else [])]
     (folder / f"{name}.md").write_text("\n".join(page), encoding="utf-8")
+    results.draw(folder / f"{name}.csv")
     options.say(f"\n{tables}{more}")
 
 
@@ -231,6 +230,12 @@ def protocol_of(subject: Subject, evaluation: Evaluation, tuned: str = "") -> st
         f"{subject.title}, {subject.inside_title}, fitted on {fitted} training images. "
         f"{evaluation.protocol} {seen}"
     )
+
+
+def untuned(methods: Iterable[MethodSpec]) -> str:
+    """In words: no outlier was seen, and the methods that could be tuned on outliers were not."""
+    names = [each.title for each in methods if each.kind in TUNABLE]
+    return f"No method saw an outlier; {' and '.join(names)} untuned." if names else ""
 
 
 def overview(data: Path | None, say: Callable[[str], None]) -> None:

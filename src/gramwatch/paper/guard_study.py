@@ -24,10 +24,8 @@ from gramwatch.methods.unit_mahalanobis import UnitMahalanobis
 from gramwatch.metrics import Difference, auroc_difference
 from gramwatch.paper import against
 from gramwatch.paper.beside import SHORT, Line, markdown
-from gramwatch.paper.experiment import Options, lines_of, methods_of, protocol_of, write
+from gramwatch.paper.experiment import Options, lines_of, methods_of, protocol_of, untuned, write
 from gramwatch.paper.subject import BLOCK_ENDS, MethodSpec, OodSet, ood_sets, rules_of
-from gramwatch.report.comparison import draw_comparison
-from gramwatch.report.why import draw_why
 
 GRAM, GUARD = "Gram", "Guard"
 EARLY, RATIO, UNIT = (each.record.title for each in (EarlyMahalanobis, ClassRatio, UnitMahalanobis))
@@ -398,7 +396,7 @@ def run(options: Options) -> list[Line]:
     titles = [*(each.title for each in usable), *singles]
     lines = lines_of(subject, sets, titles, result.rows, lambda *_: ())
     title = f"{subject.title}, {subject.inside_title}: ways to join"
-    protocol = protocol_of(subject, result)
+    protocol = protocol_of(subject, result, untuned(methods))
     tables = [_table(result.rows, titles, metric) for metric in ("auroc", "tnr")]
     difference = _differences(inside, together, rules)
     published = [title for title in singles if title not in OURS]
@@ -406,9 +404,6 @@ def run(options: Options) -> list[Line]:
     near = [each.title for each in sets if each.near]
     verdict = _verdict(result.rows, singles, one_pass, published, difference, near)
     name = f"guard-{subject.loaded.name}"
-    draw_why(
-        options.output / f"{name}-why.png", {f"{subject.title}, {subject.inside_title}": _aurocs(result.rows)}
-    )
     why = f"![AUROC of Gram, of the best other method and of Guard on every set]({name}-why.png)"
     write(
         options,
@@ -419,7 +414,6 @@ def run(options: Options) -> list[Line]:
         metrics=(),
         more="\n\n".join([verdict, why, *tables]),
         tallied=False,
-        picture=lambda path: draw_comparison(path, result, title),
     )
     return lines
 
@@ -462,14 +456,6 @@ def _table(rows: Sequence[Row], titles: Sequence[str], metric: str) -> str:
         figures = [*(found[title, ood] for ood in sets), means[title]]
         table.append([title, *(f"{figure:.2f}" for figure in figures)])
     return markdown(table)
-
-
-def _aurocs(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
-    """In percent, by set and method."""
-    found: dict[str, dict[str, float]] = {}
-    for row in rows:
-        found.setdefault(row.ood, {})[row.method] = 100 * row.mean["auroc"]
-    return found
 
 
 def _differences(

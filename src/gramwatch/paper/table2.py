@@ -11,15 +11,20 @@ from dataclasses import replace
 from gramwatch.errors import InputError
 from gramwatch.evaluate import Evaluation, Row, evaluate_measured
 from gramwatch.paper.beside import Line
-from gramwatch.paper.experiment import Options, entries_for, lines_of, methods_of, protocol_of, write
+from gramwatch.paper.experiment import (
+    TUNABLE,
+    Options,
+    entries_for,
+    lines_of,
+    methods_of,
+    protocol_of,
+    write,
+)
 from gramwatch.paper.subject import MethodSpec, OodSet, Subject, ood_sets, rules_of
 
 TABLES = ("tab:exp_ood_results", "released figures", "appendix:dpn+", "appendix:OE")
-TUNED = ("odin", "mahalanobis")
-MOST_DOTS = 6
-"""More methods than this are drawn as a table of shades."""
 HOW = {
-    "none": "No method saw an outlier (published: ODIN and Mahalanobis tuned on images of each set).",
+    "none": "No method saw an outlier; {} untuned (published: tuned on images of each set).",
     "outliers": "{} tuned on images of each out-of-distribution set; no other method saw an outlier.",
     "fgsm": "{} tuned on FGSM examples of in-distribution images; no method saw an outlier "
     "(published: tuned on images of each set).",
@@ -34,7 +39,7 @@ def run(options: Options) -> list[Line]:
     methods = methods_of(subject, options.methods or "msp,odin,mahalanobis,gram")
     sets = ood_sets(subject.in_distribution)
     result = judged(subject, methods, sets, options.tune)
-    tuned = " and ".join(m.title for m in methods if m.kind in TUNED)
+    tuned = " and ".join(m.title for m in methods if m.kind in TUNABLE)
     told = HOW[options.tune if tuned else "none"].format(tuned)
     if not tuned:
         told = "No method saw an outlier."
@@ -45,8 +50,6 @@ def run(options: Options) -> list[Line]:
         result.rows,
         lambda each, method: entries_for(subject, each, method, TABLES),
     )
-    from gramwatch.report.comparison import draw_comparison
-
     suffix = "" if options.tune == "none" else f"-{options.tune}"
     title = f"{subject.title}, {subject.inside_title} against everything else"
     protocol = protocol_of(subject, result, told)
@@ -56,7 +59,6 @@ def run(options: Options) -> list[Line]:
         title,
         lines,
         protocol,
-        picture=(lambda path: draw_comparison(path, result, title)) if len(methods) > MOST_DOTS else None,
     )
     return lines
 
@@ -70,7 +72,7 @@ def judged(
     for group in [[each] for each in sets] if tune == "outliers" else [sets]:
         names = {"fgsm": "FGSM", "outliers": group[0].title}
         chosen = [
-            replace(m, tuned_on=names[tune]) if tune != "none" and m.kind in TUNED else m for m in methods
+            replace(m, tuned_on=names[tune]) if tune != "none" and m.kind in TUNABLE else m for m in methods
         ]
         if tune == "outliers" and not subject.present(group[0]):
             continue

@@ -1,64 +1,153 @@
-"""One picture of several methods on several sets: how well each tells them apart, and where it is worst."""
+"""Tables of shades: methods x sets, darker where a metric is higher, each method's worst set framed."""
 
+import math
+from collections.abc import Mapping, Sequence
 from os import PathLike
-
-import numpy as np
+from typing import Any
 
 from gramwatch.evaluate import Evaluation
-from gramwatch.report import pyplot, write_picture
+from gramwatch.metrics import METRICS
+from gramwatch.report import pyplot
+from gramwatch.report.frame import SMALL, Words, framed, plain, text_width, wrapped
+from gramwatch.report.palette import BAND, INK, LOOKS, OUTSIDE, family
 
-MARK = "#b3261e"
+BEST = 12
+"""How many of the best methods have a row."""
+ALWAYS = ("Guard", "Gram")
+"""Methods that have a row wherever they stand."""
+NAMES, ROW, CELL = 1.85, 0.23, 7.2
+"""Width of the names and height of a row in inches; size of the figures' letters in points."""
+SLANT = 50
+"""Of the heads, in degrees."""
+
+Figures = Mapping[str, Mapping[str, float]]
+"""A metric in percent, by method and set."""
 
 
 def draw_comparison(
-    path: str | PathLike[str], evaluation: Evaluation, title: str, metric: str = "auroc"
+    path: str | PathLike[str], evaluation: Evaluation, title: str, metric: str = "auroc", table: str = ""
 ) -> None:
-    """Draw a table of methods x sets, darker where the metric is higher, each method's worst set framed.
+    """Draw the best methods of an evaluation. `table` names the file that has all of them."""
+    figures = dict(zip(evaluation.methods, 100 * evaluation.figures(metric), strict=True))
+    shown = {name: dict(zip(evaluation.sets, values, strict=True)) for name, values in figures.items()}
+    draw_shades(path, shown, Words.of(title, evaluation.protocol), metric, table)
 
-    Methods are ordered by their mean over the sets, which stands in the last column.
-    """
-    plt = pyplot()
-    figures = 100 * evaluation.figures(metric)
-    order = np.argsort(-figures.mean(1), kind="stable")
-    figures = figures[order]
-    methods = [evaluation.methods[i] for i in order]
-    shown = np.column_stack([figures, figures.mean(1)])
-    columns = [*evaluation.sets, "mean"]
-    figure, axes = plt.subplots(
-        figsize=(2.6 + 1.25 * len(columns), 1.9 + 0.36 * len(methods)), dpi=110, layout="constrained"
+
+def draw_shades(
+    path: str | PathLike[str], figures: Figures, words: Words, metric: str = "auroc", table: str = ""
+) -> None:
+    """Draw the best methods by their mean over the sets, Guard and Gram; the best comes first."""
+    ranks = ranked(figures)
+    rows = chosen(ranks)
+    sets = list(next(iter(figures.values())))
+    frame = framed(words, _room(sets) + ROW * len(rows), caption=_caption(metric, ranks, rows, table))
+    axes = frame.axes[0, 0]
+    means = {method: _mean(figures[method]) for method in rows}
+    lowest = min(min(figures[method].values()) for method in rows)
+    shade = _shades(min(50.0, lowest))
+    for y, method in enumerate(rows):
+        values = [*(figures[method][ood] for ood in sets), means[method]]
+        for x, value in enumerate(values):
+            _cell(axes, x, y, value, shade(value), bold=x == len(sets) or method == "Guard")
+        worst = values.index(min(values[:-1]))
+        _box(axes, worst, y, fill=False, edgecolor=OUTSIDE, linewidth=1.1)
+    axes.set(xlim=(-0.5, len(sets) + 0.5), ylim=(len(rows) - 0.5, -0.5))
+    axes.axvline(len(sets) - 0.5, color="white", linewidth=3)
+    _names(axes, ranks, rows)
+    _heads(axes, [*sets, "mean"])
+    _skipped(axes, ranks, rows)
+    frame.write(path)
+
+
+def ranked(figures: Figures) -> dict[str, int]:
+    """The methods, the best mean first, with their places."""
+    order = sorted(figures, key=lambda method: -_mean(figures[method]))
+    return {method: place for place, method in enumerate(order, 1)}
+
+
+def chosen(ranks: Mapping[str, int]) -> list[str]:
+    """The methods that have a row: all where two more than the best would be left out at most."""
+    if len(ranks) <= BEST + 2:
+        return list(ranks)
+    return [method for method, place in ranks.items() if place <= BEST or method in ALWAYS]
+
+
+def _mean(values: Mapping[str, float]) -> float:
+    return sum(values.values()) / len(values)
+
+
+def _shades(lowest: float) -> Any:
+    colours = pyplot().get_cmap("Blues")
+    # Up to 108 of a hundred: the darkest blue would hide nothing, but tires the eye.
+    return lambda value: colours((value - lowest) / (108 - lowest))
+
+
+def _cell(axes: Any, x: int, y: int, value: float, colour: Sequence[float], bold: bool) -> None:
+    axes.add_patch(pyplot().Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=colour, edgecolor="none"))
+    red, green, blue, *_ = colour
+    text = f"{value:.1f}"
+    axes.text(
+        x,
+        y,
+        "100" if text == "100.0" else text,
+        ha="center",
+        va="center",
+        color="white" if 0.3 * red + 0.6 * green + 0.1 * blue < 0.55 else INK,
+        fontsize=CELL,
+        weight="bold" if bold else "normal",
     )
-    image = axes.imshow(shown, cmap="Blues", vmin=min(50.0, float(shown.min())), vmax=108, aspect="auto")
-    for row, values in enumerate(shown):
-        for column, value in enumerate(values):
-            weight = "bold" if column == len(columns) - 1 else "normal"
-            red, green, blue, _ = image.cmap(image.norm(value))
-            colour = "white" if 0.3 * red + 0.6 * green + 0.1 * blue < 0.55 else "black"
-            axes.text(
-                column, row, f"{value:.1f}", ha="center", va="center", color=colour, fontsize=9, weight=weight
-            )
-        worst = int(figures[row].argmin())
+
+
+def _box(axes: Any, x: int, y: int, **how: Any) -> None:
+    axes.add_patch(pyplot().Rectangle((x - 0.46, y - 0.43), 0.92, 0.86, zorder=3, **how))
+
+
+def _names(axes: Any, ranks: Mapping[str, int], rows: Sequence[str]) -> None:
+    """The methods with their places; Guard's row is marked, Gram's name has its colour."""
+    labels = [f"{ranks[method]}. {method}" for method in rows]
+    plain(axes)
+    lines = ["\n".join(wrapped(label, SMALL, NAMES)) for label in labels]
+    axes.set_yticks(range(len(rows)), lines, fontsize=SMALL, linespacing=0.9)
+    for label, method in zip(axes.get_yticklabels(), rows, strict=True):
+        if method in ALWAYS:
+            label.set(color=LOOKS[family(method)].colour, weight="bold")
+    if "Guard" in rows:
+        place = (-0.5, rows.index("Guard") - 0.5)
+        width = axes.get_xlim()[1] + 0.5
         axes.add_patch(
-            plt.Rectangle((worst - 0.46, row - 0.42), 0.92, 0.84, fill=False, edgecolor=MARK, linewidth=1.8)
+            pyplot().Rectangle(
+                place, width, 1, fill=False, edgecolor=LOOKS["Guard"].colour, lw=1.8, zorder=4, clip_on=False
+            )
         )
-    axes.axvline(len(columns) - 1.5, color="white", linewidth=4)
-    axes.set_xticks(range(len(columns)), [_wrapped(name) for name in columns], fontsize=9)
-    axes.set_yticks(range(len(methods)), methods, fontsize=10)
-    axes.tick_params(length=0, top=True, labeltop=True, bottom=False, labelbottom=False)
-    axes.spines[:].set_visible(False)
-    figure.suptitle(title, x=0.01, ha="left", fontsize=13, weight="bold")
-    names = {"auroc": "AUROC", "tnr": "TNR at 95 % TPR", "dtacc": "detection accuracy"}
-    figure.supxlabel(
-        f"{names.get(metric, metric)} in percent; framed: the method's worst set. {evaluation.protocol}",
-        x=0.01,
-        ha="left",
-        fontsize=8,
-        color="#555555",
-        wrap=True,
-    )
-    write_picture(figure, path)
 
 
-def _wrapped(name: str, width: int = 14) -> str:
-    import textwrap
+def _heads(axes: Any, columns: Sequence[str]) -> None:
+    """The sets, slanting so that they take no more width than a figure."""
+    axes.set_xticks(range(len(columns)), columns)
+    axes.tick_params(top=True, labeltop=True, bottom=False, labelbottom=False)
+    for label in axes.get_xticklabels():
+        label.set(rotation=SLANT, ha="left", va="bottom", rotation_mode="anchor", fontsize=SMALL)
+    axes.get_xticklabels()[-1].set_weight("bold")
 
-    return "\n".join(textwrap.wrap(name, width))
+
+def _room(sets: Sequence[str]) -> float:
+    """How high the heads are, in inches."""
+    return 0.15 + max(text_width(name, SMALL) for name in sets) * math.sin(math.radians(SLANT))
+
+
+def _skipped(axes: Any, ranks: Mapping[str, int], rows: Sequence[str]) -> None:
+    """A gap wherever methods are left out."""
+    for y, method in enumerate(rows[1:], 1):
+        if ranks[method] > ranks[rows[y - 1]] + 1:
+            axes.axhline(y - 0.5, color="white", linewidth=4, zorder=2)
+            axes.axhline(y - 0.5, color=BAND, linewidth=1, linestyle=(0, (4, 3)), zorder=2)
+
+
+def _caption(metric: str, ranks: Mapping[str, int], rows: Sequence[str], table: str) -> str:
+    named = f"{METRICS[metric].replace('%', ' %')} in percent; 100 is 99.95 or more. "
+    named += "Red frame: the method's worst set."
+    if len(rows) == len(ranks):
+        return named
+    more = "".join(f" and {method}" for method in rows if ranks[method] > BEST)
+    where = f" All are in {table}." if table else ""
+    return f"{named} Shown: the best {BEST} of {len(ranks)} by the mean{more}.{where}"

@@ -12,9 +12,10 @@ from gramwatch.gram import GramDetector
 from gramwatch.guard import Guard
 from gramwatch.measurement import Detection
 from gramwatch.report import pyplot, write_picture
+from gramwatch.report.frame import DPI, SMALL, TEXT, TITLE, WIDTH, wrapped
+from gramwatch.report.palette import INK, INSIDE, OUTSIDE, SOFT
 
 EXAMPLES = 6
-INSIDE, OUTSIDE, LINE = "#2f6db3", "#d1603d", "#333333"
 
 
 def draw_overview(
@@ -39,58 +40,61 @@ def draw_overview(
     high += 0.17 * (high - low)  # room for the share that was flagged
     bins = np.linspace(low, high, 70)
 
-    figure = plt.figure(figsize=(11, 1.05 * len(sets) + 1.5), dpi=110)
+    figure = plt.figure(figsize=(WIDTH, 0.78 * len(sets) + 1.15), dpi=DPI)
+    height = figure.get_figheight()
     grid = figure.add_gridspec(
-        len(sets), EXAMPLES + 1, width_ratios=[1] * EXAMPLES + [9], hspace=0.35, wspace=0.08
+        len(sets), EXAMPLES + 1, width_ratios=[1] * EXAMPLES + [8.5], hspace=0.35, wspace=0.08
     )
-    figure.subplots_adjust(left=0.17, right=0.985, top=1 - 0.75 / figure.get_figheight(), bottom=0.085)
-    figure.suptitle(title, x=0.012, y=0.985, ha="left", fontsize=14, weight="bold")
+    figure.subplots_adjust(left=0.165, right=0.985, top=1 - 0.62 / height, bottom=0.65 / height)
+    figure.text(0.0125, 1 - 0.1 / height, title, va="top", fontsize=TITLE, weight="bold", color=INK)
     for row, (name, (images, found)) in enumerate(sets.items()):
-        colour = INSIDE if row == 0 else OUTSIDE
-        for column, example in enumerate(_spread(found.score)):
-            axes = figure.add_subplot(grid[row, column])
-            _thumbnail(axes, images[example], bool(found.is_ood[example]))
-            if column == 0:
-                axes.text(
-                    -0.2, 0.5, _wrapped(name), transform=axes.transAxes, ha="right", va="center", fontsize=10
-                )
+        _examples(figure, grid, row, name, images, found)
         axes = figure.add_subplot(grid[row, EXAMPLES])
-        axes.hist(scores[name].clip(low, high), bins=bins, color=colour, alpha=0.85)
-        axes.axvspan(1, high, color="#c0392b", alpha=0.07, lw=0)
-        axes.axvline(1, color=LINE, lw=1.2, ls="--")
+        axes.hist(scores[name].clip(low, high), bins=bins, color=INSIDE if row == 0 else OUTSIDE, alpha=0.85)
+        axes.axvspan(1, high, color=OUTSIDE, alpha=0.06, lw=0)
+        axes.axvline(1, color=INK, lw=1, ls="--")
         axes.set(xlim=(low, high), yticks=[])
-        for side in ("top", "left", "right"):
-            axes.spines[side].set_visible(False)
-        share = float(found.is_ood.double().mean())
+        axes.spines[["top", "left", "right"]].set_visible(False)
+        share = f"{float(found.is_ood.double().mean()):.0%} flagged"
         axes.text(
-            0.995, 0.93, f"{share:.0%} flagged", transform=axes.transAxes, ha="right", va="top", fontsize=10
+            0.995, 0.95, share, transform=axes.transAxes, ha="right", va="top", fontsize=TEXT, color=INK
         )
-        last = row == len(sets) - 1
         axes.xaxis.set_major_locator(plt.MaxNLocator(integer=True))
         axes.xaxis.set_major_formatter(
             lambda value, _: f"{value:.0f}" if value < 1 else f"{10 ** (value - 1):,.0f}"
         )
-        axes.tick_params(labelbottom=last, labelsize=9)
+        axes.tick_params(labelbottom=row == len(sets) - 1, labelsize=SMALL, length=3)
         if row == 0:
             axes.text(
                 1,
                 1.08,
                 "threshold: flagged beyond →",
                 transform=axes.get_xaxis_transform(),
-                fontsize=9,
-                color=LINE,
+                fontsize=SMALL,
+                color=INK,
                 ha="left" if (low + high) / 2 > 1 else "right",
             )
-        if last:
-            axes.set_xlabel("score, in units of the threshold; logarithmic beyond it", fontsize=10)
+    axes.set_xlabel("score, in units of the threshold; logarithmic beyond it", fontsize=SMALL, color=INK)
     figure.text(
-        0.012,
-        0.012,
+        0.0125,
+        0.1 / height,
         "Six of each set, from its lowest score to its highest; a red frame = flagged.",
-        fontsize=8.5,
-        color="#555555",
+        fontsize=SMALL,
+        color=SOFT,
     )
     write_picture(figure, path)
+
+
+def _examples(figure: Any, grid: Any, row: int, name: str, images: Tensor, found: Detection) -> None:
+    """A few images of a set, and its name at the left."""
+    for column, example in enumerate(_spread(found.score)):
+        axes = figure.add_subplot(grid[row, column])
+        _thumbnail(axes, images[example], bool(found.is_ood[example]))
+        if column == 0:
+            lines = "\n".join(wrapped(name, TEXT, 1.05))
+            axes.text(
+                -0.2, 0.5, lines, transform=axes.transAxes, ha="right", va="center", fontsize=TEXT, color=INK
+            )
 
 
 def _place(score: Tensor, threshold: float) -> Any:
@@ -112,13 +116,4 @@ def _thumbnail(axes: Any, image: Tensor, flagged: bool) -> None:
     axes.imshow(pixels.squeeze(), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
     axes.set(xticks=[], yticks=[])
     for spine in axes.spines.values():
-        spine.set(color="#c0392b" if flagged else "#bbbbbb", linewidth=1.8 if flagged else 0.8)
-
-
-def _wrapped(name: str, width: int = 18) -> str:
-    lines = [""]
-    for word in name.split():
-        if lines[-1] and len(lines[-1]) + len(word) >= width:
-            lines.append("")
-        lines[-1] = f"{lines[-1]} {word}".strip()
-    return "\n".join(lines)
+        spine.set(color=OUTSIDE if flagged else "#bbbbbb", linewidth=1.4 if flagged else 0.6)

@@ -5,7 +5,6 @@ Each CSV is one network's, as `gramwatch study guard` writes it.
 
 import csv
 import sys
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
@@ -13,18 +12,22 @@ from pathlib import Path
 from typing import Any
 
 from gramwatch.methods import METHODS
-from gramwatch.report import pyplot, write_picture
+from gramwatch.report.frame import SMALL, TEXT, WIDTH, Words, framed, key, plain, wrapped
+from gramwatch.report.palette import BAND, FAINT, INK, LOOKS, OTHER, SOFT, Look
 
 GRAM, GUARD, MEAN = "Gram", "Guard", "mean"
-# Told apart by shape as well as colour (Okabe & Ito's, which the colour-blind tell apart).
-LOOKS = {
-    GRAM: {"marker": "s", "color": "#0072B2", "ms": 5},
-    "other": {"marker": "D", "color": "#E69F00", "ms": 5},
-    GUARD: {"marker": "o", "color": "#1a1a1a", "ms": 7.5},
-}
+SHOWN = {GRAM: LOOKS[GRAM], "best other": Look(OTHER, "D"), GUARD: LOOKS[GUARD]}
+SIZES = {GRAM: 4.5, "best other": 4.5, GUARD: 6.5}
 BEST = 99.99
 """Where the axis ends, in percent: what is better stands there."""
 TICKS = (10, 50, 75, 90, 97, 99, 99.7, 99.9, 99.97)
+FEW_TICKS = (10, 75, 90, 99, 99.9)
+"""For panels side by side."""
+WORDS = Words("AUROC of Gram, of the best other single method, and of Guard", "No method saw an outlier.")
+CAPTION = (
+    "AUROC in percent, the further right the better. The axis is logarithmic in the distance to 100; "
+    f"what is above {BEST} stands at its end. The best other method is named at the right."
+)
 
 Figures = Mapping[str, Mapping[str, float]]
 """AUROC in percent by set and method."""
@@ -73,81 +76,62 @@ def draw_why(path: str | PathLike[str], networks: Mapping[str, Figures]) -> None
 
     The axis is logarithmic in the distance to 100, so that 99 and 99.9 are as far apart as 0 and 90.
     """
-    plt = pyplot()
     panels = {title: marks_of(figures) for title, figures in networks.items()}
     lowest = min(min(row.gram, row.other, row.guard) for rows in panels.values() for row in rows)
     limits = (1.25 * max(_left(lowest), 25), _left(BEST) / 1.25)
     columns = min(2, len(panels))
     bands = [list(panels.items())[i : i + columns] for i in range(0, len(panels), columns)]
-    heights = [max(len(rows) for _, rows in band) + 2.6 for band in bands]
-    figure, axes = plt.subplots(
+    heights = [0.6 + 0.22 * max(len(rows) for _, rows in band) for band in bands]
+    legend = [key(look, name, ms=SIZES[name]) for name, look in SHOWN.items()]
+    frame = framed(
+        WORDS,
+        sum(heights),
         len(bands),
         columns,
-        figsize=(5.6 * columns + (1.6 if columns == 1 else 0), 0.9 + 0.22 * sum(heights)),
-        dpi=160,
-        squeeze=False,
-        layout="constrained",
+        legend=legend,
+        caption=CAPTION,
         gridspec_kw={"height_ratios": heights},
     )
-    figure.get_layout_engine().set(w_pad=0.08, h_pad=0.06)
-    for band, row in zip(bands, axes, strict=True):
-        for (title, rows), panel in zip(band, row, strict=False):
-            panel.set(xscale="log", xlim=limits)
-            _panel(panel, title, rows)
-        for panel in row[len(band) :]:
-            panel.set_axis_off()
-    names = {GRAM: "Gram", "other": "best other single method (named at the right)", GUARD: "Guard"}
-    handles = [plt.Line2D([], [], ls="", label=names[name], **look) for name, look in LOOKS.items()]
-    figure.legend(
-        handles=handles, loc="outside upper left", ncols=3, frameon=False, fontsize=9.5, handletextpad=0.2
-    )
-    caption = (
-        "AUROC in percent, the further right the better. "
-        f"The axis is logarithmic in the distance to 100; what is above {BEST} stands at its end."
-    )
-    figure.supxlabel(
-        textwrap.fill(caption, round(13 * figure.get_figwidth())),
-        x=0.01,
-        ha="left",
-        fontsize=8.5,
-        color="#444444",
-    )
-    write_picture(figure, path)
+    for axes in frame.axes.flat:
+        axes.set_axis_off()
+    for band, row in zip(bands, frame.axes, strict=True):
+        for (title, rows), axes in zip(band, row, strict=False):
+            axes.set_axis_on()
+            axes.set(xscale="log", xlim=limits)
+            _panel(axes, title, rows, WIDTH / columns, TICKS if columns == 1 else FEW_TICKS)
+    frame.write(path)
 
 
-def _panel(axes: Any, title: str, rows: Sequence[Marks]) -> None:
+def _panel(axes: Any, title: str, rows: Sequence[Marks], width: float, marked: Sequence[float]) -> None:
+    plain(axes)
     for y, row in enumerate(rows):
-        at = {GRAM: _left(row.gram), "other": _left(row.other), GUARD: _left(row.guard)}
         if y % 2 == 0:
-            axes.axhspan(y - 0.5, y + 0.5, color="#f3f4f6", lw=0, zorder=0)
-        axes.plot([min(at.values()), max(at.values())], [y, y], color="#b5bac2", lw=1.6, zorder=1)
-        for name, look in LOOKS.items():
-            # Guard lies below the smaller two, which stand a little apart: all are seen where they meet.
-            off = {GRAM: -0.17, "other": 0.17, GUARD: 0.0}[name]
-            axes.plot(
-                at[name], y + off, ls="", mec="white", mew=0.6, zorder=2 if name == GUARD else 3, **look
-            )
-        axes.text(
-            1.01,
-            y,
-            row.others_name,
-            transform=axes.get_yaxis_transform(),
-            va="center",
-            fontsize=7.5,
-            color="#9a6a00",
-        )
+            axes.axhspan(y - 0.5, y + 0.5, color=BAND, lw=0, zorder=0)
+        _row(axes, y, row)
     axes.set_ylim(len(rows) - 0.5, -0.5)
-    axes.set_yticks(range(len(rows)), [row.ood for row in rows], fontsize=8.5)
+    names = ["\n".join(wrapped(row.ood, SMALL, 0.35 * width)) for row in rows]
+    axes.set_yticks(range(len(rows)), names, fontsize=SMALL, linespacing=0.9)
     axes.get_yticklabels()[-1].set_weight("bold")
-    axes.axhline(len(rows) - 1.5, color="#555555", lw=0.8)
-    ticks = [tick for tick in TICKS if _left(tick) <= axes.get_xlim()[0]]
-    axes.set_xticks([_left(tick) for tick in ticks], [f"{tick:g}" for tick in ticks], fontsize=8.5)
+    axes.axhline(len(rows) - 1.5, color=SOFT, lw=0.8)
+    ticks = [tick for tick in marked if _left(tick) <= axes.get_xlim()[0]]
+    axes.set_xticks([_left(tick) for tick in ticks], [f"{tick:g}" for tick in ticks], fontsize=SMALL - 0.5)
     axes.minorticks_off()
-    axes.grid(axis="x", color="#dddddd", lw=0.7, zorder=0)
+    axes.grid(axis="x", color=FAINT, lw=0.7, zorder=0)
     axes.set_axisbelow(True)
-    axes.tick_params(length=0)
-    axes.spines[:].set_visible(False)
-    axes.set_title(title, loc="left", fontsize=10.5, weight="bold")
+    axes.set_title(title, loc="left", fontsize=TEXT, weight="bold", color=INK)
+
+
+def _row(axes: Any, y: int, row: Marks) -> None:
+    """The three marks of a set, and the name of the best other method."""
+    at = {GRAM: _left(row.gram), "best other": _left(row.other), GUARD: _left(row.guard)}
+    axes.plot([min(at.values()), max(at.values())], [y, y], color="#b5bac2", lw=1.4, zorder=1)
+    for name, look in SHOWN.items():
+        # Guard lies below the smaller two, which stand a little apart: all are seen where they meet.
+        off = {GRAM: -0.17, "best other": 0.17, GUARD: 0.0}[name]
+        style = {"marker": look.mark, "color": look.colour, "ms": SIZES[name], "mec": "white", "mew": 0.5}
+        axes.plot(at[name], y + off, ls="", zorder=2 if name == GUARD else 3, **style)
+    place = axes.get_yaxis_transform()
+    axes.text(1.01, y, row.others_name, transform=place, va="center", fontsize=SMALL - 0.5, color=OTHER)
 
 
 def _left(auroc: float) -> float:
