@@ -159,6 +159,7 @@ def evaluate_measured(
     sets: Mapping[str, Measured],
     rules: Mapping[str, Rule],
     *,
+    validation: Measured | None = None,
     draws: int = 10,
     validation_share: float = 0.1,
     seed: int = 0,
@@ -171,6 +172,8 @@ def evaluate_measured(
         sets: the same of each out-of-distribution set.
         rules: how what a method measured becomes its score, fitted anew in each draw. A method without a
             rule measured its score.
+        validation: what each method measured of other in-distribution data, by which all rules are fitted.
+            Nothing is drawn then: all of `inside` is for test.
         draws: as in `evaluate`, like the rest.
         validation_share: the share drawn.
         seed: of the draws.
@@ -179,10 +182,15 @@ def evaluate_measured(
     """
     figures: dict[tuple[str, str], list[dict[str, float]]] = {}
     total, size = _count(inside), 0
-    for draw, (validation, test) in enumerate(_drawn(total, draws, validation_share, seed)):
-        size = len(validation)
+    if validation is None:
+        drawn = _drawn(total, draws, validation_share, seed)
+    else:
+        drawn = iter([(torch.arange(_count(validation)), torch.arange(total))])
+    for draw, (held_out, test) in enumerate(drawn):
+        size = len(held_out)
         for method, measured in inside.items():
-            rule = _fitted(rules.get(method, AsMeasured()), measured, validation)
+            of_validation = measured if validation is None else validation[method]
+            rule = _fitted(rules.get(method, AsMeasured()), of_validation, held_out)
             if draw == 0:
                 check(method, rule)
 
@@ -196,6 +204,10 @@ def evaluate_measured(
     rows = tuple(
         _row(method, name, _count(sets[name]), figures[name, method]) for name in sets for method in inside
     )
+    if validation is not None:
+        return Evaluation(
+            rows, f"In-distribution: {size} examples for validation and {total} for test, percent."
+        )
     return Evaluation(
         rows,
         f"In-distribution: {total} examples; {draws} draws of {size} for validation and {total - size} for "

@@ -4,6 +4,7 @@ Fig. 1 and 2 of the paper and their appendix: TNR against the stage or the order
 """
 
 import math
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from gramwatch.deviation import TotalDeviation
-from gramwatch.evaluate import Evaluation, Measured, Row, evaluate_measured
+from gramwatch.evaluate import Evaluation, Measured, Row
 from gramwatch.gram import GramRule
 from gramwatch.measurement import Measurement, Rule
 from gramwatch.paper import published
@@ -24,17 +25,37 @@ from gramwatch.taps import find_taps
 
 Parts = Mapping[str, Callable[[Tensor], Tensor]]
 """What each part, by its name in tables, takes of the deviations `(N, taps, orders)`: `(N, some)`."""
+PRINTED = (
+    "The paper prints its curves in numbers for TinyImgNet (R), Min/Max alone: ResNet-34 on CIFAR-10, "
+    "DenseNet on CIFAR-100. Its other curves are pictures, from which no numbers were taken."
+)
 TABLES = ("tab:exp_ood_results", "released figures", "appendix:dpn+", "fig:ood_layerwise")
 
 
 def run_curves(
-    options: Options, name: str, kind: str, parts_of: Callable[[Subject], Parts], curve: str, title: str
+    options: Options,
+    name: str,
+    spec: MethodSpec,
+    parts_of: Callable[[Subject], Parts],
+    curve: str,
+    title: str,
 ) -> list[Line]:
-    """Judge every set by every part, for both metrics, and draw one panel for each set."""
+    """Judge every set by every part, for both metrics, and draw one panel for each set.
+
+    Args:
+        options: what a user chose.
+        name: of the experiment.
+        spec: the Gram detector that is taken apart, whose title and bounds are set here.
+        parts_of: the parts of a network.
+        curve: the published curves.
+        title: what the picture shows.
+
+    """
     subject = options.subject()
     whole = methods_of(subject, options.methods or "msp,odin,mahalanobis,gram")
     grams = [
-        MethodSpec(metric, kind, {"taps": "paper", "bounds": bounds}) for metric, bounds in BOUNDS.items()
+        replace(spec, title=metric, settings={"taps": "paper", "bounds": bounds, **spec.settings})
+        for metric, bounds in BOUNDS.items()
     ]
     sets = ood_sets(subject.in_distribution)
     parts = parts_of(subject)
@@ -42,27 +63,28 @@ def run_curves(
     measured = {
         key: _by_part(found, parts, taps) for key, found in subject.measure([*grams, *whole], sets).items()
     }
-    inside = measured.pop(subject.inside_title)
-    rules: dict[str, Rule] = {name: GramRule(TotalDeviation()) for name in inside if _metric(name) in BOUNDS}
-    result = evaluate_measured(inside, measured, rules | rules_of(whole))
+    methods = list(measured[subject.inside_title])
+    rules: dict[str, Rule] = {name: GramRule(TotalDeviation()) for name in methods if _metric(name) in BOUNDS}
+    result = subject.evaluate(measured, rules | rules_of(whole))
 
     def entries(each: OodSet, method: str) -> tuple[published.Entry, ...]:
         return _curve_entry(subject, each, method, curve, list(parts)) or entries_for(
             subject, each, method, TABLES
         )
 
-    lines = lines_of(subject, sets, list(inside), result.rows, entries)
+    lines = lines_of(subject, sets, methods, result.rows, entries)
     title = f"{subject.title}, {subject.inside_title}: {title}"
     protocol = protocol_of(subject, result)
     write(
         options,
-        f"{name}-{subject.loaded.name}",
+        f"{name}-{subject.label}",
         title,
         lines,
         protocol,
         metrics=("tnr", "auroc"),
+        more=PRINTED,
         tallied=False,
-        picture=lambda path: _draw(path, result, lines, list(parts), name, title),
+        picture=lambda path: _draw(path, result, lines, list(parts), name, title, protocol),
     )
     return lines
 
@@ -97,20 +119,22 @@ def _curve_entry(
     subject: Subject, each: OodSet, method: str, curve: str, parts: Sequence[str]
 ) -> tuple[published.Entry, ...]:
     """The published point of a curve; the curves in print are of Min/Max."""
-    points = published.series(curve, subject.inside_title, subject.loaded.name).get(each.published or "")
+    points = published.series(curve, subject.published_title, subject.loaded.name).get(each.published or "")
     names = [f"Min/Max, {part}" for part in parts]
     if points is None or method not in names:
         return ()
-    value = points[names.index(method)]
-    return (
-        published.Entry(
-            "figure", subject.inside_title, subject.loaded.name, str(each.published), method, {"tnr": value}
-        ),
-    )
+    inside, figures = subject.published_title, {"tnr": points[names.index(method)]}
+    return (published.Entry("figure", inside, subject.loaded.name, str(each.published), method, figures),)
 
 
 def _draw(
-    path: Path, result: Evaluation, lines: Sequence[Line], parts: Sequence[str], what: str, title: str
+    path: Path,
+    result: Evaluation,
+    lines: Sequence[Line],
+    parts: Sequence[str],
+    what: str,
+    title: str,
+    caption: str,
 ) -> None:
     """One panel for each set: TNR by part, the whole methods as dashed lines, published points as rings."""
     from gramwatch.report import pyplot, write_picture
@@ -157,11 +181,12 @@ def _draw(
     ]
     if any(line.published and _metric(line.method) in BOUNDS for line in lines):
         handles.append(
-            plt.Line2D([], [], marker="o", mfc="white", color=COLOURS[0], ls=":", label="published")
+            plt.Line2D([], [], marker="o", mfc="white", color=COLOURS[0], ls=":", label="published, Min/Max")
         )
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False, fontsize=9)
     figure.suptitle(title, x=0.01, ha="left", fontsize=12.5, weight="bold")
     figure.supylabel("TNR at TPR 95 %, percent", fontsize=9)
+    figure.supxlabel(textwrap.fill(caption, 220), x=0.01, ha="left", fontsize=8, color="#555555")
     for axes in panels[-1]:
         axes.set_xlabel({"depth": "stage", "order": "order of the Gram matrix"}[what], fontsize=9)
     write_picture(figure, path)

@@ -20,7 +20,7 @@ from gramwatch.paper import published
 from gramwatch.paper.beside import Line, draw_beside, markdown_tables, write_csv
 from gramwatch.paper.cells import Cells
 from gramwatch.paper.compare import GRAM, method_names
-from gramwatch.paper.subject import BLOCK_ENDS, MethodSpec, OodSet, Subject
+from gramwatch.paper.subject import BLOCK_ENDS, INDICATIVE, MethodSpec, OodSet, Subject
 from gramwatch.report import pyplot
 from gramwatch.version import __version__
 
@@ -43,6 +43,10 @@ EXPERIMENTS = {
     "mlp_study": ("what the MLPs' figures depend on", "MNIST alone"),
 }
 """Every experiment: a module of this package with a `run(options)`; what it shows, and what it needs."""
+
+
+NORMALISATION = {"cifar100": networks.CIFAR100, "cifar100_parts": networks.CIFAR100}
+"""The mean and deviation of pixels by in-distribution set, where the network's own are those of CIFAR-10."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +75,11 @@ class Options:
     def subject(self, weights: Path | None = None) -> Subject:
         """The network to be judged, with the given weights or the only ones there are."""
         name = self.chosen_network()
-        loaded = networks.load(name, weights or self.only_weights(), device=self.device)
-        return self.study(loaded, self.inside())
+        inside = self.inside()
+        loaded = networks.load(
+            name, weights or self.only_weights(), device=self.device, usual=NORMALISATION.get(inside)
+        )
+        return self.study(loaded, inside)
 
     def chosen_network(self) -> str:
         """The network's name."""
@@ -152,8 +159,9 @@ def entries_for(
     if ood.published is None:
         return ()
     # Some tables have only the mean over both networks.
+    inside = subject.published_title
     for network in (subject.loaded.name, "resnet34 and densenet"):
-        found = published.find(subject.inside_title, network, ood.published, method, tuple(tables), trained)
+        found = published.find(inside, network, ood.published, method, tuple(tables), trained)
         if found:
             return tuple(found)
     return ()
@@ -227,9 +235,10 @@ def protocol_of(subject: Subject, evaluation: Evaluation, tuned: str = "") -> st
     """In words: what was judged, what was drawn, who saw outliers."""
     fitted = "all" if subject.subset is None else f"{10 * subject.subset:,}"
     seen = tuned or "No method saw an outlier."
+    marked = INDICATIVE.get(subject.in_distribution)
     return (
         f"{subject.title}, {subject.inside_title}, fitted on {fitted} training images. "
-        f"{evaluation.protocol} {seen}"
+        f"{f'{marked} ' if marked else ''}{evaluation.protocol} {seen}"
     )
 
 

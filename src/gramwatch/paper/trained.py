@@ -9,7 +9,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from gramwatch.errors import InputError
-from gramwatch.evaluate import Row, evaluate_measured
+from gramwatch.evaluate import Row
 from gramwatch.methods import TRAINED
 from gramwatch.paper import published
 from gramwatch.paper.beside import SEEN, Line, mean_line
@@ -42,14 +42,13 @@ def run(options: Options) -> list[Line]:
         accuracies.append(f"{label} {subject.accuracy():.2%}")
         options.say(f"\n{subject.title}: accuracy {accuracies[-1]}")
         measured = subject.measure(methods, sets)
-        inside = measured.pop(subject.inside_title)
-        result = evaluate_measured(inside, measured, rules_of(methods))
+        result = subject.evaluate(measured, rules_of(methods))
         rows += result.rows
         columns |= {m.title: label != PLAIN and TRAINED[label].record.outliers for m in methods}
 
     def entries(each: OodSet, method: str) -> tuple[published.Entry, ...]:
         found = published.find(
-            subject.inside_title, "resnet34", each.published or "", method, ("appendix:dpn+",)
+            subject.published_title, "resnet34", each.published or "", method, ("appendix:dpn+",)
         )
         return tuple(found)
 
@@ -68,7 +67,7 @@ def run(options: Options) -> list[Line]:
     )
     write(
         options,
-        f"trained-{subject.loaded.name}",
+        f"trained-{subject.label}",
         f"{subject.title}, {subject.inside_title}: methods that need training of their own",
         lines,
         f"{protocol_of(subject, result, told)} Accuracies: {', '.join(accuracies)}. Published: ResNet-34.",
