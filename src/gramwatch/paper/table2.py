@@ -21,8 +21,8 @@ MOST_DOTS = 6
 HOW = {
     "none": "No method saw an outlier (published: ODIN and Mahalanobis tuned on images of each set).",
     "outliers": "{} tuned on images of each out-of-distribution set; no other method saw an outlier.",
-    "fgsm": "{} tuned on FGSM examples of in-distribution images, by their true classes; no method saw an outlier "
-    "(published: tuned on images of each set).",
+    "fgsm": "{} tuned on FGSM examples of in-distribution images, by their true classes; no method saw "
+    "an outlier (published: tuned on images of each set).",
 }
 
 
