@@ -404,6 +404,39 @@ def test_labels_go_with_their_images(tmp_path):
     assert small.images[:, 0, 5, 5].tolist() == found.labels.tolist()
 
 
+def test_parts_of_cifar100_are_disjoint_and_have_every_class(tmp_path):
+    """Each image holds its own number, and the labels are in no order."""
+    (tmp_path / "cifar100-subset").mkdir()
+    numbers = np.arange(120)
+    images = np.broadcast_to(numbers.astype(np.uint8)[:, None, None, None], (120, 32, 32, 3))
+    labels = np.random.default_rng(0).permutation(numbers % 2)
+    np.save(tmp_path / "cifar100-subset" / "images.npy", images)
+    np.save(tmp_path / "cifar100-subset" / "labels.npy", labels)
+    parts = {split: load("cifar100_parts", tmp_path, split=split) for split in ("train", "val", "test")}
+    for split, of_each_class in (("train", 40), ("val", 10), ("test", 10)):
+        found = parts[split]
+        assert found.labels.bincount().tolist() == [of_each_class, of_each_class]
+        assert found.labels.tolist() == labels[found.images[:, 0, 0, 0].numpy()].tolist()
+    together = torch.cat([found.images[:, 0, 0, 0] for found in parts.values()])
+    assert sorted(together.tolist()) == numbers.tolist()
+    # Not the last of the file, which might be of the official test split.
+    assert sorted(parts["test"].images[:, 0, 0, 0].tolist()) != sorted(
+        n for c in (0, 1) for n in numbers[labels == c][50:].tolist()
+    )
+
+
+def test_the_part_of_svhn_has_images_alone(tmp_path):
+    (tmp_path / "svhn-subset").mkdir()
+    images = photographs(3, 32)
+    np.save(tmp_path / "svhn-subset" / "images.npy", images)
+    found = load("svhn_subset", tmp_path)
+    assert found.name == "SVHN, first 1,083 training images"
+    assert found.labels is None
+    assert torch.equal(found.images, torch.from_numpy(images).permute(0, 3, 1, 2))
+    with pytest.raises(DataError, match="no split 'train'"):
+        load("svhn_subset", tmp_path, split="train")
+
+
 def test_an_absent_set_names_the_file_the_place_and_the_command(tmp_path, monkeypatch):
     monkeypatch.setenv("GRAMWATCH_DATA", str(tmp_path))
     assert datasets.default_root() == tmp_path

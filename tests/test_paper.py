@@ -18,6 +18,7 @@ from gramwatch.cli.app import app
 from gramwatch.datasets.digits import digits
 from gramwatch.errors import GramwatchWarning, InputError
 from gramwatch.evaluate import Row
+from gramwatch.methods import fgsm
 from gramwatch.metrics import METRICS
 from gramwatch.paper import experiment, guard_study, mlp, mlp_study, subject
 from gramwatch.paper.beside import SEEN, Line, draw_beside, markdown_tables, mean_line, tally
@@ -198,6 +199,55 @@ def test_images_to_tune_on_are_not_judged(options: experiment.Options) -> None:
     assert torch.equal(together, options.subject().test_batches(which).images.flatten(1).sort(0).values)
 
 
+def test_adversarial_examples_are_made_by_true_classes(options: experiment.Options) -> None:
+    study = replace(options, tune="fgsm", subset=100).subject()
+    images = torch.cat(list(study.tuning_batches(study._inside)))
+    test = study.load("mnist", count=100)
+    assert test.labels is not None
+    order = torch.randperm(100, generator=torch.Generator().manual_seed(0))[:20]
+    assert torch.equal(images, study.loaded.prepare(test.images[order]))
+    expected = fgsm(study.network, images, test.labels[order], scale=study.loaded.std)
+    assert torch.equal(torch.cat(study.fgsm_batches()), expected)
+    wrong = (test.labels[order] + 1) % 8
+    assert not torch.equal(fgsm(study.network, images, wrong, scale=study.loaded.std), expected)
+
+
+def test_a_part_in_distribution_is_validated_by_its_own_split(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CIFAR-100's part, made up: validation is a split, and the page is marked."""
+    generator = np.random.default_rng(0)
+    (tmp_path / "cifar100-subset").mkdir()
+    labels = np.repeat(np.arange(4), 60)
+    images = generator.integers(0, 60, (240, 32, 32, 3)) + 48 * labels[:, None, None, None]
+    np.save(tmp_path / "cifar100-subset" / "images.npy", images.astype(np.uint8))
+    np.save(tmp_path / "cifar100-subset" / "labels.npy", labels)
+    weights = tmp_path / "net.pth"
+    torch.save(networks.build("resnet20", 4).state_dict(), weights)
+    noise = [each for each in ood_sets("cifar10") if each.name == "gaussian"]
+    monkeypatch.setattr("gramwatch.paper.table2.ood_sets", lambda name: noise)
+    given = experiment.Options(
+        tmp_path / "out",
+        network="resnet20",
+        weights={"net": weights},
+        in_distribution="cifar100_parts",
+        data=tmp_path,
+        subset=40,
+        methods="msp,gram",
+        say=lambda text: None,
+    )
+    study = given.subject()
+    assert (study.inside_title, study.published_title) == ("CIFAR-100 (indicative)", "CIFAR-100")
+    lines = experiment.run("table2", given)
+    assert {each.ours.examples for each in lines if each.ours} == {40}
+    page = (given.output / "table2-resnet20-cifar100_parts.md").read_text(encoding="utf-8")
+    assert "Indicative: 6,000 images, mostly of the training split" in page
+    assert "In-distribution: 40 examples for validation and 40 for test" in page
+    measured = study.measure(experiment.methods_of(study, "gram"), noise)
+    assert set(measured) == {study.inside_title, subject.VALIDATION, noise[0].title}
+    assert len(measured[subject.VALIDATION]["Gram"]) == 40
+
+
 def test_gram_by_order_is_gram_taken_apart(options: experiment.Options) -> None:
     study = options.subject()
     batches = [batch[0] for batch in study.training_batches()]
@@ -231,6 +281,14 @@ def test_sets_fit_their_in_distribution() -> None:
     published = {each.name: each.published for each in cifar}
     assert published["gaussian"] is None
     assert published["gaussian_normalised"] == "Gaussian"
+    parts = {each.name: each for each in ood_sets("cifar100_parts")}
+    assert not {"cifar100", "cifar100_subset", "cifar100_parts"} & parts.keys()
+    assert parts["cifar10"].near
+    for inside in ("cifar10", "cifar100_parts", "mnist"):
+        found = {each.name: each for each in ood_sets(inside)}
+        assert found["isun"].exact
+        assert not found["svhn_subset"].exact
+    assert "svhn_subset" not in {each.name for each in ood_sets("svhn")}
 
 
 # --- tables ------------------------------------------------------------------------------------------
@@ -298,6 +356,32 @@ def test_means_leave_out_what_was_seen() -> None:
         assert SEEN in found.ood
 
 
+def test_the_mean_below_a_table_leaves_out_what_was_seen() -> None:
+    lines = [line("a", "x", 0.9), line("b", "x", 0.5), line("c", "x", 0.1, note=SEEN)]
+    text = markdown_tables(lines, ["tnr"])
+    assert f"| **mean, {SEEN} left out** | 70.00 |\n| **worst, {SEEN} left out** | 50.00 |" in text
+
+
+def test_one_line_says_how_far_the_same_files_are_off() -> None:
+    theirs = (entry(88.0),)
+    lines = [line("a", "x", 0.9, published=theirs), line("b", "x", 0.5)]
+    lines += [line("like a", "x", 0.8, published=theirs, like="a"), line("c", "x", None, published=theirs)]
+    text = markdown_tables(lines, ["tnr"])
+    said = "On the same files as published, ours less published, points of TNR at TPR 95 %: a: x +2.0."
+    assert text.splitlines()[0] == said
+    assert "same files" not in markdown_tables(lines[1:], ["tnr"])
+    elsewhere = replace(lines[0], in_distribution="in (indicative)")
+    assert "same files" not in markdown_tables([elsewhere], ["tnr"])
+
+
+def test_no_published_mean_stands_beside_a_mean_of_our_sets() -> None:
+    """`mean_line` has nothing to compare with, and "mean" is no set of any experiment."""
+    lines = [line("a", "x", 0.9, published=(entry(88.0),)), line("b", "x", 0.5)]
+    assert mean_line(lines, "x").published == ()
+    for inside in ("cifar10", "cifar100", "svhn", "mnist"):
+        assert not {"mean", "MEAN"} & {each.published for each in ood_sets(inside)}
+
+
 def test_pictures_with_and_without_published_figures(tmp_path: Path) -> None:
     draw_beside(tmp_path / "a.png", [line("a", "x", 0.9, published=(entry(80.0),))], "title", "caption")
     draw_beside(tmp_path / "b.png", [line("a", "x", 0.9), line("b", "x", None)], "title")
@@ -351,7 +435,6 @@ def test_table2_tuned(options: experiment.Options, tune: str, monkeypatch: pytes
 def test_variants_of_gram(options: experiment.Options, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module = {"depth": "curves", "order": "curves"}.get(name, name)
     monkeypatch.setattr(f"gramwatch.paper.{module}.ood_sets", lambda name: NOISE[1:])
-    monkeypatch.setattr(networks.MnistConvNet, "paper_taps", ("conv?",))  # orders are apart in maps only
     lines = experiment.run(name, replace(options, methods="msp,gram"))
     methods = {each.method for each in lines}
     assert len(methods) == {"ablation": 12, "depth": 4, "order": 22, "triangle": 3}[name]
@@ -359,7 +442,8 @@ def test_variants_of_gram(options: experiment.Options, name: str, monkeypatch: p
     assert all(each.our("auroc") > 70 for each in lines)
     assert (options.output / f"{name}-mnist_convnet.png").exists()
     page = (options.output / f"{name}-mnist_convnet.md").read_text(encoding="utf-8")
-    assert {"ablation": "MEAN, published", "triangle": "largest, either way"}.get(name, "AUROC") in page
+    assert "MEAN, published" not in page
+    assert {"ablation": "MEAN", "triangle": "largest, either way"}.get(name, "AUROC") in page
 
 
 def test_ways_to_join(options: experiment.Options, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -442,11 +526,14 @@ def test_trained(options: experiment.Options, monkeypatch: pytest.MonkeyPatch, t
     )
     each = {"cross_entropy": file, "prior_network": file, "variational_dirichlet": file, "semantic": semantic}
     lines = experiment.run("trained", replace(options, weights=each))
-    assert {line.method for line in lines} == {"MSP", "Gram", "DPN", "VD", "Semantic"}
+    random = "Semantic (random label codes)"
+    assert {line.method for line in lines} == {"MSP", "Gram", "DPN", "VD", random}
     assert sum(line.summary for line in lines) == 5
     assert all(line.ours is not None for line in lines)
     page = (options.output / "trained-mnist_convnet.md").read_text(encoding="utf-8")
     assert "Trained with outliers: DPN." in page
+    assert "random label codes, not the paper's" in page
+    assert "reverse-KL" not in page  # what is no file of ours does not say how it was trained
     with pytest.raises(InputError, match="no objective 'nonsense'"):
         experiment.run("trained", replace(options, weights={"nonsense": file}))
 

@@ -8,13 +8,12 @@ normalisation that belongs to it. Nothing in a file is executed.
 from gramwatch.networks.cifar_resnet import CifarResNet
 from gramwatch.networks.convnet import MnistConvNet
 from gramwatch.networks.densenet import DenseNet, densenet_bc_100_12
-from gramwatch.networks.loading import CIFAR100, NETWORKS, Loaded, NetworkRecord, build, load
+from gramwatch.networks.loading import NETWORKS, Loaded, NetworkRecord, build, load
 from gramwatch.networks.mlp import MLP
 from gramwatch.networks.resnet import ResNet, resnet34
 from gramwatch.networks.wide_resnet import WideResNet, wide_resnet_40_2
 
 __all__ = [
-    "CIFAR100",
     "MLP",
     "NETWORKS",
     "CifarResNet",

@@ -50,7 +50,6 @@ def _mlp(*hidden: int) -> NetworkRecord:
 
 CIFAR = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
 OUTLIER_EXPOSURE = (125.3 / 255, 123.0 / 255, 113.9 / 255), (63.0 / 255, 62.1 / 255, 66.7 / 255)
-CIFAR100 = (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)
 IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 NETWORKS: Mapping[str, NetworkRecord] = {
@@ -107,7 +106,6 @@ def load(
     device: str | torch.device = "cpu",
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
-    usual: tuple[Channels, Channels] | None = None,
 ) -> Loaded:
     """A network with the weights of a checkpoint, in evaluation mode, and its input normalisation.
 
@@ -118,7 +116,6 @@ def load(
         device: where the network goes.
         mean: of the input's channels; by default as the file says, or else as is usual for the network.
         std: likewise.
-        usual: mean and std that stand in the place of what is usual for the network.
 
     """
     record = _record(name)
@@ -129,16 +126,14 @@ def load(
         said = _checked_header(checkpoint, name, record)
         network = _restored(checkpoint, name, record)
 
-    usual_mean, usual_std = usual or (record.mean, record.std)
-
     def channels(given: Sequence[float] | None, key: str, usual: Channels) -> Channels:
         return tuple(float(value) for value in (given or said.get(key) or usual))
 
     return Loaded(
         name,
         network.to(device).eval(),
-        channels(mean, "mean", usual_mean),
-        channels(std, "std", usual_std),
+        channels(mean, "mean", record.mean),
+        channels(std, "std", record.std),
     )
 
 

@@ -147,7 +147,7 @@ def _draw(
     figure, panels = plt.subplots(
         height,
         columns,
-        figsize=(13, 0.9 + 2.35 * height),
+        figsize=(14.5, 0.9 + 2.35 * height),
         dpi=100,
         sharex=True,
         sharey=True,
@@ -183,10 +183,10 @@ def _draw(
         handles.append(
             plt.Line2D([], [], marker="o", mfc="white", color=COLOURS[0], ls=":", label="published, Min/Max")
         )
-    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False, fontsize=9)
+    figure.legend(handles=handles, loc="outside right upper", frameon=False, fontsize=9)
     figure.suptitle(title, x=0.01, ha="left", fontsize=12.5, weight="bold")
     figure.supylabel("TNR at TPR 95 %, percent", fontsize=9)
-    figure.supxlabel(textwrap.fill(caption, 220), x=0.01, ha="left", fontsize=8, color="#555555")
+    figure.supxlabel(textwrap.fill(caption, 200), x=0.01, ha="left", fontsize=8, color="#555555")
     for axes in panels[-1]:
         axes.set_xlabel({"depth": "stage", "order": "order of the Gram matrix"}[what], fontsize=9)
     write_picture(figure, path)

@@ -45,10 +45,6 @@ EXPERIMENTS = {
 """Every experiment: a module of this package with a `run(options)`; what it shows, and what it needs."""
 
 
-NORMALISATION = {"cifar100": networks.CIFAR100, "cifar100_parts": networks.CIFAR100}
-"""The mean and deviation of pixels by in-distribution set, where the network's own are those of CIFAR-10."""
-
-
 @dataclass(frozen=True)
 class Options:
     """What a user chose."""
@@ -75,11 +71,8 @@ class Options:
     def subject(self, weights: Path | None = None) -> Subject:
         """The network to be judged, with the given weights or the only ones there are."""
         name = self.chosen_network()
-        inside = self.inside()
-        loaded = networks.load(
-            name, weights or self.only_weights(), device=self.device, usual=NORMALISATION.get(inside)
-        )
-        return self.study(loaded, inside)
+        loaded = networks.load(name, weights or self.only_weights(), device=self.device)
+        return self.study(loaded, self.inside())
 
     def chosen_network(self) -> str:
         """The network's name."""
