@@ -23,7 +23,10 @@ from gramwatch import (
     InputError,
     NotFittedError,
 )
-from gramwatch.evaluate import Row, evaluate
+from gramwatch.deviation import TotalDeviation
+from gramwatch.evaluate import Row, evaluate, evaluate_measured
+from gramwatch.gram import GramRule
+from gramwatch.measurement import Measurement
 from gramwatch.metrics import METRICS
 
 MADE = runpy.run_path(str(Path(__file__).with_name("data") / "make_detector_v1.py"))
@@ -445,3 +448,18 @@ def test_evaluate_is_part_of_the_package() -> None:
 def test_no_out_of_distribution_set_is_an_error() -> None:
     with pytest.raises(InputError, match="at least one"):
         evaluate(fitted(), [CALIBRATION], {})
+
+
+def test_validation_data_of_their_own_fit_the_rules_and_all_else_is_for_test() -> None:
+    """The same as one draw, whose validation data are handed over apart."""
+    measured = [Measurement(torch.rand(n, 3), torch.randn(n, 4), torch.ones(n).bool()) for n in (50, 30)]
+    inside, outside = ({"Gram": each} for each in measured)
+    rules = {"Gram": GramRule(TotalDeviation())}
+    drawn = evaluate_measured(inside, {"set": outside}, rules, draws=1, validation_share=0.2, seed=3)
+    order = torch.randperm(50, generator=torch.Generator().manual_seed(3))
+    apart = [{"Gram": measured[0][part]} for part in (order[10:], order[:10])]
+    found = evaluate_measured(apart[0], {"set": outside}, rules, validation=apart[1])
+    assert found.rows[0].mean == drawn.rows[0].mean
+    assert found.protocol == "In-distribution: 10 examples for validation and 40 for test, percent."
+    swapped = evaluate_measured(apart[0], {"set": outside}, rules, validation=apart[0])
+    assert swapped.rows[0].mean != drawn.rows[0].mean

@@ -165,6 +165,7 @@ def evaluate_measured(
     sets: Mapping[str, Measured],
     rules: Mapping[str, Rule],
     *,
+    validation: Measured | None = None,
     draws: int = 10,
     validation_share: float = 0.1,
     seed: int = 0,
@@ -177,6 +178,8 @@ def evaluate_measured(
         sets: the measurements of the out-of-distribution sets, by set.
         rules: the rules that turn measurements into scores, by method. They are fitted in each draw. The
             measurement of a method without a rule is its score.
+        validation: the measurements of other in-distribution data, by method. If given, the rules are fitted
+            to them, nothing is drawn, and all of `inside` is for test.
         draws: how many times to draw the validation data.
         validation_share: the share of the in-distribution data in a draw.
         seed: the seed of the draws.
@@ -185,10 +188,15 @@ def evaluate_measured(
     """
     figures: dict[tuple[str, str], list[dict[str, float]]] = {}
     total, size = _count(inside), 0
-    for draw, (validation, test) in enumerate(draws_of(total, draws, validation_share, seed)):
-        size = len(validation)
+    if validation is None:
+        drawn = draws_of(total, draws, validation_share, seed)
+    else:
+        drawn = iter([(torch.arange(_count(validation)), torch.arange(total))])
+    for draw, (held_out, test) in enumerate(drawn):
+        size = len(held_out)
         for method, measurement in inside.items():
-            rule = fitted_rule(rules.get(method, AsMeasured()), measurement, validation)
+            of_validation = measurement if validation is None else validation[method]
+            rule = fitted_rule(rules.get(method, AsMeasured()), of_validation, held_out)
             if draw == 0:
                 check(method, rule)
 
@@ -202,6 +210,10 @@ def evaluate_measured(
     rows = tuple(
         _row(method, name, _count(sets[name]), figures[name, method]) for name in sets for method in inside
     )
+    if validation is not None:
+        return Evaluation(
+            rows, f"In-distribution: {size} examples for validation and {total} for test, percent."
+        )
     return Evaluation(
         rows,
         f"In-distribution: {total} examples; {draws} draws of {size} for validation and {total - size} for "

@@ -122,3 +122,24 @@ def test_numpy_files_that_are_cut_short_or_hold_something_else_are_refused(tmp_p
         with pytest.raises(DataError) as raised:
             load("cifar100_subset", tmp_path)
         assert str(folder / f"{wrong}.npy") in str(raised.value)
+
+
+def test_parts_of_cifar100_are_disjoint_and_have_every_class(tmp_path):
+    """Each image holds its own number, and the labels are in no order."""
+    (tmp_path / "cifar100-subset").mkdir()
+    numbers = np.arange(120)
+    images = np.broadcast_to(numbers.astype(np.uint8)[:, None, None, None], (120, 32, 32, 3))
+    labels = np.random.default_rng(0).permutation(numbers % 2)
+    np.save(tmp_path / "cifar100-subset" / "images.npy", images)
+    np.save(tmp_path / "cifar100-subset" / "labels.npy", labels)
+    parts = {split: load("cifar100_parts", tmp_path, split=split) for split in ("train", "val", "test")}
+    for split, of_each_class in (("train", 40), ("val", 10), ("test", 10)):
+        found = parts[split]
+        assert found.labels.bincount().tolist() == [of_each_class, of_each_class]
+        assert found.labels.tolist() == labels[found.images[:, 0, 0, 0].numpy()].tolist()
+    together = torch.cat([found.images[:, 0, 0, 0] for found in parts.values()])
+    assert sorted(together.tolist()) == numbers.tolist()
+    # Not the last of the file, which might be of the official test split.
+    assert sorted(parts["test"].images[:, 0, 0, 0].tolist()) != sorted(
+        n for c in (0, 1) for n in numbers[labels == c][50:].tolist()
+    )

@@ -40,3 +40,15 @@ def test_svhn_labels_and_images_that_do_not_fit_are_refused(tmp_path):
         datasets._load.cache_clear()
         with pytest.raises(DataError, match=rf"test_32x32\.mat.*{says}"):
             load("svhn", tmp_path)
+
+
+def test_the_part_of_svhn_has_images_alone(tmp_path):
+    (tmp_path / "svhn-subset").mkdir()
+    images = photographs(3, 32)
+    np.save(tmp_path / "svhn-subset" / "images.npy", images)
+    found = load("svhn_subset", tmp_path)
+    assert found.name == "SVHN, first 1,083 training images"
+    assert found.labels is None
+    assert torch.equal(found.images, torch.from_numpy(images).permute(0, 3, 1, 2))
+    with pytest.raises(DataError, match="no split 'train'"):
+        load("svhn_subset", tmp_path, split="train")

@@ -1,15 +1,15 @@
 """Our figures beside the published ones: lines, tables, tallies, pictures."""
 
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from gramwatch.evaluate import Row
 from gramwatch.metrics import METRICS
-from gramwatch.paper.beside import SEEN, Line, draw_beside, markdown_tables, mean_line, tally
+from gramwatch.paper.beside import SEEN, Line, markdown_tables, mean_line, tally
 from gramwatch.paper.published import Entry
-from tests.pictures import size_of_drawing
+from gramwatch.paper.subject import ood_sets
 
 
 def row(value: float, ood: str = "a") -> Row:
@@ -58,7 +58,27 @@ def test_means_leave_out_what_was_seen() -> None:
         assert SEEN in found.ood
 
 
-def test_pictures_with_and_without_published_figures(tmp_path: Path) -> None:
-    draw_beside(tmp_path / "a.png", [line("a", "x", 0.9, published=(entry(80.0),))], "title", "caption")
-    draw_beside(tmp_path / "b.png", [line("a", "x", 0.9), line("b", "x", None)], "title")
-    assert all(min(size_of_drawing(tmp_path / name)) > 200 for name in ("a.png", "b.png"))
+def test_the_mean_below_a_table_leaves_out_what_was_seen() -> None:
+    lines = [line("a", "x", 0.9), line("b", "x", 0.5), line("c", "x", 0.1, note=SEEN)]
+    text = markdown_tables(lines, ["tnr"])
+    assert f"| **mean, {SEEN} left out** | 70.00 |\n| **worst, {SEEN} left out** | 50.00 |" in text
+
+
+def test_one_line_says_how_far_the_same_files_are_off() -> None:
+    theirs = (entry(88.0),)
+    lines = [line("a", "x", 0.9, published=theirs), line("b", "x", 0.5)]
+    lines += [line("like a", "x", 0.8, published=theirs, like="a"), line("c", "x", None, published=theirs)]
+    text = markdown_tables(lines, ["tnr"])
+    said = "On the same files as published, ours less published, points of TNR at TPR 95 %: a: x +2.0."
+    assert text.splitlines()[0] == said
+    assert "same files" not in markdown_tables(lines[1:], ["tnr"])
+    elsewhere = replace(lines[0], in_distribution="in (indicative)")
+    assert "same files" not in markdown_tables([elsewhere], ["tnr"])
+
+
+def test_no_published_mean_stands_beside_a_mean_of_our_sets() -> None:
+    """`mean_line` has nothing to compare with, and "mean" is no set of any experiment."""
+    lines = [line("a", "x", 0.9, published=(entry(88.0),)), line("b", "x", 0.5)]
+    assert mean_line(lines, "x").published == ()
+    for inside in ("cifar10", "cifar100", "svhn", "mnist"):
+        assert not {"mean", "MEAN"} & {each.published for each in ood_sets(inside)}

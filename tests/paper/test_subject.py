@@ -1,12 +1,15 @@
 """What experiments are run on: images, sets, methods, and cells that are kept."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from gramwatch import GramDetector, networks
+from gramwatch.methods import fgsm
 from gramwatch.paper import experiment, subject
 from gramwatch.paper.subject import (
     BLOCK_ENDS,
@@ -126,6 +129,55 @@ def test_images_to_tune_on_are_not_judged(options: experiment.Options) -> None:
     assert torch.equal(together, options.subject().test_batches(which).images.flatten(1).sort(0).values)
 
 
+def test_adversarial_examples_are_made_by_true_classes(options: experiment.Options) -> None:
+    study = replace(options, tune="fgsm", subset=100).subject()
+    images = torch.cat(list(study.tuning_batches(study._inside)))
+    test = study.load("mnist", count=100)
+    assert test.labels is not None
+    order = torch.randperm(100, generator=torch.Generator().manual_seed(0))[:20]
+    assert torch.equal(images, study.loaded.prepare(test.images[order]))
+    expected = fgsm(study.network, images, test.labels[order], scale=study.loaded.std)
+    assert torch.equal(torch.cat(study.fgsm_batches()), expected)
+    wrong = (test.labels[order] + 1) % 8
+    assert not torch.equal(fgsm(study.network, images, wrong, scale=study.loaded.std), expected)
+
+
+def test_a_part_in_distribution_is_validated_by_its_own_split(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CIFAR-100's part, made up: validation is a split, and the page is marked."""
+    generator = np.random.default_rng(0)
+    (tmp_path / "cifar100-subset").mkdir()
+    labels = np.repeat(np.arange(4), 60)
+    images = generator.integers(0, 60, (240, 32, 32, 3)) + 48 * labels[:, None, None, None]
+    np.save(tmp_path / "cifar100-subset" / "images.npy", images.astype(np.uint8))
+    np.save(tmp_path / "cifar100-subset" / "labels.npy", labels)
+    weights = tmp_path / "net.pth"
+    torch.save(networks.build("resnet20", 4).state_dict(), weights)
+    noise = [each for each in ood_sets("cifar10") if each.name == "gaussian"]
+    monkeypatch.setattr("gramwatch.paper.table2.ood_sets", lambda name: noise)
+    given = experiment.Options(
+        tmp_path / "out",
+        network="resnet20",
+        weights={"net": weights},
+        in_distribution="cifar100_parts",
+        data=tmp_path,
+        subset=40,
+        methods="msp,gram",
+        say=lambda text: None,
+    )
+    study = given.subject()
+    assert (study.inside_title, study.published_title) == ("CIFAR-100 (indicative)", "CIFAR-100")
+    lines = experiment.run("table2", given)
+    assert {each.ours.examples for each in lines if each.ours} == {40}
+    page = (given.output / "table2-resnet20-cifar100_parts.md").read_text(encoding="utf-8")
+    assert "Indicative: 6,000 images, mostly of the training split" in page
+    assert "In-distribution: 40 examples for validation and 40 for test" in page
+    measured = study.measure(experiment.methods_of(study, "gram"), noise)
+    assert set(measured) == {study.inside_title, subject.VALIDATION, noise[0].title}
+    assert len(measured[subject.VALIDATION]["Gram"]) == 40
+
+
 def test_gram_by_order_is_gram_taken_apart(options: experiment.Options) -> None:
     study = options.subject()
     batches = [batch[0] for batch in study.training_batches()]
@@ -154,6 +206,14 @@ def test_sets_fit_their_in_distribution() -> None:
     published = {each.name: each.published for each in cifar}
     assert published["gaussian"] is None
     assert published["gaussian_normalised"] == "Gaussian"
+    parts = {each.name: each for each in ood_sets("cifar100_parts")}
+    assert not {"cifar100", "cifar100_subset", "cifar100_parts"} & parts.keys()
+    assert parts["cifar10"].near
+    for inside in ("cifar10", "cifar100_parts", "mnist"):
+        found = {each.name: each for each in ood_sets(inside)}
+        assert found["isun"].exact
+        assert not found["svhn_subset"].exact
+    assert "svhn_subset" not in {each.name for each in ood_sets("svhn")}
 
 
 # --- what is fitted ----------------------------------------------------------------------------------

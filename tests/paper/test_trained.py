@@ -33,10 +33,13 @@ def test_trained(options: experiment.Options, monkeypatch: pytest.MonkeyPatch, t
     )
     each = {"cross_entropy": file, "prior_network": file, "variational_dirichlet": file, "semantic": semantic}
     lines = experiment.run("trained", replace(options, weights=each))
-    assert {line.method for line in lines} == {"MSP", "Gram", "DPN", "VD", "Semantic"}
+    random = "Semantic (random label codes)"
+    assert {line.method for line in lines} == {"MSP", "Gram", "DPN", "VD", random}
     assert sum(line.summary for line in lines) == 5
     assert all(line.ours is not None for line in lines)
     page = (options.output / "trained-mnist_convnet.md").read_text(encoding="utf-8")
     assert "Trained with outliers: DPN." in page
+    assert "random label codes, not the paper's" in page
+    assert "reverse-KL" not in page  # what is no file of ours does not say how it was trained
     with pytest.raises(InputError, match="no objective 'nonsense'"):
         experiment.run("trained", replace(options, weights={"nonsense": file}))

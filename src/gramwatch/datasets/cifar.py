@@ -4,12 +4,12 @@ Krizhevsky, "Learning Multiple Layers of Features from Tiny Images" (2009).
 """
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from gramwatch.datasets.arrays import array, image_array
 from gramwatch.datasets.pickles import read_pickle
 from gramwatch.datasets.source import Download, Raw, Source, first_present, missing
 from gramwatch.errors import DataError
@@ -95,29 +95,30 @@ def _cifar100(root: Path, split: str) -> Raw:
 
 def _subset(root: Path, split: str) -> Raw:
     folder = root / "cifar100-subset"
-    images, labels = (_array(folder / f"{name}.npy") for name in ("images", "labels"))
-    if images.dtype != np.uint8 or images.shape[1:] != (32, 32, 3):
-        raise DataError(f"{folder / 'images.npy'} holds {images.dtype} of shape {images.shape}, not images")
+    images, labels = image_array(folder / "images.npy"), array(folder / "labels.npy")
     if labels.dtype.kind not in "iu" or labels.shape != images.shape[:1]:
         raise DataError(
             f"{folder / 'labels.npy'} holds {labels.dtype} of shape {labels.shape}: "
             f"{len(images)} labels are needed"
         )
-    whole = torch.from_numpy(labels.astype(np.int64))
-    return Raw(torch.from_numpy(images.copy()).permute(0, 3, 1, 2), whole)
+    return Raw(images, torch.from_numpy(labels.astype(np.int64)))
 
 
-def _array(path: Path) -> "np.ndarray[Any, np.dtype[Any]]":
-    """A NumPy file of plain numbers, mapped into memory: its sizes are checked before memory is taken."""
-    if not path.is_file():
-        raise missing(path)
-    try:
-        array = np.load(path, mmap_mode="r")
-        if not isinstance(array, np.ndarray) or not array.ndim:
-            raise ValueError("it holds no array")
-    except Exception as error:  # a damaged file can raise nearly anything
-        raise DataError(f"{path} is not a whole NumPy file of plain numbers: {error!s:.200}") from None
-    return array
+PARTS = {"train": (0, 40), "val": (40, 50), "test": (50, 60)}
+"""Which images of each class a part has, of the 60 in a random order."""
+
+
+def _part(root: Path, split: str) -> Raw:
+    """One of three disjoint parts of the subset, each with equally many images of every class."""
+    whole = _subset(root, split)
+    assert isinstance(whole.images, Tensor)
+    assert whole.labels is not None
+    # The file may be sorted by the official split: a fixed random order mixes both into every part.
+    order = torch.randperm(len(whole), generator=torch.Generator().manual_seed(0))
+    by_class = [order[whole.labels[order] == label] for label in whole.labels.unique()]
+    first, end = PARTS[split]
+    chosen = torch.cat([images[first:end] for images in by_class])
+    return Raw(whole.images[chosen], whole.labels[chosen])
 
 
 _HOME = "https://www.cs.toronto.edu/~kriz/"
@@ -159,4 +160,12 @@ CIFAR100_SUBSET = Source(
     "cifar100-subset/images.npy",
     _subset,
     ("test",),
+)
+CIFAR100_PARTS = Source(
+    "CIFAR-100, 60 images a class",
+    "the images of cifar100_subset in three disjoint parts, of each class 40 to train (detectors), 10 "
+    "to validate and 10 to test; mostly of the official training split",
+    "cifar100-subset/images.npy",
+    _part,
+    ("train", "val", "test"),
 )

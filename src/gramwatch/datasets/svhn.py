@@ -1,4 +1,4 @@
-"""SVHN, the Street View House Numbers: MATLAB files of cropped digits.
+"""SVHN, the Street View House Numbers: MATLAB files of cropped digits, and the first images of one of them.
 
 Netzer et al., "Reading Digits in Natural Images with Unsupervised Feature Learning" (2011).
 """
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from gramwatch.datasets.arrays import image_array
 from gramwatch.datasets.source import Download, Raw, Source, first_present
 from gramwatch.errors import DataError
 
@@ -36,6 +37,10 @@ def _read(root: Path, split: str) -> Raw:
         raise DataError(f"{path} is not SVHN's file of cropped digits: {error!s:.200}") from None
 
 
+def _subset(root: Path, split: str) -> Raw:
+    return Raw(image_array(root / "svhn-subset" / "images.npy"))
+
+
 def _download(split: str, sha256: str, size: int) -> Download:
     url = f"https://ufldl.stanford.edu/housenumbers/{split}_32x32.mat"
     return Download(url, None, "tensorflow/datasets, url_checksums", "svhn", sha256=sha256, size=size)
@@ -58,4 +63,12 @@ SVHN = Source(
             64_275_384,
         ),
     ),
+)
+SVHN_SUBSET = Source(
+    "SVHN, first 1,083 training images",
+    "the first 1,083 images of SVHN's training split, without labels: images.npy (1083 x 32 x 32 x 3, "
+    "uint8); not published anywhere in this form",
+    "svhn-subset/images.npy",
+    _subset,
+    ("test",),
 )

@@ -6,7 +6,7 @@ Six detectors are fitted in one pass; with and without normalising, their deviat
 from statistics import mean, stdev
 
 from gramwatch.deviation import TotalDeviation
-from gramwatch.evaluate import Measured, Row, evaluate_measured
+from gramwatch.evaluate import Measured, Row
 from gramwatch.gram import GramRule
 from gramwatch.paper import published
 from gramwatch.paper.beside import SHORT, Line, markdown
@@ -29,9 +29,10 @@ def run(options: Options) -> list[Line]:
     ]
     sets = ood_sets(subject.in_distribution)
     measured = {title: _twelve(found) for title, found in subject.measure(methods, sets).items()}
-    inside = measured.pop(subject.inside_title)
-    rules = {name: GramRule(TotalDeviation(normalise="(U)" not in name)) for name in inside}
-    result = evaluate_measured(inside, measured, rules)
+    rules = {
+        name: GramRule(TotalDeviation(normalise="(U)" not in name)) for name in published.ABLATION_METHODS
+    }
+    result = subject.evaluate(measured, rules)
     lines = lines_of(
         subject,
         sets,
@@ -42,7 +43,7 @@ def run(options: Options) -> list[Line]:
     near = {each.title for each in sets if each.near}
     more = _summary([row for row in result.rows if row.ood not in near])
     name, title = (
-        f"ablation-{subject.loaded.name}",
+        f"ablation-{subject.label}",
         f"{subject.title}, {subject.inside_title}: twelve settings",
     )
 
@@ -64,24 +65,17 @@ def _twelve(measured: Measured) -> Measured:
 
 
 def _summary(rows: list[Row]) -> str:
-    """Mean and standard deviation over the sets, near ones left out; the published are over all networks."""
+    """Mean and standard deviation over the sets, near ones left out.
+
+    The published ones are over other sets and six networks: they do not stand beside ours.
+    """
     parts = []
     for metric in published.SHOWN:
-        table = [
-            [
-                "setting",
-                *(f"{name}, ours" for name in SUMMARIES),
-                *(f"{name}, published" for name in SUMMARIES),
-            ]
-        ]
+        table = [["setting", *SUMMARIES]]
         for method in published.ABLATION_METHODS:
             values = [100 * row.mean[metric] for row in rows if row.method == method]
             ours = [f"{summary(values):.1f}" if len(values) > 1 else "" for summary in SUMMARIES.values()]
-            theirs = [
-                f"{published.find('all', 'all', name, method)[0].figures[metric]:.1f}" for name in SUMMARIES
-            ]
-            table.append([method, *ours, *theirs])
+            table.append([method, *ours])
         count = len({row.ood for row in rows})
         parts += [f"### {SHORT[metric]} over {count} sets, the near ones left out", "", markdown(table), ""]
-    parts.append("The published means are over all six networks and their sets.")
     return "\n".join(parts)

@@ -1,10 +1,11 @@
 """Ours and the published figures side by side: as CSV, as Markdown, with a tally."""
 
 import csv
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
+from statistics import mean
 
 from gramwatch.evaluate import Row
 from gramwatch.metrics import METRICS
@@ -74,26 +75,23 @@ class Line:
         return f"{shown} ({_percent(theirs)}{also}{change})".strip()
 
 
-def mean_line(lines: Sequence[Line], method: str, published: Sequence[Entry] = ()) -> Line:
-    """A method's mean over all sets that are present, and from no source that any network was trained on."""
-    seen = {line.ood for line in lines if line.note == SEEN}
+def mean_line(lines: Sequence[Line], method: str) -> Line:
+    """A method's mean over all sets that are present, and from no source that any network was trained on.
+
+    No published mean stands beside it: those are over other sets.
+    """
+    seen = _seen(lines)
     own = [line for line in lines if line.method == method and not line.summary]
     rows = [line.ours for line in own if line.ours is not None and line.ood not in seen]
-    mean = {key: sum(row.mean[key] for row in rows) / len(rows) for key in METRICS if rows}
-    whole = Row(method, "mean", len(rows), mean, dict.fromkeys(METRICS, 0.0)) if rows else None
+    means = {key: mean(row.mean[key] for row in rows) for key in METRICS if rows}
+    whole = Row(method, "mean", len(rows), means, dict.fromkeys(METRICS, 0.0)) if rows else None
     title = f"mean, {SEEN} left out" if seen else "mean"
-    like = "other sets" if published else ""
-    first = own[0]
-    return Line(
-        first.network,
-        first.in_distribution,
-        title,
-        method,
-        whole,
-        tuple(published),
-        like,
-        summary=True,
-    )
+    return Line(own[0].network, own[0].in_distribution, title, method, whole, summary=True)
+
+
+def _seen(lines: Iterable[Line]) -> set[str]:
+    """The sets that do not count, as some network was trained on outliers of the same source."""
+    return {line.ood for line in lines if line.note == SEEN}
 
 
 def write_csv(path: str | PathLike[str], lines: Iterable[Line]) -> None:
@@ -132,7 +130,8 @@ def markdown_tables(
     rows: str = SETS,
 ) -> str:
     """One table for each metric: sets x methods, each cell `ours (published, difference)`, and the tally."""
-    parts = []
+    parts = [text for text in (same_files(lines, metrics),) if text and rows == SETS]
+    parts += [""] if parts else []
     for metric in metrics:
         parts += [
             f"### {SHORT[metric]}, percent: ours (published, difference)",
@@ -161,6 +160,20 @@ def markdown_tables(
     return "\n".join([*parts, *(f"- {note}." for note in notes), ""])
 
 
+def same_files(lines: Sequence[Line], metrics: Sequence[str] = SHOWN) -> str:
+    """One line: how far ours are from the published figures, on sets that are the same files; or nothing."""
+    told: dict[str, list[str]] = {}
+    for line in lines:
+        differences = [d for d in map(line.difference, metrics) if d is not None]
+        inside = {entry.in_distribution for entry in line.published}
+        if differences and not line.like and not line.summary and inside == {line.in_distribution}:
+            points = " / ".join(f"{d:+.1f}" for d in differences)
+            told.setdefault(line.ood, []).append(f"{line.method} {points}")
+    sets = "; ".join(f"{ood}: {', '.join(methods)}" for ood, methods in told.items())
+    names = " / ".join(SHORT[metric] for metric in metrics)
+    return f"On the same files as published, ours less published, points of {names}: {sets}." if told else ""
+
+
 def _table(lines: Sequence[Line], metric: str, head: str) -> str:
     methods = list(dict.fromkeys(line.method for line in lines))
     found = {(line.ood, line.method): line for line in lines}
@@ -174,16 +187,24 @@ def _table(lines: Sequence[Line], metric: str, head: str) -> str:
 
 
 def _mean_and_worst(lines: Sequence[Line], methods: Sequence[str], metric: str) -> list[list[str]]:
-    """Each method's mean over the sets that are present, and its worst; none where lines sum up already."""
+    """Each method's mean over the sets that are present, and its worst; none where lines sum up already.
+
+    Sets from the source of outliers that a network was trained with do not count.
+    """
+    seen = _seen(lines)
     present: dict[str, list[float]] = {method: [] for method in methods}
     for line in lines:
         value = line.our(metric)
-        if value is not None:
+        if value is not None and line.ood not in seen:
             present[line.method].append(value)
     if any(line.summary for line in lines) or any(len(values) < 2 for values in present.values()):
         return []
-    means = (f"{sum(values) / len(values):.2f}" for values in present.values())
-    return [["**mean**", *means], ["**worst**", *(f"{min(values):.2f}" for values in present.values())]]
+    left_out = f", {SEEN} left out" if seen else ""
+    summaries: dict[str, Callable[[list[float]], float]] = {"mean": mean, "worst": min}
+    return [
+        [f"**{name}{left_out}**", *(f"{summary(values):.2f}" for values in present.values())]
+        for name, summary in summaries.items()
+    ]
 
 
 def markdown(rows: Sequence[Sequence[str]], left: int = 1) -> str:
@@ -221,7 +242,7 @@ def tally_in_words(lines: Sequence[Line], metric: str) -> str:
     methods = list(dict.fromkeys(line.method for line in lines))
     if len(methods) < 2:
         return ""
-    rows = [["wins / ties / losses against the best of the others", "ours", "as published"]]
+    rows = [["wins / ties / losses against the best of the others", "ours", "as published, on its sets"]]
     for method in methods:
         counts = [tally(lines, method, metric, published) for published in (False, True)]
         rows.append([method, *(" / ".join(map(str, c)) if sum(c) else "" for c in counts)])

@@ -9,7 +9,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from gramwatch.deviation import TotalDeviation
-from gramwatch.evaluate import Measured, evaluate_measured
+from gramwatch.evaluate import Measured
 from gramwatch.gram import GramRule
 from gramwatch.measurement import Measurement, Rule
 from gramwatch.paper import published
@@ -29,17 +29,37 @@ from gramwatch.taps import find_taps
 
 Parts = Mapping[str, Callable[[Tensor], Tensor]]
 """What each part, by its name in tables, takes of the deviations `(N, taps, orders)`: `(N, some)`."""
+PRINTED = (
+    "The paper prints its curves in numbers for TinyImgNet (R), Min/Max alone: ResNet-34 on CIFAR-10, "
+    "DenseNet on CIFAR-100. Its other curves are pictures, from which no numbers were taken."
+)
 TABLES = ("tab:exp_ood_results", "released figures", "appendix:dpn+", "fig:ood_layerwise")
 
 
 def run_curves(
-    options: Options, name: str, kind: str, parts_of: Callable[[Subject], Parts], curve: str, title: str
+    options: Options,
+    name: str,
+    spec: MethodSpec,
+    parts_of: Callable[[Subject], Parts],
+    curve: str,
+    title: str,
 ) -> list[Line]:
-    """Judge every set by every part, for both metrics, and draw one panel for each set."""
+    """Judge every set by every part, for both metrics, and draw one panel for each set.
+
+    Args:
+        options: what a user chose.
+        name: of the experiment.
+        spec: the Gram detector that is taken apart, whose title and bounds are set here.
+        parts_of: the parts of a network.
+        curve: the published curves.
+        title: what the picture shows.
+
+    """
     subject = options.subject()
     whole = methods_of(subject, options.methods or "msp,odin,mahalanobis,gram")
     grams = [
-        MethodSpec(metric, kind, {"taps": "paper", "bounds": bounds}) for metric, bounds in BOUNDS.items()
+        replace(spec, title=metric, settings={"taps": "paper", "bounds": bounds, **spec.settings})
+        for metric, bounds in BOUNDS.items()
     ]
     sets = ood_sets(subject.in_distribution)
     parts = parts_of(subject)
@@ -47,25 +67,26 @@ def run_curves(
     measured = {
         key: _by_part(found, parts, taps) for key, found in subject.measure([*grams, *whole], sets).items()
     }
-    inside = measured.pop(subject.inside_title)
-    rules: dict[str, Rule] = {name: GramRule(TotalDeviation()) for name in inside if _metric(name) in BOUNDS}
-    result = evaluate_measured(inside, measured, rules | rules_of(whole))
+    methods = list(measured[subject.inside_title])
+    rules: dict[str, Rule] = {name: GramRule(TotalDeviation()) for name in methods if _metric(name) in BOUNDS}
+    result = subject.evaluate(measured, rules | rules_of(whole))
 
     def entries(each: OodSet, method: str) -> tuple[published.Entry, ...]:
         return _curve_entry(subject, each, method, curve, list(parts)) or entries_for(
             subject, each, method, TABLES
         )
 
-    lines = lines_of(subject, sets, list(inside), result.rows, entries)
+    lines = lines_of(subject, sets, methods, result.rows, entries)
     title = f"{subject.title}, {subject.inside_title}: {title}"
     protocol = protocol_of(subject, result, untuned(whole))
     write(
         options,
-        f"{name}-{subject.loaded.name}",
+        f"{name}-{subject.label}",
         title,
         lines,
         protocol,
         metrics=("tnr", "auroc"),
+        more=PRINTED,
         tallied=False,
     )
     return lines
@@ -101,13 +122,9 @@ def _curve_entry(
     subject: Subject, each: OodSet, method: str, curve: str, parts: Sequence[str]
 ) -> tuple[published.Entry, ...]:
     """The published point of a curve; the curves in print are of Min/Max."""
-    points = published.series(curve, subject.inside_title, subject.loaded.name).get(each.published or "")
+    points = published.series(curve, subject.published_title, subject.loaded.name).get(each.published or "")
     names = [f"Min/Max, {part}" for part in parts]
     if points is None or method not in names:
         return ()
-    value = points[names.index(method)]
-    return (
-        published.Entry(
-            "figure", subject.inside_title, subject.loaded.name, str(each.published), method, {"tnr": value}
-        ),
-    )
+    inside, figures = subject.published_title, {"tnr": points[names.index(method)]}
+    return (published.Entry("figure", inside, subject.loaded.name, str(each.published), method, figures),)

@@ -11,13 +11,13 @@ from gramwatch.paper import published
 from gramwatch.paper.beside import Line
 from gramwatch.paper.curves import Parts, run_curves, tap_names
 from gramwatch.paper.experiment import Options
-from gramwatch.paper.subject import Subject
+from gramwatch.paper.subject import MethodSpec, Subject
 
 
 def run(options: Options) -> list[Line]:
     """Judge every set by every stage."""
     title = "Gram on one stage at a time"
-    return run_curves(options, "depth", "gram", _stages, published.DEPTH, title)
+    return run_curves(options, "depth", MethodSpec("", "gram"), _stages, published.DEPTH, title)
 
 
 def stage_of(tap: str) -> int:

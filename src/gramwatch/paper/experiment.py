@@ -20,7 +20,7 @@ from gramwatch.paper import published
 from gramwatch.paper.beside import Line, markdown_tables, write_csv
 from gramwatch.paper.cells import Cells
 from gramwatch.paper.compare import GRAM, method_names
-from gramwatch.paper.subject import BLOCK_ENDS, MethodSpec, OodSet, Subject
+from gramwatch.paper.subject import BLOCK_ENDS, INDICATIVE, MethodSpec, OodSet, Subject
 from gramwatch.report import pyplot, results
 from gramwatch.version import __version__
 
@@ -155,8 +155,9 @@ def entries_for(
     if ood.published is None:
         return ()
     # Some tables have only the mean over both networks.
+    inside = subject.published_title
     for network in (subject.loaded.name, "resnet34 and densenet"):
-        found = published.find(subject.inside_title, network, ood.published, method, tuple(tables), trained)
+        found = published.find(inside, network, ood.published, method, tuple(tables), trained)
         if found:
             return tuple(found)
     return ()
@@ -226,9 +227,10 @@ def protocol_of(subject: Subject, evaluation: Evaluation, tuned: str = "") -> st
     """In words: what was judged, what was drawn, who saw outliers."""
     fitted = "all" if subject.subset is None else f"{10 * subject.subset:,}"
     seen = tuned or "No method saw an outlier."
+    marked = INDICATIVE.get(subject.in_distribution)
     return (
         f"{subject.title}, {subject.inside_title}, fitted on {fitted} training images. "
-        f"{evaluation.protocol} {seen}"
+        f"{f'{marked} ' if marked else ''}{evaluation.protocol} {seen}"
     )
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from gramwatch import datasets, demo, networks, training
-from gramwatch.evaluate import Evaluation, evaluate_measured
+from gramwatch.evaluate import Evaluation
 from gramwatch.paper.beside import Line
 from gramwatch.paper.cells import Cells
 from gramwatch.paper.experiment import Options, entries_for, lines_of, protocol_of, write
@@ -145,5 +145,4 @@ def _train(loaded: networks.Loaded, images: Tensor, labels: Tensor, optimiser: s
 def judged(subject: Subject, methods: Sequence[MethodSpec], sets: Sequence[OodSet]) -> Evaluation:
     """The figures of every method on every set that is present."""
     measured = subject.measure(methods, sets)
-    inside = measured.pop(subject.inside_title)
-    return evaluate_measured(inside, measured, rules_of(methods))
+    return subject.evaluate(measured, rules_of(methods))

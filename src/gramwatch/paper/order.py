@@ -9,7 +9,7 @@ from gramwatch.paper import published
 from gramwatch.paper.beside import Line
 from gramwatch.paper.curves import Parts, run_curves
 from gramwatch.paper.experiment import Options
-from gramwatch.paper.subject import Subject
+from gramwatch.paper.subject import MethodSpec, Subject
 
 ORDERS = range(1, 11)
 
@@ -17,7 +17,9 @@ ORDERS = range(1, 11)
 def run(options: Options) -> list[Line]:
     """Judge every set by every order."""
     title = "Gram with one order at a time"
-    return run_curves(options, "order", "gram_by_order", _orders, published.ORDER, title)
+    # Pairs of a vector have one odd and one even order alone: row sums have all, at every tap.
+    spec = MethodSpec("", "gram_by_order", {"statistic": "row_sums"})
+    return run_curves(options, "order", spec, _orders, published.ORDER, title)
 
 
 def _orders(subject: Subject) -> Parts:

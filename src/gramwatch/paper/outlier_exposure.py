@@ -12,9 +12,8 @@ from dataclasses import replace
 
 from gramwatch.deviation import TotalDeviation
 from gramwatch.errors import InputError
-from gramwatch.evaluate import Evaluation, evaluate_measured
+from gramwatch.evaluate import Evaluation
 from gramwatch.gram import GramRule
-from gramwatch.paper import published
 from gramwatch.paper.beside import SEEN, Line, mean_line
 from gramwatch.paper.experiment import Options, entries_for, lines_of, methods_of, protocol_of, write
 from gramwatch.paper.subject import OodSet, Subject, ood_sets
@@ -63,8 +62,7 @@ def _judged(subject: Subject, sets: Iterable[OodSet]) -> Evaluation:
         title: {"MSP": found["MSP"], **dict.fromkeys(RULES, found["Gram"])}
         for title, found in measured.items()
     }
-    inside = every.pop(subject.inside_title)
-    return evaluate_measured(inside, every, RULES)
+    return subject.evaluate(every, RULES)
 
 
 def _joined_lines(
@@ -89,7 +87,7 @@ def _joined_lines(
     title = f"{subject.title} ({label}), {subject.inside_title}: MSP and Gram joined"
     write(
         options,
-        f"joined-{subject.loaded.name}-{label}",
+        f"joined-{subject.label}-{label}",
         title,
         lines,
         protocol_of(subject, result, _seen_in_words(label, auxiliary)),
@@ -138,18 +136,11 @@ def _comparison(
         )
         for line in lines
     ]
-    lines += [
-        mean_line(
-            lines,
-            method,
-            published.find(subject.inside_title, "resnet34 and densenet", "mean", _as_published(method)),
-        )
-        for method in columns
-    ]
+    lines += [mean_line(lines, method) for method in columns]
     beside = any(line.published for line in lines)
     write(
         options,
-        f"outlier_exposure-{subject.loaded.name}",
+        f"outlier_exposure-{subject.label}",
         f"{subject.title}, {subject.inside_title}: Outlier Exposure and Gram",
         lines,
         protocol_of(subject, judged[PLAIN], "Networks of OE were trained with outliers; Gram saw none.")

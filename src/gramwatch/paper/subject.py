@@ -20,7 +20,7 @@ from gramwatch.batches import all_finite
 from gramwatch.detector import Detector
 from gramwatch.deviation import TotalDeviation, tap_deviations
 from gramwatch.errors import InputError, MissingDataError
-from gramwatch.evaluate import Measured, Together, fit_together
+from gramwatch.evaluate import Evaluation, Measured, Together, evaluate_measured, fit_together
 from gramwatch.gram import GramDetector, GramRule
 from gramwatch.measurement import Measurement, Rule
 from gramwatch.methods import METHODS, TRAINED, fgsm
@@ -33,6 +33,10 @@ from gramwatch.training.images import PADDING
 
 TUNING = 1000
 """Images of each kind that ODIN and Mahalanobis are tuned on; a fifth of the set, where that is less."""
+FGSM = "FGSM by true classes"
+"""What a method is tuned on that is tuned on adversarial examples."""
+VALIDATION = "validation"
+"""The title of what is measured of in-distribution images for validation, where they are a split."""
 FORM = 2
 """Cells of methods hold values, and which examples are finite. Cells of an earlier form are measured anew."""
 BLOCK_ENDS: Mapping[str, tuple[str, ...]] = {
@@ -63,6 +67,7 @@ class OodSet:
     """Whether it is so near to the training data that the paper leaves it out of its means."""
     source: str = ""
     """Where the images come from, for methods that trained on others of the same source."""
+    split: str = "test"
 
 
 def _published(title: str, name: str, near: bool = False, source: str = "") -> OodSet:
@@ -106,27 +111,44 @@ TEXTURES = (
 )
 NATURAL = (
     _published("SVHN", "svhn"),
+    OodSet("SVHN, first 1,083 training images", "svhn_subset", published="SVHN"),
     _published("CIFAR-10", "cifar10"),
     _published("CIFAR-100", "cifar100"),
     OodSet("CIFAR-100 subset", "cifar100_subset", published="CIFAR-100"),
 )
-TITLES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "svhn": "SVHN", "mnist": "MNIST"}
+TITLES = {
+    "cifar10": "CIFAR-10",
+    "cifar100": "CIFAR-100",
+    "cifar100_parts": "CIFAR-100 (indicative)",
+    "svhn": "SVHN",
+    "mnist": "MNIST",
+}
 """In-distribution sets, as tables call them."""
+PART_OF = {"cifar100_parts": "cifar100"}
+"""In-distribution sets that are a part of a published one. Their validation images are a split."""
+INDICATIVE = {
+    "cifar100_parts": "Indicative: 6,000 images, mostly of the training split; of each class 40 to fit, 10 "
+    "to validate and 10 to test."
+}
+"""What a page must say of an in-distribution set."""
+_SAME = {"cifar100": ("cifar100", "cifar100_subset"), "svhn": ("svhn", "svhn_subset")}
+"""The sets that hold images of an in-distribution set."""
 
 
 def ood_sets(in_distribution: str) -> list[OodSet]:
     """Every set that a network trained on this data is judged by: the published ones first."""
-    photographs = in_distribution in ("cifar10", "cifar100")
+    inside = PART_OF.get(in_distribution, in_distribution)
+    photographs = inside in ("cifar10", "cifar100")
     noise, other_noise = (NORMALISED_NOISE, PIXEL_NOISE)[:: 1 if photographs else -1]
     noises = [*noise, *(replace(each, published=None) for each in other_noise)]
     found = [*ODIN_SETS, *NATURAL, *PHOTOGRAPHS, *TEXTURES, *DIGITS, *noises]
-    if in_distribution == "mnist":
-        found = [*reversed(DIGITS), *NATURAL, *PHOTOGRAPHS, *TEXTURES, *noises]
-    other = {"cifar100": "cifar100_subset"}.get(in_distribution)
+    if inside == "mnist":
+        isun = next(each for each in ODIN_SETS if each.name == "isun")
+        found = [*reversed(DIGITS), isun, *NATURAL, *PHOTOGRAPHS, *TEXTURES, *noises]
     return [
         replace(each, near=photographs and each.name.startswith("cifar"))
         for each in found
-        if each.name not in (in_distribution, other)
+        if each.name not in _SAME.get(inside, (inside,))
     ]
 
 
@@ -139,7 +161,7 @@ class MethodSpec:
     """`"gram"`, `"gram_by_order"`, or a name of `gramwatch.methods.METHODS` or `TRAINED`."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     tuned_on: str = ""
-    """What it is tuned on: the title of a set, or "FGSM"."""
+    """What it is tuned on: the title of a set, or `FGSM`."""
     moved: bool = False
     """Whether it is also fitted on the training images mirrored and shifted; Gram only."""
 
@@ -231,6 +253,9 @@ class Subject:
         self.root, self.subset, self.tuning, self.batch, self._say = root, subset, tuning, batch, say
         self.weights = artifact.fingerprint(loaded.network)["weights"]
         self._inside = OodSet(TITLES.get(in_distribution, in_distribution), in_distribution)
+        self._validation = (
+            replace(self._inside, title=VALIDATION, split="val") if in_distribution in PART_OF else None
+        )
         self._together: tuple[dict[str, Detector], Together] | None = None
         self._grid_inside: Tensor | None = None
 
@@ -249,6 +274,18 @@ class Subject:
         """The in-distribution set, as tables call it."""
         return self._inside.title
 
+    @property
+    def published_title(self) -> str:
+        """The in-distribution set of the published figures that stand beside ours."""
+        whole = PART_OF.get(self.in_distribution, self.in_distribution)
+        return TITLES.get(whole, whole)
+
+    @property
+    def label(self) -> str:
+        """What files are named after: the network, and the in-distribution set if it is not the usual one."""
+        usual = self.in_distribution in ("cifar10", "mnist")
+        return self.loaded.name if usual else f"{self.loaded.name}-{self.in_distribution}"
+
     # --- images --------------------------------------------------------------------------------------
 
     def load(
@@ -262,10 +299,13 @@ class Subject:
 
     def _images(self, which: OodSet) -> Tensor:
         """The images of a set, in a random order where some are set aside to tune on."""
-        images = self.load(which.name, reduce=which.reduce, count=self.subset).images
-        if self.tuning:
-            images = images[torch.randperm(len(images), generator=torch.Generator().manual_seed(0))]
-        return images
+        return self._shuffled(self.load(which.name, which.split, which.reduce, self.subset).images)
+
+    def _shuffled(self, of_set: Tensor) -> Tensor:
+        """What a set has for each image, in the order in which some are set aside to tune on."""
+        if not self.tuning:
+            return of_set
+        return of_set[torch.randperm(len(of_set), generator=torch.Generator().manual_seed(0))]
 
     def _aside(self, images: Tensor) -> int:
         """How many images are set aside to tune on."""
@@ -280,6 +320,15 @@ class Subject:
         """The images to tune on, none of which is judged."""
         images = self._images(which)
         return Batches(self.loaded, images[: self._aside(images)], None, self.batch)
+
+    def fgsm_batches(self) -> list[Tensor]:
+        """Adversarial examples of the in-distribution images to tune on, by their true classes."""
+        labels = self.load(self.in_distribution, count=self.subset).labels
+        if labels is None:
+            raise InputError(f"{self.inside_title} has no labels: FGSM needs the true classes")
+        inside = self.tuning_batches(self._inside)
+        inside.labels = self._shuffled(labels)[: len(inside.images)]
+        return [fgsm(self.network, images, true, scale=self.loaded.std) for images, true in inside]
 
     def training_batches(self, moved: bool = False) -> Batches:
         """The training images with their labels, mirrored and shifted at random or as they are."""
@@ -306,9 +355,11 @@ class Subject:
     def measure(self, methods: Sequence[MethodSpec], sets: Sequence[OodSet]) -> dict[str, Measured]:
         """What every method measures of the in-distribution test data, under its title, and of every set.
 
-        A set whose data are absent is left out. Only cells that are not finished are computed.
+        Validation data that are a split of their own have the title `VALIDATION`. A set whose data are absent
+        is left out. Only cells that are not finished are computed.
         """
-        unfinished = {which: self._unfinished(methods, which) for which in (self._inside, *sets)}
+        inside = [self._inside] if self._validation is None else [self._inside, self._validation]
+        unfinished = {which: self._unfinished(methods, which) for which in (*inside, *sets)}
         # First of all: what is needed only for sets that are absent need not be fitted.
         unfinished = {
             which: missing for which, missing in unfinished.items() if not missing or self.present(which)
@@ -320,13 +371,22 @@ class Subject:
                 self._measure(which, missing, detectors)
         return {which.title: self._finished(methods, which) for which in unfinished}
 
+    def evaluate(self, measured: Mapping[str, Measured], rules: Mapping[str, Rule]) -> Evaluation:
+        """The figures of what `measure` found, or of what was made of it."""
+        sets = {
+            title: each for title, each in measured.items() if title not in (self.inside_title, VALIDATION)
+        }
+        return evaluate_measured(
+            measured[self.inside_title], sets, rules, validation=measured.get(VALIDATION)
+        )
+
     def present(self, which: OodSet) -> bool:
         """Whether a set can be loaded; if not, the reason is told."""
         began = time.monotonic()
         try:
             images = self._images(which)
         except MissingDataError as error:
-            if which == self._inside:
+            if which in (self._inside, self._validation):
                 raise
             self.say(f"{which.title}: data not present ({error})")
             return False
@@ -431,9 +491,8 @@ class Subject:
         detector = self._read_detector(replace(method, tuned_on=""))
         assert isinstance(detector, ODIN | Mahalanobis)
         inside: Any = self.tuning_batches(self._inside)
-        if method.tuned_on == "FGSM":
-            scale = self.loaded.std
-            outside: Any = [fgsm(self.network, images, scale=scale) for images in inside]
+        if method.tuned_on == FGSM:
+            outside: Any = self.fgsm_batches()
         else:
             outside = self.tuning_batches(
                 next(each for each in ood_sets(self.in_distribution) if each.title == method.tuned_on)
@@ -470,4 +529,5 @@ def _listed(titles: Sequence[str], most: int = 4) -> str:
 
 
 def _as_json(which: OodSet) -> dict[str, Any]:
-    return {"set": which.name, "reduce": which.reduce}
+    split = {} if which.split == "test" else {"split": which.split}
+    return {"set": which.name, "reduce": which.reduce, **split}

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from gramwatch.errors import InputError
-from gramwatch.evaluate import Evaluation, Row, evaluate_measured
+from gramwatch.evaluate import Evaluation, Row
 from gramwatch.paper.beside import Line
 from gramwatch.paper.experiment import (
     TUNABLE,
@@ -20,14 +20,14 @@ from gramwatch.paper.experiment import (
     protocol_of,
     write,
 )
-from gramwatch.paper.subject import MethodSpec, OodSet, Subject, ood_sets, rules_of
+from gramwatch.paper.subject import FGSM, MethodSpec, OodSet, Subject, ood_sets, rules_of
 
 TABLES = ("tab:exp_ood_results", "released figures", "appendix:dpn+", "appendix:OE")
 HOW = {
     "none": "No method saw an outlier; {} untuned (published: tuned on images of each set).",
     "outliers": "{} tuned on images of each out-of-distribution set; no other method saw an outlier.",
-    "fgsm": "{} tuned on FGSM examples of in-distribution images; no method saw an outlier "
-    "(published: tuned on images of each set).",
+    "fgsm": "{} tuned on FGSM examples of in-distribution images, by their true classes; no method saw "
+    "an outlier (published: tuned on images of each set).",
 }
 
 
@@ -55,7 +55,7 @@ def run(options: Options) -> list[Line]:
     protocol = protocol_of(subject, result, told)
     write(
         options,
-        f"table2-{subject.loaded.name}{suffix}",
+        f"table2-{subject.label}{suffix}",
         title,
         lines,
         protocol,
@@ -70,16 +70,14 @@ def judged(
     rows: list[Row] = []
     protocol = ""
     for group in [[each] for each in sets] if tune == "outliers" else [sets]:
-        names = {"fgsm": "FGSM", "outliers": group[0].title}
+        names = {"fgsm": FGSM, "outliers": group[0].title}
         chosen = [
             replace(m, tuned_on=names[tune]) if tune != "none" and m.kind in TUNABLE else m for m in methods
         ]
         if tune == "outliers" and not subject.present(group[0]):
             continue
-        measured = subject.measure(chosen, group)
-        inside = measured.pop(subject.inside_title)
-        if measured:
-            result = evaluate_measured(inside, measured, rules_of(methods))
+        result = subject.evaluate(subject.measure(chosen, group), rules_of(methods))
+        if result.rows:
             rows += result.rows
             protocol = result.protocol
     return Evaluation(tuple(rows), protocol)

@@ -7,9 +7,11 @@ outliers that networks were trained with are marked, and left out of the means.
 
 from collections.abc import Collection
 from dataclasses import replace
+from pathlib import Path
 
+from gramwatch import training
 from gramwatch.errors import InputError
-from gramwatch.evaluate import Row, evaluate_measured
+from gramwatch.evaluate import Row
 from gramwatch.methods import TRAINED
 from gramwatch.paper import published
 from gramwatch.paper.beside import SEEN, Line, mean_line
@@ -24,6 +26,12 @@ TITLES = {
     "semantic": "Semantic",
 }
 """The trained methods, as the paper calls them."""
+REVERSE, RANDOM = " (reverse KL)", " (random label codes)"
+OTHER_FORMS = {
+    REVERSE: "DPN is the reverse-KL form; the published figures are of the forward one.",
+    RANDOM: "Semantic has random label codes, not the paper's word vectors.",
+}
+"""What is not as in the paper, by what follows the method's name."""
 
 
 def run(options: Options) -> list[Line]:
@@ -38,18 +46,17 @@ def run(options: Options) -> list[Line]:
         if label == PLAIN:
             methods = methods_of(subject, options.methods or "msp,gram")
         else:
-            methods = [MethodSpec(TITLES[label], label)]
+            methods = [MethodSpec(f"{TITLES[label]}{form_of(label, weights)}", label)]
         accuracies.append(f"{label} {subject.accuracy():.2%}")
         options.say(f"\n{subject.title}: accuracy {accuracies[-1]}")
         measured = subject.measure(methods, sets)
-        inside = measured.pop(subject.inside_title)
-        result = evaluate_measured(inside, measured, rules_of(methods))
+        result = subject.evaluate(measured, rules_of(methods))
         rows += result.rows
         columns |= {m.title: label != PLAIN and TRAINED[label].record.outliers for m in methods}
 
     def entries(each: OodSet, method: str) -> tuple[published.Entry, ...]:
         found = published.find(
-            subject.inside_title, "resnet34", each.published or "", method, ("appendix:dpn+",)
+            subject.published_title, "resnet34", each.published or "", _plain(method), ("appendix:dpn+",)
         )
         return tuple(found)
 
@@ -68,12 +75,28 @@ def run(options: Options) -> list[Line]:
     )
     write(
         options,
-        f"trained-{subject.loaded.name}",
+        f"trained-{subject.label}",
         f"{subject.title}, {subject.inside_title}: methods that need training of their own",
         lines,
-        f"{protocol_of(subject, result, told)} Accuracies: {', '.join(accuracies)}. Published: ResNet-34.",
+        f"{protocol_of(subject, result, told)} Accuracies: {', '.join(accuracies)}. Published: ResNet-34."
+        + "".join(f" {OTHER_FORMS[form]}" for form in OTHER_FORMS if any(form in name for name in columns)),
     )
     return lines
+
+
+def form_of(label: str, weights: Path) -> str:
+    """What follows a method's name if its network was trained in another form than the paper's."""
+    if weights.suffix != ".safetensors":
+        return ""
+    settings = training.read(weights)[0].get("settings", {})
+    if label == "prior_network" and settings.get("reverse"):
+        return REVERSE
+    return RANDOM if label == "semantic" and not settings.get("vectors") else ""
+
+
+def _plain(method: str) -> str:
+    """A column, as the published table calls it."""
+    return method.removesuffix(REVERSE).removesuffix(RANDOM)
 
 
 def check_labels(labels: Collection[str]) -> None:

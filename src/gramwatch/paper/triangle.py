@@ -3,7 +3,6 @@
 Beside them, row sums as the paper's text has them: the root first, then the sum.
 """
 
-from gramwatch.evaluate import evaluate_measured
 from gramwatch.paper.beside import SHORT, Line, markdown
 from gramwatch.paper.experiment import Options, entries_for, lines_of, protocol_of, write
 from gramwatch.paper.published import SHOWN
@@ -25,8 +24,7 @@ def run(options: Options) -> list[Line]:
     ]
     sets = ood_sets(subject.in_distribution)
     measured = subject.measure(methods, sets)
-    inside = measured.pop(subject.inside_title)
-    result = evaluate_measured(inside, measured, rules_of(methods))
+    result = subject.evaluate(measured, rules_of(methods))
     lines = lines_of(
         subject,
         sets,
@@ -40,7 +38,7 @@ def run(options: Options) -> list[Line]:
     protocol = protocol_of(subject, result)
     write(
         options,
-        f"triangle-{subject.loaded.name}",
+        f"triangle-{subject.label}",
         title,
         lines,
         protocol,
