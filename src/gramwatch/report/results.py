@@ -13,8 +13,8 @@ from gramwatch.report.dots import draw_dots
 from gramwatch.report.table import by_method, read_cells, read_words
 from gramwatch.report.why import draw_why, read_figures
 
-NO_PICTURE = ("false_alarms",)
-"""Experiments that have a table alone."""
+NO_PICTURE = ("false_alarms", "networks")
+"""Tables that have no picture."""
 MOST_DOTS = 6
 """More methods than this are drawn as a table of shades."""
 
