@@ -38,6 +38,14 @@ def known(name: str, every: Sequence[str], what: str, option: str) -> None:
         )
 
 
+def known_network(name: str, option: str) -> None:
+    """The name is that of a network, of ours or of timm or torchvision."""
+    from gramwatch.networks import record_of
+
+    with about(option):
+        record_of(name)
+
+
 def chosen_device(given: str | None) -> str:
     """The device that was named, if it can be used; by default a GPU if there is one."""
     import torch

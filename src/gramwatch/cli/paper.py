@@ -11,13 +11,17 @@ from gramwatch.cli.checks import (
     existing_file,
     interruptible,
     known,
+    known_network,
     writable_folder,
 )
 
 if TYPE_CHECKING:
     from gramwatch.paper.experiment import Options
 
-Network = typer.Option(help="The network's name: resnet34, densenet, wrn40_2, resnet20, mnist_convnet, ...")
+Network = typer.Option(
+    help="The network's name: resnet34, densenet, wrn40_2, resnet20, mnist_convnet, ..., timm:NAME or "
+    "torchvision:NAME."
+)
 Data = typer.Option(
     exists=True,
     file_okay=False,
@@ -134,7 +138,6 @@ def kept(options: "Options") -> str:
 
 def _check(name: str, options: "Options") -> None:
     """What this experiment needs of networks and weights."""
-    from gramwatch.networks import NETWORKS
     from gramwatch.paper import mlp, outlier_exposure, table2, trained
 
     known(options.tune, list(table2.HOW), "way to tune", "--tune")
@@ -147,7 +150,7 @@ def _check(name: str, options: "Options") -> None:
             known(options.network, mlp.NETWORKS, "network of this experiment", "--network")
         return
     with about("--network"):
-        known(options.chosen_network(), list(NETWORKS), "network", "--network")
+        known_network(options.chosen_network(), "--network")
     with about("--weights"):
         if name == "outlier_exposure":
             outlier_exposure.check_labels(options.weights)

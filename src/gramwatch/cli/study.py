@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gramwatch.cli.checks import chosen_device, interruptible, known
+from gramwatch.cli.checks import chosen_device, interruptible, known, known_network
 from gramwatch.cli.paper import Batch, Data, Device, Network, Subset, check_shared, kept
 
 if TYPE_CHECKING:
@@ -86,10 +86,9 @@ def study(
 def _check(name: str, options: "Options") -> None:
     """The network and the sets are known; the study of Guard has Guard's members."""
     from gramwatch.guard import MEMBERS
-    from gramwatch.networks import NETWORKS
     from gramwatch.paper.subject import ood_sets
 
-    known(options.chosen_network(), list(NETWORKS), "network", "--network")
+    known_network(options.chosen_network(), "--network")
     names = list(dict.fromkeys(each.name for each in ood_sets(options.inside())))
     for each in options.sets.split(",") if options.sets else ():
         known(each.strip(), names, "out-of-distribution set", "--sets")

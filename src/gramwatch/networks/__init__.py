@@ -2,13 +2,14 @@
 
 Each class names its watched tensors in `paper_taps`, which is what `taps="paper"` chooses, and uses the
 parameter names of the published checkpoints. `load` reads such a checkpoint together with the input
-normalisation that belongs to it. Nothing in a file is executed.
+normalisation that belongs to it. Nothing in a file is executed. `timm:NAME` and `torchvision:NAME` name
+networks of these packages.
 """
 
 from gramwatch.networks.cifar_resnet import CifarResNet
 from gramwatch.networks.convnet import MnistConvNet
 from gramwatch.networks.densenet import DenseNet, densenet_bc_100_12
-from gramwatch.networks.loading import NETWORKS, Loaded, NetworkRecord, build, load
+from gramwatch.networks.loading import NETWORKS, Loaded, NetworkRecord, build, load, record_of
 from gramwatch.networks.mlp import MLP
 from gramwatch.networks.resnet import ResNet, resnet34
 from gramwatch.networks.wide_resnet import WideResNet, wide_resnet_40_2
@@ -26,6 +27,7 @@ __all__ = [
     "build",
     "densenet_bc_100_12",
     "load",
+    "record_of",
     "resnet34",
     "wide_resnet_40_2",
 ]

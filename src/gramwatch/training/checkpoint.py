@@ -2,7 +2,7 @@
 
 One safetensors file, written whole or not at all. Its header, JSON under the key "gramwatch", says which
 network, for which inputs, by which objective; the tensors are the network's own, by their names, and until
-training is finished the optimiser's momentum under `MOMENTUM` and the parameter's name.
+training is finished what the optimiser knows of each parameter, under one of `STATES` and its name.
 """
 
 from collections.abc import Mapping
@@ -16,6 +16,13 @@ from gramwatch import artifact
 from gramwatch.errors import TrainingError
 
 MOMENTUM = "momentum/"
+STATES = {
+    "momentum_buffer": MOMENTUM,
+    "exp_avg": "average/",
+    "exp_avg_sq": "square/",
+    "step": "step/",
+}
+"""What an optimiser knows of a parameter, and what its tensors' names begin with in a file."""
 _T = TypeVar("_T")
 
 
@@ -25,13 +32,12 @@ def write(
     network: nn.Module,
     optimiser: torch.optim.Optimizer | None = None,
 ) -> None:
-    """Write the weights and, with an optimiser, its momentum."""
+    """Write the weights and, with an optimiser, what it knows of them."""
     tensors = dict(network.state_dict())
     if optimiser is not None:
         for name, parameter in network.named_parameters():
-            momentum = optimiser.state.get(parameter, {}).get("momentum_buffer")
-            if momentum is not None:
-                tensors[MOMENTUM + name] = momentum
+            known = optimiser.state.get(parameter, {})
+            tensors |= {STATES[key] + name: known[key] for key in STATES if known.get(key) is not None}
     shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
     artifact.write(path, {**header, "shapes": shapes}, tensors)
 
@@ -48,12 +54,14 @@ def read(path: str | PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 def weights_of(tensors: Mapping[str, _T]) -> dict[str, _T]:
     """The network's own tensors, or what is known of them."""
-    return {name: tensor for name, tensor in tensors.items() if not name.startswith(MOMENTUM)}
+    return {name: tensor for name, tensor in tensors.items() if not name.startswith(tuple(STATES.values()))}
 
 
-def set_momentum(network: nn.Module, optimiser: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """Give the optimiser the momentum it had."""
+def set_state(network: nn.Module, optimiser: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    """Give the optimiser what it knew."""
     for name, parameter in network.named_parameters():
-        if MOMENTUM + name in tensors:
-            momentum = torch.empty_like(parameter).copy_(tensors[MOMENTUM + name])
-            optimiser.state[parameter]["momentum_buffer"] = momentum.detach()
+        for key, start in STATES.items():
+            if start + name in tensors:
+                saved = tensors[start + name]
+                like = parameter if saved.ndim else saved.to(parameter.device)
+                optimiser.state[parameter][key] = torch.empty_like(like).copy_(saved).detach()

@@ -62,9 +62,7 @@ class Images:
         All random numbers are drawn at once, from PyTorch's own generator of the device.
         """
         total = batches * size
-        rounds = math.ceil(total / len(self))
-        orders = [torch.randperm(len(self), device=self._device) for _ in range(rounds)]
-        chosen = torch.cat(orders)[:total]
+        chosen = self._drawn(total)
         if not self._augment:
             for part in chosen.split(size):
                 yield self._normalised(self._pixels[part]), part
@@ -75,6 +73,12 @@ class Images:
             chosen.split(size), corners.split(size), mirrored.split(size), strict=True
         ):
             yield self._normalised(self._cut(part, corner, mirror)), part
+
+    def _drawn(self, total: int) -> Tensor:
+        """The numbers of so many images at random. None comes twice before all have come."""
+        rounds = math.ceil(total / len(self))
+        orders = [torch.randperm(len(self), device=self._device) for _ in range(rounds)]
+        return torch.cat(orders)[:total]
 
     def in_order(self, size: int) -> Iterator[Tensor]:
         """All images as they are, in batches."""
