@@ -34,6 +34,7 @@ CATALOGUE: Mapping[str, Source] = {
     "dtd_10_classes": textures.DTD_10_CLASSES,
     "tiny_imagenet": tiny_imagenet.TINY_IMAGENET,
     "miniplaces": miniplaces.MINIPLACES,
+    "miniplaces_without_scenes": miniplaces.MINIPLACES_WITHOUT_SCENES,
     "scenes": scenes.SCENES,
     "lsun_resize": odin.LSUN_RESIZE,
     "lsun_crop": odin.LSUN_CROP,
