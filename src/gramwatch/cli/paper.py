@@ -27,6 +27,7 @@ Data = typer.Option(
     file_okay=False,
     help="The folder of sets. By default $GRAMWATCH_DATA, or else ~/.cache/gramwatch/data.",
 )
+Inside = typer.Option(help="The set the network was trained on. By default cifar10; mnist for grey images.")
 Subset = typer.Option(
     min=20, help="A quick look: judge this many images of each set, and fit on ten times as many."
 )
@@ -45,10 +46,7 @@ def paper(
             help="The network's checkpoint, FILE. Where networks are compared: OBJECTIVE=FILE, repeated."
         ),
     ] = None,
-    in_distribution: Annotated[
-        str | None,
-        typer.Option(help="The set the network was trained on. By default cifar10; mnist for grey images."),
-    ] = None,
+    in_distribution: Annotated[str | None, Inside] = None,
     data: Annotated[Path | None, Data] = None,
     output: Annotated[
         Path | None,

@@ -68,7 +68,7 @@ def _line(length: float, angle: float) -> Tensor:
     places = margin + steps[:, None] * direction
     offsets = torch.arange(2 * margin + 1)
     down, across = ((1 - (offsets[:, None] - place).abs()).clamp_min(0) for place in places.T)
-    kernel = down @ across.T
+    kernel: Tensor = down @ across.T
     return kernel / kernel.sum()
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gramwatch.deviation import TotalDeviation
 from gramwatch.errors import InputError
-from gramwatch.evaluate import Measured, Row, evaluate_measured, scores_of_first_draw
+from gramwatch.evaluate import Evaluation, Measured, Row, evaluate_measured, scores_of_first_draw
 from gramwatch.guard import MEMBERS, SHRINK
 from gramwatch.joint import JointRule, Standard, gram_score, mean_over_taps, sum_of_members
 from gramwatch.measurement import Measurement, Rule
@@ -25,6 +25,14 @@ from gramwatch.metrics import Difference, auroc_difference
 from gramwatch.paper import against
 from gramwatch.paper.beside import SHORT, Line, markdown
 from gramwatch.paper.experiment import Options, lines_of, methods_of, protocol_of, write
+from gramwatch.paper.scenes import (
+    Facts,
+    SceneSubject,
+    accuracy_table,
+    facts_of,
+    table_by_kind,
+    write_facts,
+)
 from gramwatch.paper.subject import BLOCK_ENDS, MethodSpec, OodSet, ood_sets, rules_of
 from gramwatch.report.comparison import draw_comparison
 from gramwatch.report.why import draw_why
@@ -332,19 +340,26 @@ def run(options: Options) -> list[Line]:
         raise InputError(f"none of the sets is there: {options.sets or 'no data are present'}")
     rules: dict[str, Rule] = {**rules_of(methods), **{each.title: each.rule() for each in usable}}
     result = evaluate_measured(inside, together, rules)
+    facts = facts_of(subject, measured) if isinstance(subject, SceneSubject) else []
+    counted, apart = _parted(result, facts)
     titles = [*(each.title for each in usable), *singles]
     lines = lines_of(subject, sets, titles, result.rows, lambda *_: ())
     title = f"{subject.title}, {subject.inside_title}: ways to join"
     protocol = protocol_of(subject, result)
-    tables = [_table(result.rows, titles, metric) for metric in ("auroc", "tnr")]
+    tables = [_table(counted.rows, titles, metric) for metric in ("auroc", "tnr")]
     difference = _differences(inside, together, rules)
     published = [title for title in singles if title not in OURS]
     one_pass = [m.title for m in methods if not m.make(subject.network).alone]
     near = [each.title for each in sets if each.near]
-    verdict = _verdict(result.rows, singles, one_pass, published, difference, near)
-    name = f"guard-{subject.loaded.name}"
+    verdict = _verdict(counted.rows, singles, one_pass, published, difference, near)
+    name = f"guard-{subject.label}"
+    if facts:
+        write_facts(options.output / f"{name}-sets.csv", facts)
+        tables = [table_by_kind(counted.rows, facts, titles), *tables, accuracy_table(facts)]
+        tables += ["### Shown apart", _table(apart, titles, "auroc")] if apart else []
     draw_why(
-        options.output / f"{name}-why.png", {f"{subject.title}, {subject.inside_title}": _aurocs(result.rows)}
+        options.output / f"{name}-why.png",
+        {f"{subject.title}, {subject.inside_title}": _aurocs(counted.rows)},
     )
     why = f"![AUROC of Gram, of the best other method and of Guard on every set]({name}-why.png)"
     write(
@@ -356,9 +371,17 @@ def run(options: Options) -> list[Line]:
         metrics=(),
         more="\n\n".join([verdict, why, *tables]),
         tallied=False,
-        picture=lambda path: draw_comparison(path, result, title),
+        picture=lambda path: draw_comparison(path, counted, title),
     )
     return lines
+
+
+def _parted(result: Evaluation, facts: Sequence[Facts]) -> tuple[Evaluation, list[Row]]:
+    """What counts, and the rows of sets that are shown apart. If all are, all count."""
+    titles = {each.title for each in facts if each.apart}
+    apart = [row for row in result.rows if row.ood in titles]
+    counted = tuple(row for row in result.rows if row.ood not in titles)
+    return (replace(result, rows=counted), apart) if counted else (result, [])
 
 
 def _chosen(each: OodSet, names: str) -> bool:
