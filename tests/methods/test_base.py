@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import gramwatch
-from gramwatch import CalibrationError, InputError, artifact
+from gramwatch import CalibrationError, GramwatchWarning, InputError, artifact
 from gramwatch.artifact import FINITE, NOT_NEGATIVE, Field
 from gramwatch.methods import METHODS
 from gramwatch.methods.base import Method, Record, _Sample
@@ -145,6 +145,33 @@ def test_states_are_fitted_further_merged_and_resumed_as_they_declare(net, data,
         assert found.keys() == expected.keys()
         for name, state in expected.items():
             torch.testing.assert_close(found[name], state)
+
+
+class Careful(Extent):
+    """Looks at the features, too, and hands nothing over for a batch without finite examples."""
+
+    name = "careful"
+    looks_at = frozenset({"features"})
+
+    def take(self, observation):
+        finite = observation[observation.finite]
+        if len(finite):
+            super().take(finite)
+        return len(observation) - len(finite)
+
+
+def test_a_running_method_that_took_in_nothing_is_not_fitted(net, data):
+    x = data[0][:2].clone()
+    x[:] = torch.nan
+    detector = Careful(net)
+    with (
+        pytest.warns(GramwatchWarning, match="2 training example"),
+        pytest.raises(InputError, match="careful has seen no finite training example"),
+    ):
+        detector.fit([x], progress=False)
+    assert not detector.is_fitted
+    detector.fit([data[0][:30]], progress=False)
+    assert detector.count_ == 30
 
 
 def test_states_that_do_not_declare_how_they_reduce_are_not_added(net, data, monkeypatch):

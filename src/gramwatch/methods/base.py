@@ -211,7 +211,8 @@ class Method(Detector):
     def _learn(self) -> None:
         """Learn from the sample. A running method has learnt its states already."""
         seen: Tensor | None = getattr(self, "count_", None)
-        if self.running and self.state() and (seen is None or seen.any()):
+        learnt = any(getattr(self, name, None) is not None for name in self.kept)
+        if self.running and learnt and (seen is None or seen.any()):
             return
         if self._sample is None or not len(self._sample):
             raise InputError(f"{self.name} has seen no finite training example: there is nothing to fit")
