@@ -90,3 +90,8 @@ def test_the_first_draw_is_that_of_the_evaluation(measured: Measurement) -> None
     assert (len(kept), len(found["far"])) == (270, 200)
     row = evaluate_measured(inside, outside, rules, draws=1).rows[0]
     assert row.mean == pytest.approx(all_metrics(kept, found["far"]))
+    validation = {"Guard": simulated(100, generator)}
+    kept, found = guard_study.scores_of_first_draw("Guard", inside, outside, rules, validation)
+    assert len(kept) == 300
+    row = evaluate_measured(inside, outside, rules, validation=validation).rows[0]
+    assert row.mean == pytest.approx(all_metrics(kept, found["far"]))

@@ -10,6 +10,7 @@ from gramwatch.metrics import METRICS
 from gramwatch.paper.beside import SEEN, Line, markdown_tables, mean_line, tally
 from gramwatch.paper.published import Entry
 from gramwatch.paper.subject import ood_sets
+from gramwatch.report.table import APART
 
 
 def row(value: float, ood: str = "a") -> Row:
@@ -62,6 +63,12 @@ def test_the_mean_below_a_table_leaves_out_what_was_seen() -> None:
     lines = [line("a", "x", 0.9), line("b", "x", 0.5), line("c", "x", 0.1, note=SEEN)]
     text = markdown_tables(lines, ["tnr"])
     assert f"| **mean, {SEEN} left out** | 70.00 |\n| **worst, {SEEN} left out** | 50.00 |" in text
+
+
+def test_sets_that_are_shown_apart_have_no_line_of_notes() -> None:
+    text = markdown_tables([line("a", "x", 0.9, note=APART), line("b", "x", 0.5, note="odd")], ["tnr"])
+    assert "- x, b: odd." in text
+    assert APART not in text
 
 
 def test_one_line_says_how_far_the_same_files_are_off() -> None:

@@ -176,6 +176,12 @@ def test_a_part_in_distribution_is_validated_by_its_own_split(
     measured = study.measure(experiment.methods_of(study, "gram"), noise)
     assert set(measured) == {study.inside_title, subject.VALIDATION, noise[0].title}
     assert len(measured[subject.VALIDATION]["Gram"]) == 40
+    monkeypatch.setattr("gramwatch.paper.guard_study.ood_sets", lambda name: noise)
+    members = "gram,early_mahalanobis,class_ratio,energy"
+    joined = experiment.computed("guard_study", replace(given, methods=members))
+    assert {each.ood for each in joined} == {noise[0].title}
+    page = (given.output / "guard-resnet20-cifar100_parts.md").read_text(encoding="utf-8")
+    assert "In-distribution: 40 examples for validation and 40 for test" in page
 
 
 def test_gram_by_order_is_gram_taken_apart(options: experiment.Options) -> None:

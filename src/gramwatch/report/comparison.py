@@ -1,4 +1,7 @@
-"""Tables of shades: methods x sets, darker where a metric is higher, each method's worst set framed."""
+"""Tables of shades: methods x sets, darker where a metric is higher, each method's worst set framed.
+
+With many sets the table is turned: a row for each set, a column for each method.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -17,6 +20,10 @@ ALWAYS = ("Guard", "Gram")
 """Methods that have a row wherever they stand."""
 NAMES, ROW, CELL = 1.85, 0.23, 7.2
 """Width of the names and height of a row in inches; size of the figures' letters in points."""
+HEAD, LOW_ROW = 1.7, 0.19
+"""In a turned table: the length of a line of a head, and the height of a row, in inches."""
+MOST_COLUMNS = 22
+"""With more sets than this, a set has a row instead of a column."""
 SLANT = 50
 """Of the heads, in degrees."""
 
@@ -40,13 +47,14 @@ def draw_shades(
     ranks = ranked(figures)
     rows = chosen(ranks)
     sets = list(next(iter(figures.values())))
+    if len(sets) > MOST_COLUMNS:
+        _draw_turned(path, figures, words, ranks, rows, _caption(metric, ranks, rows, table))
+        return
     frame = framed(words, _room(sets) + ROW * len(rows), caption=_caption(metric, ranks, rows, table))
     axes = frame.axes[0, 0]
-    means = {method: _mean(figures[method]) for method in rows}
-    lowest = min(min(figures[method].values()) for method in rows)
-    shade = _shades(min(50.0, lowest))
+    shade = _shades(figures, rows)
     for y, method in enumerate(rows):
-        values = [*(figures[method][ood] for ood in sets), means[method]]
+        values = [*(figures[method][ood] for ood in sets), _mean(figures[method])]
         for x, value in enumerate(values):
             _cell(axes, x, y, value, shade(value), bold=x == len(sets) or method == "Guard")
         worst = values.index(min(values[:-1]))
@@ -55,7 +63,40 @@ def draw_shades(
     axes.axvline(len(sets) - 0.5, color="white", linewidth=3)
     _names(axes, ranks, rows)
     _heads(axes, [*sets, "mean"])
+    axes.get_xticklabels()[-1].set_weight("bold")
     _skipped(axes, ranks, rows)
+    frame.write(path)
+
+
+def _draw_turned(
+    path: str | PathLike[str],
+    figures: Figures,
+    words: Words,
+    ranks: Mapping[str, int],
+    columns: Sequence[str],
+    caption: str,
+) -> None:
+    """Draw a row for each set, and a column for each method."""
+    sets = list(next(iter(figures.values())))
+    heads = ["\n".join(wrapped(f"{ranks[method]}. {method}", SMALL, HEAD)) for method in columns]
+    lines = [line for head in heads for line in head.splitlines()]
+    frame = framed(words, _room(lines) + LOW_ROW * (len(sets) + 1), caption=caption)
+    axes = frame.axes[0, 0]
+    shade = _shades(figures, columns)
+    for x, method in enumerate(columns):
+        values = [*(figures[method][ood] for ood in sets), _mean(figures[method])]
+        for y, value in enumerate(values):
+            _cell(axes, x, y, value, shade(value), bold=y == len(sets) or method == "Guard")
+        _box(axes, x, values.index(min(values[:-1])), fill=False, edgecolor=OUTSIDE, linewidth=1.1)
+    axes.set(xlim=(-0.5, len(columns) - 0.5), ylim=(len(sets) + 0.5, -0.5))
+    axes.axhline(len(sets) - 0.5, color="white", linewidth=3)
+    plain(axes)
+    axes.set_yticks(range(len(sets) + 1), [*sets, "mean"], fontsize=SMALL)
+    axes.get_yticklabels()[-1].set_weight("bold")
+    _heads(axes, heads)
+    _marked(axes.get_xticklabels(), columns)
+    if "Guard" in columns:
+        _outline(axes, (columns.index("Guard") - 0.5, -0.5), 1, len(sets) + 1)
     frame.write(path)
 
 
@@ -76,7 +117,9 @@ def _mean(values: Mapping[str, float]) -> float:
     return sum(values.values()) / len(values)
 
 
-def _shades(lowest: float) -> Any:
+def _shades(figures: Figures, methods: Sequence[str]) -> Any:
+    """From a figure to its colour. The lowest figure of these methods, or 50, is the lightest."""
+    lowest = min(50.0, *(min(figures[method].values()) for method in methods))
     colours = pyplot().get_cmap("Blues")
     # Up to 108 of a hundred: the darkest blue would hide nothing, but tires the eye.
     return lambda value: colours((value - lowest) / (108 - lowest))
@@ -108,26 +151,30 @@ def _names(axes: Any, ranks: Mapping[str, int], rows: Sequence[str]) -> None:
     plain(axes)
     lines = ["\n".join(wrapped(label, SMALL, NAMES)) for label in labels]
     axes.set_yticks(range(len(rows)), lines, fontsize=SMALL, linespacing=0.9)
-    for label, method in zip(axes.get_yticklabels(), rows, strict=True):
+    _marked(axes.get_yticklabels(), rows)
+    if "Guard" in rows:
+        _outline(axes, (-0.5, rows.index("Guard") - 0.5), axes.get_xlim()[1] + 0.5, 1)
+
+
+def _marked(labels: Sequence[Any], methods: Sequence[str]) -> None:
+    """Give the names of Guard and Gram their colours."""
+    for label, method in zip(labels, methods, strict=True):
         if method in ALWAYS:
             label.set(color=LOOKS[family(method)].colour, weight="bold")
-    if "Guard" in rows:
-        place = (-0.5, rows.index("Guard") - 0.5)
-        width = axes.get_xlim()[1] + 0.5
-        axes.add_patch(
-            pyplot().Rectangle(
-                place, width, 1, fill=False, edgecolor=LOOKS["Guard"].colour, lw=1.8, zorder=4, clip_on=False
-            )
-        )
+
+
+def _outline(axes: Any, corner: tuple[float, float], width: float, height: float) -> None:
+    """The frame around Guard's figures."""
+    style = {"fill": False, "edgecolor": LOOKS["Guard"].colour, "lw": 1.8, "zorder": 4, "clip_on": False}
+    axes.add_patch(pyplot().Rectangle(corner, width, height, **style))
 
 
 def _heads(axes: Any, columns: Sequence[str]) -> None:
-    """The sets, slanting so that they take no more width than a figure."""
+    """The names of columns, slanting so that they take no more width than a figure."""
     axes.set_xticks(range(len(columns)), columns)
     axes.tick_params(top=True, labeltop=True, bottom=False, labelbottom=False)
     for label in axes.get_xticklabels():
         label.set(rotation=SLANT, ha="left", va="bottom", rotation_mode="anchor", fontsize=SMALL)
-    axes.get_xticklabels()[-1].set_weight("bold")
 
 
 def _room(sets: Sequence[str]) -> float:
