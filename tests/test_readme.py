@@ -29,8 +29,8 @@ def ahead_of_all(results: Results) -> list[Truth]:
     "sentence",
     [
         says(
-            "on CIFAR-10 with ResNet-34, Gram finds {} % of iSUN (published: {} %): the same files, weights of"
-            " our own.",
+            "on CIFAR-10 with ResNet-34, Gram finds {} % of iSUN (published: {} %): the same files, weights"
+            " of our own.",
             resnet34.tnr("Gram", "iSUN"),
             resnet34.published("Gram", "iSUN"),
         ),
