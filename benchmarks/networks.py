@@ -1,13 +1,12 @@
 """The networks that are measured: the paper's three, and two at ImageNet's size from timm."""
 
-import sys
 from dataclasses import dataclass
-from types import ModuleType
 
 import torch
 from torch import Tensor, nn
 
 from gramwatch.networks import densenet_bc_100_12, resnet34, wide_resnet_40_2
+from gramwatch.networks.foreign import import_torchvision
 
 ORDERS = range(1, 11)
 CLASSES = 100
@@ -44,28 +43,6 @@ NETWORKS = {
 }
 
 _OWN = {make.__name__: make for make in (resnet34, densenet_bc_100_12, wide_resnet_40_2)}
-_operators: list[torch.library.Library] = []
-
-
-def import_torchvision() -> ModuleType:
-    """Import torchvision even where its wheel lacks the compiled operators for this build of PyTorch.
-
-    Importing it, and with it timm and pytorch-ood, then only needs two of them to be known. They are declared
-    after a first try has failed: declared before, they would be in the way of a wheel that has them.
-    """
-    try:
-        import torchvision
-    except RuntimeError as error:
-        if "torchvision::" not in str(error):
-            raise
-        _operators.append(torch.library.Library("torchvision", "FRAGMENT"))
-        for name in ("nms", "qnms"):
-            if not hasattr(torch.ops.torchvision, name):
-                _operators[-1].define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
-            del sys.modules[name]
-        import torchvision
-    return torchvision
 
 
 def build(name: str, device: torch.device) -> nn.Module:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.networks import import_torchvision
+from gramwatch.networks.foreign import import_torchvision
 from gramwatch.taps import Taps, observe
 
 VERSION = "0.4.0"

@@ -8,6 +8,7 @@ from gramwatch import networks, training
 from gramwatch.datasets import CATALOGUE, ImageSet
 from gramwatch.methods import TRAINED
 from gramwatch.methods.semantic import SemanticHead
+from tests.datasets.files import write_scenes
 from tests.training.small import whole
 
 
@@ -15,7 +16,9 @@ from tests.training.small import whole
 def digits(monkeypatch):
     """In the place of real sets: images whose class is which third of them is bright."""
 
-    def load(name, root=None, *, split="test", size=None, reduce=None, grey=None, count=None, seed=0):
+    def load(
+        name, root=None, *, split="test", size=None, reduce=None, grey=None, count=None, seed=0, classes=None
+    ):
         asked.append((name, split, size, reduce, grey))
         images = whole((60, 1, 28, 28), len(split)) // 4
         labels = torch.arange(60) % 3
@@ -95,3 +98,34 @@ def test_the_command_says_what_is_missing(digits, tmp_path):
         assert done.exit_code == 2
         assert told in done.output, done.output
     assert not path.exists()
+
+
+def test_the_command_trains_a_network_of_timm_without_a_class(tmp_path):
+    pytest.importorskip("timm", exc_type=ImportError)
+    for split in ("train", "test"):
+        write_scenes(tmp_path, count=4, side=32, split=split)
+    path = tmp_path / "vit.safetensors"
+    words = ["timm:test_vit", "--set", "scenes", "--data", tmp_path, "--output", path, "--device", "cpu"]
+    quick = ["--epochs", 2, "--batch-size", 10, "--save-every", 2, "--option", "mixup=0.2"]
+    done = command(*words, *quick, "--without", "glacier", "--without", "sea")
+    assert done.exit_code == 0, done.output
+    assert "2 epochs of batches of 10, learning rate 0.001, adamw" in done.output
+    loaded = networks.load("timm:test_vit", path)
+    assert loaded.class_names == ("buildings", "forest", "mountain", "street")
+    assert loaded.size == 32
+    assert loaded.record.shape == (3, 32, 32)
+    assert (loaded.mean, loaded.std) == ((0.5,) * 3, (0.5,) * 3)
+    header, tensors = training.read(path)
+    assert header["accuracy"] is not None
+    assert header["plan"]["augment"] == "crops"
+    assert header["plan"]["images"] == 16
+    state = loaded.network.state_dict()
+    assert all(torch.equal(state[key], value) for key, value in tensors.items())
+    with torch.inference_mode():
+        assert loaded.network(torch.zeros(1, 3, 32, 32)).shape == (1, 4)
+    refused = command(*words, "--without", "tundra", "--resume")
+    assert refused.exit_code == 2
+    assert "no class of 'scenes' 'tundra': choose from buildings" in refused.output
+    few = command(*words, "--resume", *(f"--without={name}" for name in header["class_names"] + ["sea"]))
+    assert few.exit_code == 2
+    assert "two classes" in few.output

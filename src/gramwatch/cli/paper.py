@@ -11,18 +11,23 @@ from gramwatch.cli.checks import (
     existing_file,
     interruptible,
     known,
+    known_network,
     writable_folder,
 )
 
 if TYPE_CHECKING:
     from gramwatch.paper.experiment import Options
 
-Network = typer.Option(help="The network's name: resnet34, densenet, wrn40_2, resnet20, mnist_convnet, ...")
+Network = typer.Option(
+    help="The network's name: resnet34, densenet, wrn40_2, resnet20, mnist_convnet, ..., timm:NAME or "
+    "torchvision:NAME."
+)
 Data = typer.Option(
     exists=True,
     file_okay=False,
     help="The folder of sets. By default $GRAMWATCH_DATA, or else ~/.cache/gramwatch/data.",
 )
+Inside = typer.Option(help="The set the network was trained on. By default cifar10; mnist for grey images.")
 Subset = typer.Option(
     min=20, help="For a quick look: judge this many images of each set, and fit on ten times as many."
 )
@@ -41,10 +46,7 @@ def paper(
             help="The network's checkpoint, FILE. If networks are compared: OBJECTIVE=FILE, repeated."
         ),
     ] = None,
-    in_distribution: Annotated[
-        str | None,
-        typer.Option(help="The set the network was trained on. By default cifar10; mnist for grey images."),
-    ] = None,
+    in_distribution: Annotated[str | None, Inside] = None,
     data: Annotated[Path | None, Data] = None,
     output: Annotated[
         Path | None,
@@ -134,7 +136,6 @@ def kept(options: "Options") -> str:
 
 def _check(name: str, options: "Options") -> None:
     """Check the network and the weights that this experiment needs."""
-    from gramwatch.networks import NETWORKS
     from gramwatch.paper import mlp, outlier_exposure, table2, trained
 
     known(options.tune, list(table2.HOW), "way to tune", "--tune")
@@ -147,7 +148,7 @@ def _check(name: str, options: "Options") -> None:
             known(options.network, mlp.NETWORKS, "network of this experiment", "--network")
         return
     with about("--network"):
-        known(options.chosen_network(), list(NETWORKS), "network", "--network")
+        known_network(options.chosen_network(), "--network")
     with about("--weights"):
         if name == "outlier_exposure":
             outlier_exposure.check_labels(options.weights)

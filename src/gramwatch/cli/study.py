@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gramwatch.cli.checks import chosen_device, interruptible, known
-from gramwatch.cli.paper import Batch, Data, Device, Network, Subset, check_shared, kept
+from gramwatch.cli.checks import chosen_device, interruptible, known, known_network
+from gramwatch.cli.paper import Batch, Data, Device, Inside, Network, Subset, check_shared, kept
 
 if TYPE_CHECKING:
     from gramwatch.paper.experiment import Options
@@ -24,6 +24,7 @@ def study(
     ],
     network: Annotated[str, Network],
     weights: Annotated[Path, typer.Option(exists=True, dir_okay=False, help="The network's checkpoint.")],
+    in_distribution: Annotated[str | None, Inside] = None,
     data: Annotated[Path | None, Data] = None,
     output: Annotated[
         Path | None,
@@ -68,6 +69,7 @@ def study(
         output=output or Path("gramwatch-study") / name,
         network=network,
         weights={weights.stem: weights},
+        in_distribution=in_distribution,
         data=data,
         device=chosen_device(device),
         subset=subset,
@@ -86,10 +88,9 @@ def study(
 def _check(name: str, options: "Options") -> None:
     """Make sure that the network and the sets exist, and that the study of Guard has Guard's members."""
     from gramwatch.guard import MEMBERS
-    from gramwatch.networks import NETWORKS
     from gramwatch.paper.subject import ood_sets
 
-    known(options.chosen_network(), list(NETWORKS), "network", "--network")
+    known_network(options.chosen_network(), "--network")
     names = list(dict.fromkeys(ood.name for ood in ood_sets(options.inside())))
     for given in options.sets.split(",") if options.sets else ():
         known(given.strip(), names, "out-of-distribution set", "--sets")

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gramwatch.cli.checks import about, chosen_device, existing_file, interruptible, known, writable_file
+from gramwatch.cli.checks import (
+    about,
+    chosen_device,
+    existing_file,
+    interruptible,
+    known,
+    known_network,
+    writable_file,
+)
 from gramwatch.cli.paper import Data, Device
 
 if TYPE_CHECKING:
@@ -19,7 +27,11 @@ if TYPE_CHECKING:
 
 def train(
     network: Annotated[
-        str, typer.Argument(help="The network's name: resnet34, wrn40_2, densenet, resnet20, mlp_300, ...")
+        str,
+        typer.Argument(
+            help="The network's name: resnet34, wrn40_2, densenet, resnet20, mlp_300, ..., timm:NAME or "
+            "torchvision:NAME."
+        ),
     ],
     output: Annotated[Path, typer.Option(help="The file for the weights. Its name ends in .safetensors.")],
     objective: Annotated[
@@ -32,6 +44,10 @@ def train(
     set_: Annotated[
         str, typer.Option("--set", help="The set to train on. 'gramwatch data list' shows the names.")
     ] = "cifar10",
+    without: Annotated[
+        list[str] | None,
+        typer.Option(help="A class to leave out, by its name. May be repeated. For --set scenes."),
+    ] = None,
     data: Annotated[Path | None, Data] = None,
     auxiliary: Annotated[
         str | None,
@@ -72,6 +88,9 @@ def train(
     compile: Annotated[  # noqa: A002
         bool, typer.Option("--compile", help="Use torch.compile: a slower start, faster steps.")
     ] = False,
+    save_every: Annotated[
+        int, typer.Option(min=1, help="Write the file after every N epochs, and after the last epoch.")
+    ] = 1,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the output file of an interrupted training.")
     ] = False,
@@ -84,26 +103,31 @@ def train(
     """
     from gramwatch import datasets, networks, training
 
-    known(network, list(networks.NETWORKS), "network", "NETWORK")
+    known_network(network, "NETWORK")
     known(precision, training.PRECISIONS, "precision", "--precision")
     if learning_rate is not None and not 0 < learning_rate < math.inf:
         raise typer.BadParameter(f"{learning_rate} is not a positive number", param_hint="--learning-rate")
     chosen = _objective(objective, option or [])
     _check_sets(set_, objective, chosen.needs_outliers, auxiliary)
+    classes = _classes(set_, without or [])
     place = chosen_device(device)
     _check_output(output, resume)
     tuned = None if weights is None else networks.load(network, weights)
-    images = datasets.load(set_, data, split="train", count=subset, seed=seed)
-    test = datasets.load(set_, data, split="test", count=subset, seed=seed)
+    images, test = (
+        datasets.load(set_, data, split=split, count=subset, seed=seed, classes=classes)
+        for split in ("train", "test")
+    )
     if images.labels is None or test.labels is None:
         raise typer.BadParameter(f"'{set_}' has no labels to learn", param_hint="--set")
-    if images.images.shape[1:] != networks.NETWORKS[network].shape:
+    side = tuned.size if tuned is not None and tuned.size else images.images.shape[-1]
+    shape = networks.record_of(network, side).shape
+    if images.images.shape[1:] != shape:
         raise typer.BadParameter(
-            f"{network} takes images of {_size(networks.NETWORKS[network].shape)}, those of '{set_}' are "
+            f"{network} takes images of {_size(shape)}, those of '{set_}' are "
             f"{_size(images.images.shape[1:])}: choose another set or network",
             param_hint="--set",
         )
-    start = tuned or _start(network, int(images.labels.max()) + 1, seed)
+    start = tuned or _start(network, len(images.classes) or int(images.labels.max()) + 1, side, seed)
     recipe: dict[str, Any] = dict(vars(training.recipe(network, fine_tuning=weights is not None)))
     given = {"epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate}
     recipe |= {key: value for key, value in given.items() if value is not None}
@@ -123,8 +147,10 @@ def train(
             precision=precision,
             compile=compile,
             checkpoint=output,
+            save_every=save_every,
             resume=resume,
             name=network,
+            class_names=images.classes,
             **recipe,
         )
     typer.echo(
@@ -194,15 +220,30 @@ def _check_sets(set_: str, objective: str, needs_outliers: bool, auxiliary: str 
             known(reduce, list(REDUCE), "way to reduce", "--auxiliary")
 
 
-def _start(name: str, classes: int, seed: int) -> "Loaded":
+def _classes(set_: str, without: list[str]) -> list[str] | None:
+    """The names of the classes to train on. None: all classes."""
+    from gramwatch import datasets
+
+    if not without:
+        return None
+    names = datasets.source_of(set_, "train").classes
+    for name in without:
+        known(name, names, f"class of '{set_}'", "--without")
+    left = [name for name in names if name not in without]
+    if len(left) < 2:
+        raise typer.BadParameter("at least two classes must be left", param_hint="--without")
+    return left
+
+
+def _start(name: str, classes: int, size: int, seed: int) -> "Loaded":
     """A network with random weights."""
     import torch
 
     from gramwatch import networks
 
     torch.manual_seed(seed)
-    network = networks.build(name, classes)
-    return networks.Loaded(name, network, networks.NETWORKS[name].mean, networks.NETWORKS[name].std)
+    record = networks.record_of(name, size)
+    return networks.Loaded(name, record.build(classes), record.mean, record.std, size)
 
 
 def _setting(text: str) -> tuple[str, Any]:
@@ -255,7 +296,8 @@ def _size(shape: Sequence[int]) -> str:
 
 
 def _told(recipe: dict[str, Any]) -> str:
+    by = "" if recipe["optimiser"] == "sgd" else f", {recipe['optimiser']}"
     return (
         f"{recipe['epochs']} epochs of batches of {recipe['batch_size']}, "
-        f"learning rate {recipe['learning_rate']:g}"
+        f"learning rate {recipe['learning_rate']:g}{by}"
     )

@@ -5,7 +5,7 @@
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from os import PathLike
@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from gramwatch.datasets import cifar, idx, miniplaces, odin, svhn, synthetic, textures, tiny_imagenet
+from gramwatch.datasets import cifar, idx, miniplaces, odin, scenes, svhn, synthetic, textures, tiny_imagenet
 from gramwatch.datasets.folder import folder_source
 from gramwatch.datasets.images import REDUCE, made_grey, pixels
 from gramwatch.datasets.source import Download, Raw, Source
@@ -36,6 +36,8 @@ CATALOGUE: Mapping[str, Source] = {
     "dtd_10_classes": textures.DTD_10_CLASSES,
     "tiny_imagenet": tiny_imagenet.TINY_IMAGENET,
     "miniplaces": miniplaces.MINIPLACES,
+    "miniplaces_without_scenes": miniplaces.MINIPLACES_WITHOUT_SCENES,
+    "scenes": scenes.SCENES,
     "lsun_resize": odin.LSUN_RESIZE,
     "lsun_crop": odin.LSUN_CROP,
     "imagenet_resize": odin.IMAGENET_RESIZE,
@@ -57,6 +59,8 @@ class ImageSet:
     labels: Tensor | None
     description: str = ""
     """Origin and processing. For made-up images: their parameters and their space."""
+    classes: tuple[str, ...] = ()
+    """The names of the classes in the order of the labels. Empty if they are not known."""
 
     def __len__(self) -> int:
         return len(self.images)
@@ -77,6 +81,7 @@ def load(
     grey: bool | None = None,
     count: int | None = None,
     seed: int = 0,
+    classes: Sequence[str] | None = None,
 ) -> ImageSet:
     """A set of images by name, or the images of a folder.
 
@@ -92,6 +97,8 @@ def load(
         count: the number of images, drawn at random without repetition. By default all images, or 10,000
             made-up images.
         seed: the seed of the draw, of crops and of made-up images.
+        classes: the classes to load, by name. A label is the position in `classes`. Only for sets that name
+            their classes.
 
     """
     if reduce is not None and reduce not in REDUCE:
@@ -101,12 +108,15 @@ def load(
     if size is None and reduce is not None:
         size = 32
     if name in synthetic.SOURCES:
+        if classes is not None:
+            raise DataError(f"'{name}' is made up: it has no classes")
         side, channels = size or 32, 1 if grey else 3
         about = f"{CATALOGUE[name].about}; {channels} x {side} x {side}, seed {seed}"
         images = synthetic.made(name, count or 10_000, side, channels, seed)
         return ImageSet(CATALOGUE[name].title, images, None, about)
     folder = Path(root) if root is not None else default_root()
-    return _load(name, folder.absolute(), split, size, reduce, grey, count, seed)
+    kept = None if classes is None else tuple(classes)
+    return _load(name, folder.absolute(), split, size, reduce, grey, count, seed, kept)
 
 
 def source_of(name: str, split: str = "test") -> Source:
@@ -138,15 +148,21 @@ def _load(
     grey: bool | None,
     count: int | None,
     seed: int,
+    classes: tuple[str, ...] | None,
 ) -> ImageSet:
     source = source_of(name, split)
+    labels_of_classes = None if classes is None else _labels_of(classes, name, source)
     raw = _read(name, source, root, split)
+    if labels_of_classes is not None:
+        raw = raw.of_classes(labels_of_classes)
     order = torch.randperm(len(raw), generator=torch.Generator().manual_seed(seed)) if count else None
     chosen = range(len(raw)) if order is None else order[:count].tolist()
     labels = raw.labels if raw.labels is None or order is None else raw.labels[order[:count]]
     how = reduce or source.reduce
     images, done = pixels(raw.images, chosen, size, how, seed)
     title, told = source.title, [f"{source.about}; split '{split}'"]
+    if classes is not None:
+        told.append(f"only {', '.join(classes)}")
     if len(chosen) < len(raw):
         told.append(f"{len(chosen):,} of {len(raw):,}, drawn with seed {seed}")
     if "reduced" in done:
@@ -160,7 +176,18 @@ def _load(
     elif grey is False and images.shape[1] == 1:
         images = images.expand(-1, 3, -1, -1).contiguous()
         told.append("repeated to three channels")
-    return ImageSet(title, images, labels, "; ".join(told))
+    return ImageSet(title, images, labels, "; ".join(told), source.classes if classes is None else classes)
+
+
+def _labels_of(classes: tuple[str, ...], name: str, source: Source) -> list[int]:
+    """The labels of classes. The source must name the classes."""
+    unknown = [title for title in classes if title not in source.classes]
+    if unknown or not classes or len(set(classes)) < len(classes):
+        raise DataError(
+            f"'{name}' has not the classes {', '.join(classes) or 'none'}: choose, each once, from "
+            f"{', '.join(source.classes) or 'none, since this set has no names of classes'}"
+        )
+    return [source.classes.index(title) for title in classes]
 
 
 def _read(name: str, source: Source, root: Path, split: str) -> Raw:

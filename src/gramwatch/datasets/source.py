@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from gramwatch.errors import MissingDataError
@@ -47,6 +48,16 @@ class Raw:
     def __len__(self) -> int:
         return len(self.images)
 
+    def of_classes(self, labels: Sequence[int]) -> "Raw":
+        """The images of these classes. The new label of a class is its position in `labels`."""
+        assert self.labels is not None
+        of_class = [(self.labels == label).nonzero().flatten() for label in labels]
+        chosen = torch.cat(of_class)
+        renumbered = torch.cat([torch.full_like(indices, new) for new, indices in enumerate(of_class)])
+        if isinstance(self.images, Tensor):
+            return Raw(self.images[chosen], renumbered)
+        return Raw([self.images[i] for i in chosen.tolist()], renumbered)
+
 
 @dataclass(frozen=True)
 class Source:
@@ -62,6 +73,8 @@ class Source:
     downloads: tuple[Download, ...] = ()
     reduce: str = "antialiased"
     """The default way of reducing larger images."""
+    classes: tuple[str, ...] = ()
+    """The names of the classes in the order of their labels. Empty if they are not known."""
 
 
 def missing(path: Path, what: str = "") -> MissingDataError:

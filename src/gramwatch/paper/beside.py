@@ -10,6 +10,7 @@ from statistics import mean
 from gramwatch.evaluate import Row
 from gramwatch.metrics import METRICS
 from gramwatch.paper.published import SHOWN, Entry
+from gramwatch.report.table import APART
 
 ABSENT = "data not present"
 SHORT = {"tnr": "TNR at TPR 95 %", "auroc": "AUROC", "dtacc": "detection accuracy"}
@@ -146,7 +147,9 @@ def markdown_tables(
         for line in lines
         if line.like
     )
-    notes |= dict.fromkeys(f"{line.method}, {line.ood}: {line.note}" for line in lines if line.note)
+    notes |= dict.fromkeys(
+        f"{line.method}, {line.ood}: {line.note}" for line in lines if line.note not in ("", APART)
+    )
     notes |= dict.fromkeys(
         f"{line.ood}, {line.method}: the paper has {SHORT[metric]} "
         + " and ".join(

@@ -20,6 +20,7 @@ from gramwatch.paper import published
 from gramwatch.paper.beside import Line, markdown_tables, write_csv
 from gramwatch.paper.cells import Cells
 from gramwatch.paper.compare import GRAM, method_names
+from gramwatch.paper.scenes import SCENES, SceneSubject
 from gramwatch.paper.subject import BLOCK_ENDS, INDICATIVE, MethodSpec, OodSet, Subject
 from gramwatch.report import pyplot, results
 from gramwatch.version import __version__
@@ -80,7 +81,8 @@ class Options:
     def chosen_network(self) -> str:
         """The network's name."""
         if self.network is None:
-            raise InputError("which network? Give --network, one of " + ", ".join(networks.NETWORKS))
+            names = ", ".join([*networks.NETWORKS, "timm:NAME", "torchvision:NAME"])
+            raise InputError(f"which network? Give --network, one of {names}")
         return self.network
 
     def only_weights(self) -> Path:
@@ -91,13 +93,14 @@ class Options:
 
     def inside(self) -> str:
         """The in-distribution set: the chosen one, or else what the network is usually trained on."""
-        grey = networks.NETWORKS[self.chosen_network()].shape[0] == 1
+        grey = networks.record_of(self.chosen_network()).shape[0] == 1
         return self.in_distribution or ("mnist" if grey else "cifar10")
 
     def study(self, loaded: networks.Loaded, in_distribution: str) -> Subject:
         """A loaded network with the chosen data, cells and device."""
         default = 500 if torch.device(self.device).type == "cuda" else 125
-        return Subject(
+        kind = SceneSubject if in_distribution == SCENES else Subject
+        return kind(
             loaded,
             in_distribution,
             Cells(self.output / "cells"),
@@ -142,7 +145,8 @@ def methods_of(
     found = []
     for name in method_names(chosen, (GRAM, *METHODS)):
         if name == GRAM:
-            found.append(MethodSpec("Gram", GRAM, {"taps": "paper", **(gram or {})}))
+            taps = "paper" if hasattr(subject.network, "paper_taps") else "all"
+            found.append(MethodSpec("Gram", GRAM, {"taps": taps, **(gram or {})}))
         else:
             found.append(MethodSpec(METHODS[name].record.title, name, special.get(name, {})))
     return found

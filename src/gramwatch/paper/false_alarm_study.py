@@ -68,7 +68,7 @@ def run(options: Options) -> list[Shares]:
     half = len(inside) // 2
     sizes = dict.fromkeys([(False, min(CALIBRATION, half)), (False, half), (True, half)])
     found = [each for per_class, size in sizes for each in shares(inside, guard.rule(), size, per_class)]
-    name = f"false_alarms-{subject.loaded.name}"
+    name = f"false_alarms-{subject.label}"
     title = f"{subject.title}, {subject.inside_title}: false alarms"
     page = (
         f"## {title}\n\n    {command()}\n\n"

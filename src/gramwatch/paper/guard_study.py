@@ -25,7 +25,9 @@ from gramwatch.metrics import Difference, auroc_difference
 from gramwatch.paper import against
 from gramwatch.paper.beside import SHORT, Line, markdown
 from gramwatch.paper.experiment import Options, lines_of, methods_of, protocol_of, untuned, write
-from gramwatch.paper.subject import BLOCK_ENDS, MethodSpec, OodSet, ood_sets, rules_of
+from gramwatch.paper.scenes import SceneSubject, apart_of, facts_of, tables_of, write_facts
+from gramwatch.paper.subject import BLOCK_ENDS, VALIDATION, MethodSpec, OodSet, ood_sets, rules_of
+from gramwatch.report.table import APART
 
 GRAM, GUARD = "Gram", "Guard"
 EARLY, RATIO, UNIT = (each.record.title for each in (EarlyMahalanobis, ClassRatio, UnitMahalanobis))
@@ -388,22 +390,34 @@ def run(options: Options) -> list[Line]:
     sets = [each for each in ood_sets(subject.in_distribution) if _chosen(each, options.sets)]
     measured = subject.measure([*methods, *forms], sets)
     together = {name: WithRules(each, usable, singles) for name, each in measured.items()}
-    inside = together.pop(subject.inside_title)
+    inside, validation = together.pop(subject.inside_title), together.pop(VALIDATION, None)
     if not together:
         raise InputError(f"none of the sets is there: {options.sets or 'no data are present'}")
     rules: dict[str, Rule] = {**rules_of(methods), **{each.title: each.rule() for each in usable}}
-    result = evaluate_measured(inside, together, rules)
+    result = evaluate_measured(inside, together, rules, validation=validation)
+    facts = facts_of(subject, measured) if isinstance(subject, SceneSubject) else []
+    apart = apart_of(facts)
+    counted = [row for row in result.rows if row.ood not in apart]
     titles = [*(each.title for each in usable), *singles]
-    lines = lines_of(subject, sets, titles, result.rows, lambda *_: ())
+    lines = [
+        replace(line, note=APART) if line.ood in apart else line
+        for line in lines_of(subject, sets, titles, result.rows, lambda *_: ())
+    ]
     title = f"{subject.title}, {subject.inside_title}: ways to join"
     protocol = protocol_of(subject, result, untuned(methods))
-    tables = [_table(result.rows, titles, metric) for metric in ("auroc", "tnr")]
-    difference = _differences(inside, together, rules)
+    tables = [_table(counted, titles, metric) for metric in ("auroc", "tnr")]
+    difference = _differences(inside, together, rules, validation)
     published = [title for title in singles if title not in OURS]
     one_pass = [m.title for m in methods if not m.make(subject.network).alone]
     near = [each.title for each in sets if each.near]
-    verdict = _verdict(result.rows, singles, one_pass, published, difference, near)
-    name = f"guard-{subject.loaded.name}"
+    verdict = _verdict(counted, singles, one_pass, published, difference, near)
+    name = f"guard-{subject.label}"
+    if facts:
+        write_facts(options.output / f"sets-{subject.label}.csv", facts)
+        tables = tables_of(facts, counted, titles, tables)
+    if apart:
+        shown = [row for row in result.rows if row.ood in apart]
+        tables += ["### Shown apart", _table(shown, titles, "auroc")]
     why = f"![AUROC of Gram, of the best other method and of Guard on every set]({name}-why.png)"
     write(
         options,
@@ -459,13 +473,13 @@ def _table(rows: Sequence[Row], titles: Sequence[str], metric: str) -> str:
 
 
 def _differences(
-    inside: Measured, sets: Mapping[str, Measured], rules: Mapping[str, Rule]
+    inside: Measured, sets: Mapping[str, Measured], rules: Mapping[str, Rule], validation: Measured | None
 ) -> Callable[[str, str], Difference]:
     """How far Guard is ahead of a method on a set, both given by title, in the first draw."""
 
     @cache
     def scores(method: str) -> tuple[Tensor, dict[str, Tensor]]:
-        return scores_of_first_draw(method, inside, sets, rules)
+        return scores_of_first_draw(method, inside, sets, rules, validation)
 
     @cache
     def difference(ood: str, method: str) -> Difference:
@@ -476,11 +490,20 @@ def _differences(
 
 
 def scores_of_first_draw(
-    method: str, inside: Measured, sets: Mapping[str, Measured], rules: Mapping[str, Rule]
+    method: str,
+    inside: Measured,
+    sets: Mapping[str, Measured],
+    rules: Mapping[str, Rule],
+    validation: Measured | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """What `evaluate_measured` compares in its first draw: a method's scores of test data and sets."""
-    validation, test = next(draws_of(len(inside[method]), draws=1))
-    rule = fitted_rule(rules.get(method, AsMeasured()), inside[method], validation)
+    total = len(inside[method])
+    if validation is None:
+        held_out, test = next(draws_of(total, draws=1))
+    else:
+        held_out, test = torch.arange(len(validation[method])), torch.arange(total)
+    to_fit = inside if validation is None else validation
+    rule = fitted_rule(rules.get(method, AsMeasured()), to_fit[method], held_out)
     scores = {name: rule(measured[method])[:, 0] for name, measured in sets.items()}
     return rule(inside[method])[test, 0], scores
 

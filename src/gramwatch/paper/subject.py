@@ -26,7 +26,7 @@ from gramwatch.measurement import Measurement, Rule
 from gramwatch.methods import METHODS, TRAINED, fgsm
 from gramwatch.methods.mahalanobis import Mahalanobis
 from gramwatch.methods.odin import ODIN
-from gramwatch.networks import NETWORKS, Loaded
+from gramwatch.networks import Loaded
 from gramwatch.observation import Observation
 from gramwatch.paper.cells import Cells
 from gramwatch.training.images import PADDING
@@ -137,6 +137,10 @@ _SAME = {"cifar100": ("cifar100", "cifar100_subset"), "svhn": ("svhn", "svhn_sub
 
 def ood_sets(in_distribution: str) -> list[OodSet]:
     """Every set that a network trained on this data is judged by: the published ones first."""
+    if in_distribution == "scenes":
+        from gramwatch.paper.scenes import scene_sets  # that module imports this module
+
+        return [*scene_sets()]
     inside = PART_OF.get(in_distribution, in_distribution)
     photographs = inside in ("cifar10", "cifar100")
     noise, other_noise = (NORMALISED_NOISE, PIXEL_NOISE)[:: 1 if photographs else -1]
@@ -267,7 +271,7 @@ class Subject:
     @property
     def title(self) -> str:
         """The network, as tables call it."""
-        return NETWORKS[self.loaded.name].title
+        return self.loaded.record.title
 
     @property
     def inside_title(self) -> str:
@@ -284,7 +288,8 @@ class Subject:
     def label(self) -> str:
         """What files are named after: the network, and the in-distribution set if it is not the usual one."""
         usual = self.in_distribution in ("cifar10", "mnist")
-        return self.loaded.name if usual else f"{self.loaded.name}-{self.in_distribution}"
+        name = self.loaded.name.replace(":", "-")
+        return name if usual else f"{name}-{self.in_distribution}"
 
     # --- images --------------------------------------------------------------------------------------
 
@@ -292,7 +297,7 @@ class Subject:
         self, name: str, split: str = "test", reduce: str | None = None, count: int | None = None
     ) -> datasets.ImageSet:
         """A set in the form that the network takes: its size, its channels."""
-        channels, size, _ = NETWORKS[self.loaded.name].shape
+        channels, size, _ = self.loaded.record.shape
         return datasets.load(
             name, self.root, split=split, size=size, reduce=reduce, grey=channels == 1, count=count
         )

@@ -10,10 +10,10 @@ from pathlib import Path
 from gramwatch.report.comparison import draw_shades
 from gramwatch.report.curves import draw_curves
 from gramwatch.report.dots import draw_dots
-from gramwatch.report.table import by_method, read_cells, read_words
+from gramwatch.report.table import APART, by_method, read_cells, read_words
 from gramwatch.report.why import draw_why, read_figures
 
-NO_PICTURE = ("false_alarms", "networks")
+NO_PICTURE = ("false_alarms", "networks", "sets")
 """Tables that have no picture."""
 MOST_DOTS = 6
 """More methods than this are drawn as a table of shades."""
@@ -26,7 +26,8 @@ def draw(path: str | PathLike[str]) -> None:
     if kind in NO_PICTURE:
         return
     page, picture = path.with_suffix(".md"), path.with_suffix(".png")
-    words, cells = read_words(page), read_cells(path)
+    words = read_words(page)
+    cells = [cell for cell in read_cells(path) if cell.note != APART]
     if kind in ("depth", "order"):
         draw_curves(picture, cells, words)
     elif kind == "ablation":

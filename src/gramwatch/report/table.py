@@ -11,6 +11,8 @@ from gramwatch.report.frame import Words
 
 SHOWN = ("tnr", "auroc", "dtacc")
 """The metrics that a CSV has."""
+APART = "shown apart"
+"""The note of a set that counts in no mean, and that pictures leave out."""
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from typing import Any
 from gramwatch.methods import METHODS
 from gramwatch.report.frame import SMALL, TEXT, WIDTH, Words, framed, key, plain, wrapped
 from gramwatch.report.palette import BAND, FAINT, INK, LOOKS, OTHER, SOFT, Look
+from gramwatch.report.table import APART
 
 GRAM, GUARD, MEAN = "Gram", "Guard", "mean"
 SHOWN = {GRAM: LOOKS[GRAM], "best other": Look(OTHER, "D"), GUARD: LOOKS[GUARD]}
@@ -60,13 +61,16 @@ def marks_of(figures: Figures) -> list[Marks]:
 
 
 def read_figures(path: str | PathLike[str]) -> tuple[str, Figures]:
-    """A network's title and its figures, from the CSV of the study; sets whose data were absent left out."""
+    """A network's title and its figures, from the CSV of the study.
+
+    Sets without data, and sets that are shown apart, are left out.
+    """
     figures: dict[str, dict[str, float]] = {}
     title = ""
     with Path(path).open(encoding="utf-8", newline="") as file:
         for line in csv.DictReader(file):
             title = f"{line['network']}, {line['in_distribution']}"
-            if line["auroc"]:
+            if line["auroc"] and line.get("note") != APART:
                 figures.setdefault(line["ood"], {})[line["method"]] = float(line["auroc"])
     return title, figures
 

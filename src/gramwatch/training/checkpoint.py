@@ -2,7 +2,8 @@
 
 It is one safetensors file, written whole or not at all. Its header, JSON under the key "gramwatch", holds the
 network, the normalisation of its inputs, and the objective. The tensors are those of the network, by name.
-Until training is finished, the file also has the optimiser's momentum: `MOMENTUM` and the parameter's name.
+Until training is finished, the file also has the state of the optimiser: one of `STATES` and the parameter's
+name.
 """
 
 from collections.abc import Mapping
@@ -16,6 +17,13 @@ from gramwatch import artifact
 from gramwatch.errors import TrainingError
 
 MOMENTUM = "momentum/"
+STATES = {
+    "momentum_buffer": MOMENTUM,
+    "exp_avg": "average/",
+    "exp_avg_sq": "square/",
+    "step": "step/",
+}
+"""The states that an optimiser keeps for a parameter, and the prefixes of their names in a file."""
 _T = TypeVar("_T")
 
 
@@ -25,13 +33,12 @@ def write(
     network: nn.Module,
     optimiser: torch.optim.Optimizer | None = None,
 ) -> None:
-    """Write the weights and, with an optimiser, its momentum."""
+    """Write the weights. With an optimiser, write its state too."""
     tensors = dict(network.state_dict())
     if optimiser is not None:
         for name, parameter in network.named_parameters():
-            momentum = optimiser.state.get(parameter, {}).get("momentum_buffer")
-            if momentum is not None:
-                tensors[MOMENTUM + name] = momentum
+            known = optimiser.state.get(parameter, {})
+            tensors |= {STATES[key] + name: known[key] for key in STATES if known.get(key) is not None}
     shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
     artifact.write(path, {**header, "shapes": shapes}, tensors)
 
@@ -47,13 +54,15 @@ def read(path: str | PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def weights_of(tensors: Mapping[str, _T]) -> dict[str, _T]:
-    """The entries of the network's own tensors, without the momentum."""
-    return {name: tensor for name, tensor in tensors.items() if not name.startswith(MOMENTUM)}
+    """The entries of the network's own tensors, without the state of the optimiser."""
+    return {name: tensor for name, tensor in tensors.items() if not name.startswith(tuple(STATES.values()))}
 
 
-def set_momentum(network: nn.Module, optimiser: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """Give the optimiser the momentum of a file."""
+def set_state(network: nn.Module, optimiser: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    """Give the optimiser the state of a file."""
     for name, parameter in network.named_parameters():
-        if MOMENTUM + name in tensors:
-            momentum = torch.empty_like(parameter).copy_(tensors[MOMENTUM + name])
-            optimiser.state[parameter]["momentum_buffer"] = momentum.detach()
+        for key, start in STATES.items():
+            if start + name in tensors:
+                saved = tensors[start + name]
+                like = parameter if saved.ndim else saved.to(parameter.device)
+                optimiser.state[parameter][key] = torch.empty_like(like).copy_(saved).detach()

@@ -64,9 +64,7 @@ class Images:
         All random numbers are drawn at once, from PyTorch's generator of the device.
         """
         total = batches * size
-        rounds = math.ceil(total / len(self))
-        orders = [torch.randperm(len(self), device=self._device) for _ in range(rounds)]
-        chosen = torch.cat(orders)[:total]
+        chosen = self._drawn(total)
         if not self._augment:
             for part in chosen.split(size):
                 yield self._normalised(self._pixels[part]), part
@@ -77,6 +75,12 @@ class Images:
             chosen.split(size), corners.split(size), mirrored.split(size), strict=True
         ):
             yield self._normalised(self._cut(part, corner, mirror)), part
+
+    def _drawn(self, total: int) -> Tensor:
+        """The indices of `total` random images. No image comes twice before all have come."""
+        rounds = math.ceil(total / len(self))
+        orders = [torch.randperm(len(self), device=self._device) for _ in range(rounds)]
+        return torch.cat(orders)[:total]
 
     def in_order(self, size: int) -> Iterator[Tensor]:
         """All images in batches, in their order and without augmentation."""

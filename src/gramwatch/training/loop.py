@@ -1,4 +1,4 @@
-"""The training loop: stochastic gradient descent over images that are all on the device."""
+"""The training loop: gradient descent over images that are all on the device."""
 
 import json
 import math
@@ -18,9 +18,12 @@ from gramwatch import artifact
 from gramwatch.errors import TrainingError
 from gramwatch.training import checkpoint as files
 from gramwatch.training.base import Network, Objective
+from gramwatch.training.crops import Crops
 from gramwatch.training.images import Images
+from gramwatch.training.optimiser import OPTIMISERS, optimiser_of
 
 TEST_BATCH = 1000
+CROPS = "crops"
 PRECISIONS = ("auto", "float32", "bfloat16")
 
 
@@ -68,21 +71,24 @@ def train(
     warmup: float = 1.0,
     momentum: float = 0.9,
     weight_decay: float = 5e-4,
-    augment: bool = False,
+    optimiser: str = "sgd",
+    augment: bool | str = False,
     seed: int = 0,
     device: str | torch.device | None = None,
     precision: str = "auto",
     compile: bool = False,  # noqa: A002
     checkpoint: str | PathLike[str] | None = None,
+    save_every: int = 1,
     resume: bool = True,
     name: str = "",
+    class_names: Sequence[str] = (),
     progress: bool = True,
 ) -> History:
     """Train a network in place. It ends in evaluation mode, on `device`.
 
-    The optimiser is SGD with Nesterov's momentum. The learning rate rises linearly during the warm-up, and
-    then falls to zero along a cosine. The same seed, network and data give the same weights, interrupted or
-    not. On a GPU, weights may differ by the rounding of sums.
+    The optimiser is SGD with Nesterov's momentum, or AdamW. The learning rate rises linearly during the
+    warm-up, and then falls to zero along a cosine. The same seed, network and data give the same weights,
+    interrupted or not. On a GPU, weights may differ by the rounding of sums.
 
     Args:
         network: the network to train. The objective may replace its last layer.
@@ -98,15 +104,20 @@ def train(
         learning_rate: the highest learning rate.
         warmup: the number of epochs in which the learning rate rises.
         momentum: the momentum of SGD.
-        weight_decay: the weight decay of SGD, for all parameters.
-        augment: shift images and outliers by up to 4 pixels, and mirror them, at random.
+        weight_decay: the weight decay. SGD: of all parameters. AdamW: of parameters with two axes or more.
+        optimiser: "sgd" or "adamw". With AdamW, gradients are clipped to length 1.
+        augment: how images and outliers are changed at random. True: they are shifted by up to 4 pixels, and
+            mirrored. "crops", for photographs: they are cropped, enlarged, and mirrored. False: not at all.
         seed: the seed of order, augmentation and dropout.
         device: the device to train on. By default the device of the network.
         precision: "bfloat16" or "float32" in the forward pass. "auto" is bfloat16 on a GPU, else float32.
         compile: use `torch.compile`: a slower start, faster steps.
         checkpoint: a file that is written after every epoch. After the last epoch it holds only the network.
+        save_every: the number of epochs after which the file is written, for short epochs. It is also written
+            after the last epoch.
         resume: whether to continue from that file if it exists. If False, the file must not exist.
         name: the name of the network, for that file.
+        class_names: the names of the classes in the order of the labels, for that file.
         progress: show a progress bar for every epoch (on a terminal only).
 
     """
@@ -117,6 +128,12 @@ def train(
         )
     if precision not in PRECISIONS:
         raise TrainingError(f"precision must be one of {', '.join(PRECISIONS)}; got {precision!r}")
+    if optimiser not in OPTIMISERS:
+        raise TrainingError(f"optimiser must be one of {', '.join(OPTIMISERS)}; got {optimiser!r}")
+    if augment not in (True, False, CROPS):
+        raise TrainingError(f"augment must be True, False or '{CROPS}'; got {augment!r}")
+    if save_every < 1:
+        raise TrainingError(f"save_every must be at least 1; got {save_every}")
     place = torch.device(device) if device is not None else next(network.parameters()).device
     data = _Data.of(objective, images, labels, outliers, test, mean, std, augment, place)
     plan = {
@@ -128,6 +145,7 @@ def train(
         "warmup": warmup,
         "momentum": momentum,
         "weight_decay": weight_decay,
+        "optimiser": optimiser,
         "augment": augment,
         "seed": seed,
         "images": len(images),
@@ -136,16 +154,18 @@ def train(
     with _seeded(seed, 0, place):
         objective.prepare(network)
     run = _Run(network, objective, data, plan, place, precision, compile)
-    header = {"classes": run.classes, "mean": list(mean), "std": list(std)}
-    if name:
-        header["network"] = name
+    if class_names and len(class_names) != run.classes:
+        raise TrainingError(f"{len(class_names)} classes are named, the network has {run.classes}")
+    header = {"classes": run.classes, "mean": list(mean), "std": list(std), "shape": list(images.shape[1:])}
+    header |= {"network": name} if name else {}
+    header |= {"class_names": list(class_names)} if class_names else {}
     path = None if checkpoint is None else Path(checkpoint)
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)  # if this fails, it fails before the first epoch
     done = run.resumed(path) if path is not None and _resumes(path, resume) else []
     for number in range(len(done) + 1, epochs + 1):
         done.append(run.epoch(number, progress))
-        if path is not None:
+        if path is not None and (number % save_every == 0 or number == epochs):
             run.save(path, header, done)
     network.eval()
     network.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
@@ -170,7 +190,7 @@ class _Data:
         test: tuple[Tensor, Tensor] | None,
         mean: Sequence[float],
         std: Sequence[float],
-        augment: bool,
+        augment: bool | str,
         place: torch.device,
     ) -> "_Data":
         """The data, checked. If the objective does not use outliers, outliers are refused."""
@@ -180,8 +200,10 @@ class _Data:
             )
         if not objective.needs_outliers and outliers is not None:
             raise TrainingError(f"{objective.name} has no use for outliers: leave them out")
-        inside = Images(images, mean, std, place, augment)
-        outside = None if outliers is None else Images(outliers, mean, std, place, augment, "outliers")
+        kind: type[Images] = Crops if augment == CROPS else Images
+        moved = augment is True
+        inside = kind(images, mean, std, place, moved)
+        outside = None if outliers is None else kind(outliers, mean, std, place, moved, "outliers")
         tested = None if test is None else Images(test[0], mean, std, place, what="test images")
         for other, what in ((outside, "outliers"), (tested, "test images")):
             if other is not None and other.shape != inside.shape:
@@ -228,14 +250,8 @@ class _Run:
         self._autocast = torch.autocast(place.type, torch.bfloat16, enabled=half)
         self._forward: Network = torch.compile(network) if compiled else network
         self._steps = len(data.images) // plan["batch_size"]
-        self._optimiser = torch.optim.SGD(
-            network.parameters(),
-            plan["learning_rate"],
-            plan["momentum"],
-            weight_decay=plan["weight_decay"],
-            nesterov=plan["momentum"] > 0,
-            fused=place.type == "cuda",
-        )
+        self._optimiser = optimiser_of(network, plan, fused=place.type == "cuda")
+        self._gradient_norm = objective.gradient_norm or (1.0 if plan["optimiser"] == "adamw" else None)
         self.classes = self._check_classes()
 
     def _check_classes(self) -> int:
@@ -298,8 +314,8 @@ class _Run:
             loss, logits = self._objective.loss(self._forward, images, labels, outliers)
         self._optimiser.zero_grad()
         loss.backward()
-        if self._objective.gradient_norm is not None:
-            nn.utils.clip_grad_norm_(self._network.parameters(), self._objective.gradient_norm)
+        if self._gradient_norm is not None:
+            nn.utils.clip_grad_norm_(self._network.parameters(), self._gradient_norm)
         self._optimiser.step()
         with torch.no_grad():
             return torch.stack([loss.detach().float(), (logits.argmax(1) == labels).float().mean()])
@@ -348,11 +364,10 @@ class _Run:
             artifact.check_types(header, plan=dict[str, Any], history=list[dict[str, Any]])
             done = [Epoch(**epoch) for epoch in header["history"]]
         now = json.loads(json.dumps(self._plan))  # in the form that a file has
-        other = [
-            f"{key} was {header['plan'].get(key)}, is {now[key]}"
-            for key in now
-            if header["plan"].get(key) != now[key]
-        ]
+        then = {"optimiser": "sgd", **header["plan"]}  # earlier files do not name it
+        if isinstance(then.get("settings"), dict):
+            then["settings"] = {**type(self._objective)().settings(), **then["settings"]}
+        other = [f"{key} was {then.get(key)}, is {now[key]}" for key in now if then.get(key) != now[key]]
         if other:
             raise TrainingError(
                 f"{path} is of another training: {'; '.join(other)}. Remove it, name another file, or train "
@@ -360,7 +375,7 @@ class _Run:
             )
         with artifact.reading(path):
             self._network.load_state_dict(files.weights_of(tensors))
-            files.set_momentum(self._network, self._optimiser, tensors)
+            files.set_state(self._network, self._optimiser, tensors)
         return done
 
 
