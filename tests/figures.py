@@ -17,7 +17,8 @@ from pathlib import Path
 DOCS = Path(__file__).parents[1] / "docs"
 RESULTS = DOCS / "results"
 NUMBER = r"-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?"
-NEAR = ("CIFAR-100", "CIFAR-100 subset")  # the near sets of CIFAR-10
+NEAR = {"CIFAR-10": ("CIFAR-100", "CIFAR-100 subset"), "CIFAR-100 (indicative)": ("CIFAR-10",)}
+"""The near sets of an in-distribution set."""
 SEEN = "auxiliary source seen"  # the note on a set whose source was in training: it counts in no mean
 
 
@@ -69,17 +70,20 @@ class Results:
             lambda: float(next(row["images"] for row in rows_of(self.name) if row["ood"] == ood)),
         )
 
-    def mean(self, method: str, metric: str = "tnr", near: bool = True) -> Figure:
+    def mean(
+        self, method: str, metric: str = "tnr", near: bool = True, shared: "Results | None" = None
+    ) -> Figure:
         """The mean over the sets that are there; without those whose source was seen in training."""
-        which = "all sets" if near else "far sets"
         return Figure(
-            f"{self.name}.csv (mean of {method} over {which}, {metric})",
-            lambda: _mean(self._value(method, ood, metric) for ood in self.sets(near)),
+            f"{self.name}.csv (mean of {method} over {_which(near, shared)}, {metric})",
+            lambda: _mean(self._value(method, ood, metric) for ood in self.sets(near, shared)),
         )
 
-    def count(self, near: bool = True) -> Figure:
-        which = "all sets" if near else "far sets"
-        return Figure(f"{self.name}.csv (number of {which})", lambda: float(len(self.sets(near))))
+    def count(self, near: bool = True, shared: "Results | None" = None) -> Figure:
+        return Figure(
+            f"{self.name}.csv (number of {_which(near, shared)})",
+            lambda: float(len(self.sets(near, shared))),
+        )
 
     def best(self, ood: str, metric: str = "tnr", besides: Sequence[str] = ("Gram",)) -> Figure:
         """The best figure of all methods but some."""
@@ -115,12 +119,15 @@ class Results:
     def methods(self) -> list[str]:
         return list(dict.fromkeys(row["method"] for row in rows_of(self.name) if row["tnr"]))
 
-    def sets(self, near: bool = True) -> list[str]:
-        """The sets that count in a mean."""
+    def sets(self, near: bool = True, shared: "Results | None" = None) -> list[str]:
+        """The sets that count in a mean; only those that another file has too, if one is given."""
         rows = rows_of(self.name)
-        seen = {row["ood"] for row in rows if row["note"] == SEEN}
+        left_out = {row["ood"] for row in rows if row["note"] == SEEN}
+        if not near:
+            left_out.update(NEAR.get(rows[0]["in_distribution"], ()))
         there = dict.fromkeys(row["ood"] for row in rows if row["tnr"] and not row["ood"].startswith("mean"))
-        return [ood for ood in there if ood not in seen and (near or ood not in NEAR)]
+        both = there if shared is None else shared.sets()
+        return [ood for ood in there if ood not in left_out and ood in both]
 
     def _value(self, method: str, ood: str, column: str) -> float:
         for row in rows_of(self.name):
@@ -155,6 +162,15 @@ def most(figures: Iterable[Figure]) -> Figure:
     return Figure(f"most of {each[0].source} ...", lambda: max(f.compute() for f in each))
 
 
+def gap(a: Figure, b: Figure) -> Figure:
+    """By how much two figures differ, whichever is higher."""
+    return Figure(f"{a.source} and {b.source}, difference", lambda: abs(a.compute() - b.compute()))
+
+
+def _which(near: bool, shared: Results | None) -> str:
+    return f"{'all' if near else 'far'} sets{f' that {shared.name}.csv has too' if shared else ''}"
+
+
 def _mean(values: Iterable[float]) -> float:
     each = list(values)
     return sum(each) / len(each)
@@ -184,6 +200,13 @@ def within(a: Figure, b: Figure, points: float) -> Truth:
     return Truth(
         lambda: f"{a.source} = {a.compute():.2f} and {b.source} = {b.compute():.2f} differ by over {points}",
         lambda: abs(a.compute() - b.compute()) <= points,
+    )
+
+
+def without(results: Results, *sets: str) -> Truth:
+    """A file does not have these sets."""
+    return Truth(
+        lambda: f"{results.name}.csv has {', '.join(sets)} now", lambda: not {*sets} & {*results.sets()}
     )
 
 
@@ -231,6 +254,14 @@ def corrected(page: str, sentences: Iterable[Sentence]) -> str:
     for (begin, end), number in sorted(changes.items(), reverse=True):
         page = page[:begin] + number + page[end:]
     return page
+
+
+def with_table(page: str, lines: Sequence[str]) -> str:
+    """The page with the table that has the same head replaced."""
+    assert page.count(lines[0]) == 1, f"the page has no table, or two, with the head {lines[0]}"
+    begin = page.index(lines[0])
+    end = page.index("\n\n", begin)
+    return page[:begin] + "\n".join(lines) + page[end:]
 
 
 def unchecked(page: str, sentences: Iterable[Sentence], exempt: str) -> list[str]:

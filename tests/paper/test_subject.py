@@ -171,7 +171,7 @@ def test_a_part_in_distribution_is_validated_by_its_own_split(
     lines = experiment.run("table2", given)
     assert {each.ours.examples for each in lines if each.ours} == {40}
     page = (given.output / "table2-resnet20-cifar100_parts.md").read_text(encoding="utf-8")
-    assert "Indicative: 6,000 images, mostly of the training split" in page
+    assert "CIFAR-100 (indicative). Indicative: 6,000 images, mostly of the training split" in page
     assert "In-distribution: 40 examples for validation and 40 for test" in page
     measured = study.measure(experiment.methods_of(study, "gram"), noise)
     assert set(measured) == {study.inside_title, subject.VALIDATION, noise[0].title}

@@ -232,10 +232,8 @@ def protocol_of(subject: Subject, evaluation: Evaluation, tuned: str = "") -> st
     fitted = "all" if subject.subset is None else f"{10 * subject.subset:,}"
     seen = tuned or "No method saw an outlier."
     marked = INDICATIVE.get(subject.in_distribution)
-    return (
-        f"{subject.title}, {subject.inside_title}, fitted on {fitted} training images. "
-        f"{f'{marked} ' if marked else ''}{evaluation.protocol} {seen}"
-    )
+    images = f". {marked}" if marked else f", fitted on {fitted} training images."
+    return f"{subject.title}, {subject.inside_title}{images} {evaluation.protocol} {seen}"
 
 
 def untuned(methods: Iterable[MethodSpec]) -> str:
