@@ -16,7 +16,7 @@ from torch import nn
 
 from benchmarks.measure import machine, save
 from gramwatch import datasets, fit_together, networks
-from gramwatch.detector import Together
+from gramwatch.evaluate import Together
 from gramwatch.methods import Energy, Method, ReAct
 from gramwatch.metrics import auroc
 
