@@ -105,7 +105,7 @@ def select(
 def _is_smallest_possible(p: float, ranking: int | None) -> bool:
     """Whether p is `1 / (n + 1)`. If n is unknown: whether p can be that for some n."""
     images = 1 / p if ranking is None else ranking + 1
-    return abs(p * round(images) - 1) < 1e-9
+    return abs(p * round(images) - 1) < 1e-6
 
 
 def _needed(p: Tensor, fdr: float, ordinary: float) -> int:

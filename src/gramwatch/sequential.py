@@ -30,7 +30,7 @@ TAILS = (0.05, 0.01, 0.002)
 """Tail rates that a fixed reference watches."""
 BINS = 1024
 """Bins of the grid, a power of two."""
-MOST = 1e300
+MOST = 1e250
 """Evidence beyond this is cut off: a float could not hold it. A smaller bet is still fair."""
 _LEVELS = np.arange(BINS.bit_length())
 
