@@ -4,12 +4,13 @@
 
 Scores of ordinary images are normal. Scores of outliers are normal too, shifted so that their AUROC is 99 %.
 A thousand streams are watched at once by the classes of `gramwatch.sequential`, which are those of a
-`Monitor`. Takes about ten minutes on one core. Writes docs/data/monitor.json, and the figures of the page.
+`Monitor`. Takes about ten minutes on one core. Names of parts (`false_alarms`, `delays`, `breaking`,
+`replicas`, `selections`) simulate these only. Writes docs/data/monitor.json, and its figures into
+docs/monitor.md.
 """
 
 import argparse
 import json
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.document import filled
 from benchmarks.measure import machine, save
 from gramwatch.select import select
 from gramwatch.sequential import BINS, Evidence, FixedReference, OnlineRanks, PowerBets, grid_of
@@ -215,7 +217,6 @@ def false_alarms() -> list[dict[str, Any]]:
     rows = []
     for kind in ("online", "fixed", "naive"):
         for ranking in RANKING:
-            begun = time.perf_counter()
             low, high = alarm_times(Form(kind, ranking), ordinary, LONG, seed=ranking)
             rows.append(
                 {
@@ -225,7 +226,6 @@ def false_alarms() -> list[dict[str, Any]]:
                     "images": LONG,
                     "mean_time": float(np.minimum(low, LONG).mean()),
                     "within": float(np.isfinite(high).mean()),
-                    "seconds": time.perf_counter() - begun,
                 }
             )
             print(rows[-1], flush=True)
@@ -338,6 +338,95 @@ def _selected(rng: np.random.Generator, procedure: Any, fdr: float, share: float
     return (chosen & ~is_outlier).sum() / max(1, chosen.sum()), chosen[is_outlier].mean()
 
 
+# --- the page ----------------------------------------------------------------------------------------
+
+NAMES = {
+    "online": '`"online"`',
+    "fixed": '`"fixed"`',
+    "naive": "p-values against a fixed set, taken as independent",
+}
+CASES = {
+    "drift": "All scores rise by half a standard deviation over 50,000 images",
+    "video": "Video: 25 frames in a row have nearly the same score",
+    "video, every 25th": "The same, `every=25`",
+    "mix": "A class with scores twice as wide: 20 %, after 2,000 images 80 %",
+    "mix, per class": "The same, `per_class=True`",
+}
+
+
+def pages(result: dict[str, Any]) -> dict[str, str]:
+    """The generated parts of docs/monitor.md, by the names of their markers."""
+    return {
+        "false alarms": _false_alarms_table(result["false_alarms"]),
+        "delays": _delays_table(result["delays"]),
+        "breaking": _breaking_table(result["breaking"]),
+        "replicas": _replicas_text(result["replicas"]),
+        "selections": _selections_table(result["selections"]),
+    }
+
+
+def _table(heads: list[str], rows: list[list[str]], words: int = 1) -> str:
+    """A table whose first columns are words and whose others are figures."""
+    rule = ["---"] * words + ["---:"] * (len(heads) - words)
+    return "\n".join(f"| {' | '.join(row)} |" for row in [heads, rule, *rows])
+
+
+def _false_alarms_table(rows: list[dict[str, Any]]) -> str:
+    heads = ["", "ranking images", "A = 10,000: mean time", "A = 1,000,000: alarm within 100,000"]
+    lines = [
+        [
+            NAMES[row["form"]],
+            f"{row['ranking']:,}",
+            f"{row['mean_time']:,.0f}",
+            f"{100 * row['within']:.1f} %",
+        ]
+        for row in rows
+    ]
+    return _table(heads, lines)
+
+
+def _delays_table(rows: list[dict[str, Any]]) -> str:
+    heads = ["", "ranking images", "ordinary images before", *(f"{100 * s:g} % outliers" for s in SHARES)]
+    found: dict[tuple[str, int, int], list[str]] = {}
+    for row in rows:
+        cells = found.setdefault((row["form"], row["ranking"], row["before"]), [])
+        median = "-" if row["median"] is None else f"{row['median']:,.0f}"
+        cells.append(median if row["found"] > 0.995 else f"{median} ({100 * row['found']:.0f} %)")
+    lines = [[NAMES[form], f"{n:,}", f"{before:,}", *cells] for (form, n, before), cells in found.items()]
+    return _table(heads, lines)
+
+
+def _breaking_table(rows: list[dict[str, Any]]) -> str:
+    found: dict[str, dict[str, str]] = {}
+    for row in rows:
+        median = "" if row["median"] is None else f", median image {row['median']:,.0f}"
+        found.setdefault(row["case"], {})[row["form"]] = f"{100 * row['alarms']:.1f} %{median}"
+    heads = ["streams with an alarm", NAMES["online"], NAMES["fixed"]]
+    return _table(heads, [[CASES[case], cells["online"], cells["fixed"]] for case, cells in found.items()])
+
+
+def _replicas_text(rows: list[dict[str, Any]]) -> str:
+    heads = ["", "A = 10,000: mean time per replica", "A = 1,000,000: alarm within 50,000 per replica"]
+    lines = [[NAMES[row["form"]], f"{row['mean_time']:,.0f}", f"{100 * row['within']:.2f} %"] for row in rows]
+    return _table(heads, lines)
+
+
+def _selections_table(rows: list[dict[str, Any]]) -> str:
+    heads = ["", "outliers", "asked", "realised", "outliers found"]
+    titles = {"bh": "Benjamini-Hochberg", "storey": "Storey"}
+    lines = [
+        [
+            titles[row["procedure"]],
+            f"{100 * row['share']:g} %",
+            f"{100 * row['fdr']:g} %",
+            f"{100 * row['realised']:.2f} ± {100 * row['error']:.2f} %",
+            f"{100 * row['power']:.0f} %",
+        ]
+        for row in rows
+    ]
+    return _table(heads, lines)
+
+
 PARTS: dict[str, Callable[[], list[dict[str, Any]]]] = {
     "false_alarms": false_alarms,
     "delays": delays,
@@ -350,13 +439,16 @@ PARTS: dict[str, Callable[[], list[dict[str, Any]]]] = {
 def main() -> None:
     """Simulate and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="what to simulate anew; all if none")
+    parser.add_argument("parts", nargs="*", help="what to simulate anew; all if none")
     parser.add_argument("--output", type=Path, default=DOCS / "data" / "monitor.json")
     args = parser.parse_args()
     result = json.loads(args.output.read_text(encoding="utf-8")) if args.output.exists() else {}
     for name in args.parts or PARTS:
         result |= {"kind": "monitor", **machine(torch.device("cpu")), name: PARTS[name]()}
         save(args.output, result)
+    page = DOCS / "monitor.md"
+    if PARTS.keys() <= result.keys():
+        page.write_text(filled(page.read_text(encoding="utf-8"), pages(result)), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -72,7 +72,7 @@ def _strength(axes: Any, time: Any, strength: Any, alarm_level: float, alarm_at:
     axes.set_ylabel("strength", fontsize=TEXT, color=INK)
     label = f"alarm level {alarm_level:,.0f}"
     axes.text(
-        0.005, alarm_level * 1.3, label, transform=axes.get_yaxis_transform(), fontsize=SMALL, color=OUTSIDE
+        0.005, alarm_level * 1.6, label, transform=axes.get_yaxis_transform(), fontsize=SMALL, color=OUTSIDE
     )
     if alarm_at is not None:
         left = alarm_at > 0.5 * axes.get_xlim()[1]
