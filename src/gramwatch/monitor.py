@@ -5,7 +5,7 @@ evidence, and saves all of it.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from typing import Any, Literal, get_args
@@ -188,7 +188,8 @@ class Monitor:
         predicted = found.predicted.cpu().numpy()[used]
         groups = self._group_of[predicted] if len(self._group_of) > 1 else np.zeros_like(predicted)
         flagged = found.is_ood.cpu().numpy()[used]
-        parts = np.array([_array(part)[used] <= 1 - self.level for part in (found.parts or {}).values()])
+        limit = (1 - self.level) * (1 + 1e-9)  # 1 - 0.9 is rounded to less than 0.1
+        parts = np.array([_array(part)[used] <= limit for part in (found.parts or {}).values()])
         parts = parts.reshape(len(self._names), len(scores)).T.astype(np.int64)
         for i, bets in enumerate(self._bets_of(scores, p_values, groups)):
             fresh = self._evidence.add(bets)[0]
@@ -199,7 +200,7 @@ class Monitor:
         self.seen += len(found)
         return self.alarm
 
-    def _bets_of(self, scores: Floats, p_values: Floats, groups: Ints) -> Any:
+    def _bets_of(self, scores: Floats, p_values: Floats, groups: Ints) -> Iterator[Floats]:
         """The bets of the images of a batch, one after the other, `(1, J)` each."""
         if self.reference == "fixed":
             yield from self._fixed(p_values, groups)[:, None]
@@ -291,7 +292,9 @@ class Monitor:
         seen = images.nonzero()[0]
         return self._drivers(seen.tolist(), images[seen], flagged[seen])
 
-    def _drivers(self, names: Any, images: Any, flagged: Any) -> list[Driver]:
+    def _drivers(
+        self, names: Sequence[str | int], images: Iterable[int], flagged: Iterable[int]
+    ) -> list[Driver]:
         rate = 1 - self.level
         rows = [
             Driver(name, int(n), int(k), rate * int(n))
