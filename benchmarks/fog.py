@@ -4,8 +4,8 @@
 
 A guard of the ResNet-20 is fitted on CIFAR-10 training images and calibrated on test images. The stream are
 other test images. Fog grows from image 1,500 on: a share of each photograph is replaced by an even grey,
-from nothing to 60 % at the last image. Takes a few minutes on two cores. Writes docs/data/fog.json, and
-docs/images/monitor.png and monitor_fog.png, which docs/monitor.md shows.
+from nothing to 60 % at the last image. Takes a few minutes on two cores. Writes docs/data/fog.json,
+its figures into docs/monitor.md, and docs/images/monitor.png and monitor_fog.png.
 """
 
 import argparse
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.document import filled
 from benchmarks.measure import machine, save
 from gramwatch import Guard, Monitor, datasets, networks
 from gramwatch.report.frame import SMALL, Words, framed
@@ -122,6 +123,8 @@ def main() -> None:
         {CLEAR, *(m.alarm_at for m in monitors.values() if m.alarm_at), 2_500, 3_000, len(stream)}
     )
     draw_frames(args.docs / "images" / "monitor_fog.png", stream, fog, numbers)
+    text = args.docs / "monitor.md"
+    text.write_text(filled(text.read_text(encoding="utf-8"), {"fog": page(result)}), encoding="utf-8")
     print(page(result))
 
 

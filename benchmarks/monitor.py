@@ -22,13 +22,14 @@ import torch
 from benchmarks.document import filled
 from benchmarks.measure import machine, save
 from gramwatch.select import select
-from gramwatch.sequential import BINS, Evidence, FixedReference, OnlineRanks, PowerBets, grid_of
+from gramwatch.sequential import BINS, MOST, Evidence, FixedReference, OnlineRanks, PowerBets, grid_of
 
 DOCS = Path(__file__).parents[1] / "docs"
 SHIFT = 2**0.5 * 2.3263478740408408
 """How far the scores of outliers lie above the others, in standard deviations: AUROC 99 %."""
 PIECE = 500
 """Images of each stream that are drawn at once."""
+STREAMS = 1_000
 LEVELS = (10_000, 1_000_000)
 """Mean times to a false alarm, A."""
 
@@ -46,12 +47,13 @@ def ordinary(rng: np.random.Generator, streams: int, first: int) -> tuple[np.nda
     return scores, np.zeros(scores.shape, np.int64)
 
 
-def outliers(share: float, before: int = 0) -> Scores:
-    """A share of outliers after so many ordinary images."""
+def outliers(share: float, before: int = 0, over: int = 0) -> Scores:
+    """A share of outliers after so many ordinary images; it may grow to this share over so many more."""
 
     def drawn(rng: np.random.Generator, streams: int, first: int) -> tuple[np.ndarray, np.ndarray]:
         scores, groups = ordinary(rng, streams, first)
-        chance = share * (first + np.arange(PIECE) >= before)
+        now = first + np.arange(PIECE) - before
+        chance = share * (np.clip(now / over, 0, 1) if over else now >= 0)
         return scores + SHIFT * (rng.random(scores.shape) < chance), groups
 
     return drawn
@@ -172,17 +174,39 @@ class Against:
             yield from bets
 
 
+class Products:
+    """A test martingale: the product of the bets, averaged over the kinds of bets.
+
+    Of fair bets it ever reaches 100 in at most 1 % of streams.
+    """
+
+    level = 100
+
+    def __init__(self, streams: int, bets: int) -> None:
+        self.products = np.ones((streams, bets))
+        self.reached = np.zeros(streams, bool)
+
+    def __call__(self, bets: np.ndarray) -> None:
+        """Take in the bets of one image of each stream."""
+        self.products = np.minimum(self.products * bets, MOST)
+        self.reached |= self.products.mean(1) >= self.level
+
+
 def alarm_times(
     form: Form,
     stream: Scores,
     images: int,
     *,
-    streams: int = 1_000,
+    streams: int = STREAMS,
     reference: Scores = ordinary,
     seed: int = 0,
     levels: tuple[int, ...] = LEVELS,
+    also: Callable[[np.ndarray], None] = lambda bets: None,
 ) -> np.ndarray:
-    """The image at which each stream reaches each level, `(levels, streams)`; infinite if it does not."""
+    """The image at which each stream reaches each level, `(levels, streams)`; infinite if it does not.
+
+    `also` is called with the bets of each image.
+    """
     rng = np.random.default_rng(seed)
     bets = form.bets(reference, streams, rng)
     count = FixedReference.count if form.kind == "fixed" else PowerBets.count
@@ -194,6 +218,7 @@ def alarm_times(
         groups = groups[:, used] if form.groups > 1 else np.zeros_like(groups[:, used])
         for each in bets(scores[:, used], groups):
             evidence.add(each)
+            also(each)
             strength = evidence.strength.reshape(-1, form.replicas).mean(1)
             for row, level in zip(times, levels, strict=True):
                 row[(strength >= level) & (row == np.inf)] = (evidence.time - 1) * form.every + 1
@@ -217,7 +242,8 @@ def false_alarms() -> list[dict[str, Any]]:
     rows = []
     for kind in ("online", "fixed", "naive"):
         for ranking in RANKING:
-            low, high = alarm_times(Form(kind, ranking), ordinary, LONG, seed=ranking)
+            products = Products(STREAMS, FixedReference.count if kind == "fixed" else PowerBets.count)
+            low, high = alarm_times(Form(kind, ranking), ordinary, LONG, seed=ranking, also=products)
             rows.append(
                 {
                     "form": kind,
@@ -226,6 +252,7 @@ def false_alarms() -> list[dict[str, Any]]:
                     "images": LONG,
                     "mean_time": float(np.minimum(low, LONG).mean()),
                     "within": float(np.isfinite(high).mean()),
+                    "martingale": float(products.reached.mean()),
                 }
             )
             print(rows[-1], flush=True)
@@ -261,11 +288,13 @@ def delays() -> list[dict[str, Any]]:
 def breaking() -> list[dict[str, Any]]:
     """What a slow drift, a video and another mix of classes do, A = 1,000,000: the share with an alarm."""
     drift, video = drifting(0.5, 50_000), frames(25)
+    rise = outliers(0.02, over=50_000)
     mix, before = mixed(0.2, 2_000, later=0.8), mixed(0.2)
     rows = []
     for kind in ("online", "fixed"):
         cases = {
             "drift": (Form(kind), drift, 50_000, ordinary, 200),
+            "rise": (Form(kind), rise, 50_000, ordinary, 200),
             "video": (Form(kind), video, 20_000, ordinary, 1_000),
             "video, every 25th": (Form(kind, every=25), video, 20_000, ordinary, 1_000),
             "mix": (Form(kind), mix, 12_000, before, 1_000),
@@ -347,6 +376,7 @@ NAMES = {
 }
 CASES = {
     "drift": "All scores rise by half a standard deviation over 50,000 images",
+    "rise": "The share of outliers rises to 2 % over 50,000 images",
     "video": "Video: 25 frames in a row have nearly the same score",
     "video, every 25th": "The same, `every=25`",
     "mix": "A class with scores twice as wide: 20 %, after 2,000 images 80 %",
@@ -372,13 +402,14 @@ def _table(heads: list[str], rows: list[list[str]], words: int = 1) -> str:
 
 
 def _false_alarms_table(rows: list[dict[str, Any]]) -> str:
-    heads = ["", "ranking images", "A = 10,000: mean time", "A = 1,000,000: alarm within 100,000"]
+    heads = ["", "ranking images", "A = 10,000: mean time", "A = 1,000,000: alarm", "martingale: alarm"]
     lines = [
         [
             NAMES[row["form"]],
             f"{row['ranking']:,}",
             f"{row['mean_time']:,.0f}",
             f"{100 * row['within']:.1f} %",
+            f"{100 * row['martingale']:.1f} %",
         ]
         for row in rows
     ]

@@ -66,9 +66,9 @@ class Monitor:
 
     With `reference="online"`, each score is ranked among the calibration scores and the stream so far. This
     holds exactly, for any number of calibration examples, if calibration examples and ordinary images are
-    exchangeable: drawn independently from the same source. A slow drift becomes part of what it is compared
-    with, and may never raise an alarm. With `reference="fixed"`, scores are compared with the calibration
-    examples only. A drift of any speed is seen. The promise then holds for a share `confidence` of all
+    exchangeable: drawn independently from the same source. Outliers that come from the first images on become
+    part of what it is compared with. With `reference="fixed"`, scores are compared with the calibration
+    examples only. Nothing becomes ordinary. The promise then holds for a share `confidence` of all
     calibration sets. docs/monitor.md says which to choose, and what breaks both.
 
     Example:
