@@ -8,6 +8,7 @@ loads, it must also judge a batch, or say in words why not.
 import argparse
 import copy
 import faulthandler
+import functools
 import gzip
 import json
 import os
@@ -32,7 +33,7 @@ from safetensors.torch import load, save, save_file
 from torch import Tensor, nn
 
 import gramwatch
-from gramwatch import DataError, GramDetector, Guard, artifact, datasets, networks, training
+from gramwatch import DataError, GramDetector, Guard, Monitor, artifact, datasets, networks, training
 from gramwatch.errors import ArtifactError, GramwatchError
 from gramwatch.methods import METHODS, TRAINED
 from gramwatch.training import checkpoint
@@ -104,6 +105,28 @@ def _interrupted(make: Callable[[nn.Module], Any]) -> Kind:
         detector = make(_network()).fit([TRAIN], checkpoint=kept, progress=False)
         detector.calibrate([CALIBRATION], progress=False)
         return _judged(detector)
+
+    return Kind(write, read, forged=True)
+
+
+@functools.cache
+def _watched() -> Guard:
+    """The guard whose stream is monitored."""
+    guard = Guard(_network(), orders=[1]).fit([TRAIN], progress=False)
+    return guard.calibrate([CALIBRATION], progress=False)
+
+
+def _monitor(**how: Any) -> Kind:
+    def write(path: Path) -> None:
+        monitor = Monitor(_watched(), **how)
+        monitor.update(_watched()(TRAIN))
+        monitor.save(path)
+
+    def read(path: Path) -> list[Tensor]:
+        monitor = Monitor.load(path, _watched())
+        monitor.update(_watched()(FRESH))
+        repr(monitor)
+        return [torch.from_numpy(array) for array in monitor._arrays().values()]
 
     return Kind(write, read, forged=True)
 
@@ -192,6 +215,8 @@ def kinds() -> dict[str, Kind]:
         "guard per class": _detector(lambda net: Guard(net, orders=[1], per_class=True, level=0.9)),
         "guard not calibrated": _detector(lambda net: Guard(net, orders=[1]), calibrate=False),
         "guard checkpoint": _interrupted(lambda net: Guard(net, orders=[1])),
+        "monitor": _monitor(mean_time_to_false_alarm=10),
+        "monitor fixed": _monitor(reference="fixed", every=2),
     }
     for name, method in (METHODS | TRAINED).items():
         options = SMALL.get(name, {})

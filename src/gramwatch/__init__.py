@@ -20,6 +20,8 @@ from gramwatch.gram import GramDetector
 from gramwatch.guard import Guard
 from gramwatch.loading import load
 from gramwatch.measurement import Detection
+from gramwatch.monitor import Monitor
+from gramwatch.select import Selection, select
 from gramwatch.taps import Tap, Taps, find_taps, mark
 from gramwatch.version import __version__
 
@@ -37,7 +39,9 @@ __all__ = [
     "InputError",
     "MissingDataError",
     "MissingExtraError",
+    "Monitor",
     "NotFittedError",
+    "Selection",
     "Tap",
     "TapError",
     "Taps",
@@ -48,5 +52,6 @@ __all__ = [
     "fit_together",
     "load",
     "mark",
+    "select",
     "statistics",
 ]

@@ -1,0 +1,132 @@
+"""A stream of photographs in which the lens fogs up, and what a monitor says of it.
+
+    python -m benchmarks.fog --data sets --weights resnet20_cifar10.pth
+
+A guard of the ResNet-20 is fitted on CIFAR-10 training images and calibrated on test images. The stream are
+other test images. Fog grows from image 1,500 on: a share of each photograph is replaced by an even grey,
+from nothing to 60 % at the last image. Takes a few minutes on two cores. Writes docs/data/fog.json,
+its figures into docs/monitor.md, and docs/images/monitor.png and monitor_fog.png.
+"""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.document import filled
+from benchmarks.measure import machine, save
+from gramwatch import Guard, Monitor, datasets, networks
+from gramwatch.report.frame import SMALL, Words, framed
+from gramwatch.report.palette import INK
+
+DOCS = Path(__file__).parents[1] / "docs"
+CLEAR, MOST = 1_500, 0.6
+"""Images before the fog, and its share at the end."""
+GREY = 0.75
+"""The brightness of fog, of at most one."""
+BATCH = 100
+
+
+def fogged(images: Tensor, share: Tensor) -> Tensor:
+    """Photographs of which a share `(N,)` is fog."""
+    share = share.view(-1, 1, 1, 1).to(images)
+    return (1 - share) * images + share * GREY
+
+
+def fog_of(images: int) -> Tensor:
+    """The share of fog in each image of a stream of this length."""
+    return MOST * ((torch.arange(images) - CLEAR).clamp_min(0) / (images - 1 - CLEAR))
+
+
+def watched(guard: Guard, stream: Tensor, prepare: Any) -> tuple[dict[str, Monitor], Tensor]:
+    """Monitors of both kinds that have seen the stream as the fog grows, and the predicted classes."""
+    monitors = {reference: Monitor(guard, reference=reference) for reference in ("online", "fixed")}
+    predicted = []
+    for batch, share in zip(stream.split(BATCH), fog_of(len(stream)).split(BATCH), strict=True):
+        found = guard(prepare(fogged(batch, share)))
+        predicted.append(found.predicted)
+        for monitor in monitors.values():
+            monitor.update(found)
+    return monitors, torch.cat(predicted)
+
+
+def row(monitor: Monitor, fog: Tensor) -> dict[str, Any]:
+    """What one monitor found."""
+    at = monitor.alarm_at
+    return {
+        "form": monitor.reference,
+        "alarm_at": at,
+        "since": monitor.since,
+        "fog": None if at is None else float(fog[at - 1]),
+        "parts": [[part.name, part.images, part.flagged, part.expected] for part in monitor.parts],
+    }
+
+
+def page(result: dict[str, Any]) -> str:
+    """The part of docs/monitor.md that stands between the markers."""
+    lines = ["| | alarm at image | fog then | change, by its estimate, after | flags most since then |"]
+    lines.append("| --- | ---: | ---: | ---: | --- |")
+    for each in result["rows"]:
+        name, images, flagged, expected = each["parts"][0]
+        most = f"`{name}`: {flagged:,} of {images:,}, {expected:,.0f} expected"
+        alarm = f"{each['alarm_at']:,} | {100 * each['fog']:.1f} %"
+        lines.append(f'| `"{each["form"]}"` | {alarm} | {each["since"]:,} | {most} |')
+    clear, last = (f"{100 * result[name]:.1f} %" for name in ("accuracy_clear", "accuracy_last"))
+    share = f"{100 * result['fog_last']:.0f} %"
+    note = f"The network is right on {clear} of the images before the fog, and on {last} of the last 500,"
+    return "\n".join([*lines, "", f"{note} when the fog is at {share} on average."])
+
+
+def draw_frames(path: Path, images: Tensor, fog: Tensor, numbers: list[int]) -> None:
+    """Photographs of the stream as they were seen, with their numbers and their share of fog."""
+    words = Words("What the camera saw", "", "One photograph, with the fog of these moments of the stream.")
+    frame = framed(words, 1.55, 1, len(numbers))
+    for axes, number in zip(frame.axes[0], numbers, strict=True):
+        shown = fogged(images[:1].float() / 255, fog[number - 1 : number])[0]
+        axes.imshow(shown.permute(1, 2, 0).numpy(), interpolation="bilinear")
+        axes.set_axis_off()
+        title = f"image {number:,}\nfog {100 * float(fog[number - 1]):.0f} %"
+        axes.set_title(title, fontsize=SMALL, color=INK)
+    frame.write(path)
+
+
+def main() -> None:
+    """Watch and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--data", required=True, help="the folder of the expanded sets")
+    parser.add_argument("--weights", required=True, help="the ResNet-20's checkpoint")
+    parser.add_argument("--train", type=int, default=5_000)
+    parser.add_argument("--calibration", type=int, default=5_000)
+    parser.add_argument("--stream", type=int, default=4_000)
+    parser.add_argument("--docs", type=Path, default=DOCS)
+    args = parser.parse_args()
+    loaded = networks.load("resnet20", args.weights)
+    train = datasets.load("cifar10", args.data, split="train", count=args.train).images
+    test = datasets.load("cifar10", args.data, split="test", count=args.calibration + args.stream)
+    held, stream = test.images[: args.calibration], test.images[args.calibration :]
+    guard = Guard(loaded.network)
+    guard.fit(loaded.prepare(train).split(BATCH), progress=False)
+    guard.calibrate(loaded.prepare(held).split(BATCH), progress=False)
+    monitors, predicted = watched(guard, stream.float() / 255, loaded.prepare)
+    assert test.labels is not None
+    right = (predicted == test.labels[args.calibration :]).float()
+    fog = fog_of(len(stream))
+    result = {"kind": "fog", **machine(torch.device("cpu")), "ranking": len(guard.calibration_scores_)}
+    result |= {"accuracy_clear": float(right[:CLEAR].mean()), "accuracy_last": float(right[-500:].mean())}
+    result |= {"fog_last": float(fog[-500:].mean()), "images": len(stream)}
+    result["rows"] = [row(monitor, fog) for monitor in monitors.values()]
+    save(args.docs / "data" / "fog.json", result)
+    monitors["online"].plot(args.docs / "images" / "monitor.png")
+    numbers = sorted(
+        {CLEAR, *(m.alarm_at for m in monitors.values() if m.alarm_at), 2_500, 3_000, len(stream)}
+    )
+    draw_frames(args.docs / "images" / "monitor_fog.png", stream, fog, numbers)
+    text = args.docs / "monitor.md"
+    text.write_text(filled(text.read_text(encoding="utf-8"), {"fog": page(result)}), encoding="utf-8")
+    print(page(result))
+
+
+if __name__ == "__main__":
+    main()
