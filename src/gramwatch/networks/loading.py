@@ -15,6 +15,7 @@ from gramwatch.errors import ArtifactError, InputError
 from gramwatch.networks.cifar_resnet import CifarResNet
 from gramwatch.networks.convnet import MnistConvNet
 from gramwatch.networks.densenet import densenet_bc_100_12
+from gramwatch.networks.foreign import described, is_foreign
 from gramwatch.networks.mlp import MLP
 from gramwatch.networks.resnet import resnet34
 from gramwatch.networks.wide_resnet import wide_resnet_40_2
@@ -75,6 +76,15 @@ class Loaded:
     network: nn.Module
     mean: Channels
     std: Channels
+    size: int | None = None
+    """Height and width of the images, if the file holds them."""
+    class_names: tuple[str, ...] = ()
+    """The names of the classes in the order of the logits, if the file holds them."""
+
+    @property
+    def record(self) -> NetworkRecord:
+        """The record of the network, for the size of its images."""
+        return record_of(self.name, self.size)
 
     def prepare(self, images: Tensor) -> Tensor:
         """The network's inputs, float32, from images N x C x H x W that are uint8 or floats in [0, 1]."""
@@ -88,15 +98,26 @@ class Loaded:
         return (pixels - mean) / std
 
 
-def _record(name: str) -> NetworkRecord:
+def record_of(name: str, size: int | None = None) -> NetworkRecord:
+    """The record of a network.
+
+    Args:
+        name: one of `NETWORKS`, `timm:NAME` or `torchvision:NAME`.
+        size: height and width of the images, for networks of timm and torchvision.
+
+    """
+    if is_foreign(name):
+        return NetworkRecord(*described(name, size))
     if name not in NETWORKS:
-        raise InputError(f"there is no network '{name}': choose from {', '.join(NETWORKS)}")
+        raise InputError(
+            f"there is no network '{name}': choose from {', '.join(NETWORKS)}, timm:NAME, torchvision:NAME"
+        )
     return NETWORKS[name]
 
 
-def build(name: str, classes: int = 10) -> nn.Module:
-    """A network with fresh random weights."""
-    return _record(name).build(classes)
+def build(name: str, classes: int = 10, size: int | None = None) -> nn.Module:
+    """A network with random weights. `size` is that of the images, for networks of timm and torchvision."""
+    return record_of(name, size).build(classes)
 
 
 def load(
@@ -110,7 +131,7 @@ def load(
     """A network with the weights of a checkpoint, in evaluation mode, and its input normalisation.
 
     Args:
-        name: one of `NETWORKS`.
+        name: one of `NETWORKS`, or `timm:NAME` or `torchvision:NAME`.
         weights: a PyTorch checkpoint (`.pth`, `.pt`, `.th`: parameters, at the top or under `state_dict`,
             with or without `module.` before their names) or a safetensors file. Without it: random weights.
         device: the device of the network.
@@ -118,12 +139,14 @@ def load(
         std: the standard deviation of each input channel, likewise.
 
     """
-    record = _record(name)
+    record = record_of(name)
     checkpoint = None if weights is None else _opened(Path(weights))
+    said: dict[str, Any] = {}
     if checkpoint is None:
-        network, said = record.build(10), {}
+        network = record.build(10)
     else:
         said = _checked_header(checkpoint, name, record)
+        record = record_of(name, _size(said))
         network = _restored(checkpoint, name, record)
 
     def channels(given: Sequence[float] | None, key: str, usual: Channels) -> Channels:
@@ -134,6 +157,8 @@ def load(
         network.to(device).eval(),
         channels(mean, "mean", record.mean),
         channels(std, "std", record.std),
+        _size(said),
+        tuple(said.get("class_names", ())),
     )
 
 
@@ -191,11 +216,11 @@ def _loaded(path: Path) -> dict[str, Tensor]:
             f"({str(error).splitlines()[0] if str(error) else type(error).__name__})"
         ) from None
     if isinstance(state, Mapping):
-        state = state.get("state_dict", state)
+        state = next((state[key] for key in ("state_dict", "model") if key in state), state)
     if not isinstance(state, Mapping) or not all(
         isinstance(name, str) and isinstance(value, Tensor) for name, value in state.items()
     ):
-        raise ArtifactError(f"{path} does not hold parameters by name, at its top or under 'state_dict'")
+        raise ArtifactError(f"{path} does not hold parameters by name, at its top or under 'state_dict' or 'model'")
     return {name.removeprefix("module."): value for name, value in state.items()}
 
 
@@ -212,7 +237,18 @@ def _checked_header(checkpoint: _Checkpoint, name: str, record: NetworkRecord) -
             raise ValueError(f"its mean or std is not of {channels} channel(s)")
         if min(said.get("std") or record.std) <= 0:
             raise ValueError("its std must be positive")
+        if "class_names" in said and len(said["class_names"]) != said.get("classes"):
+            raise ValueError(f"it names {len(said['class_names'])} classes and has {said.get('classes')}")
+        shape = said.get("shape")
+        if shape is not None and (len(shape) != 3 or shape[0] != channels or min(shape) < 1):
+            raise ValueError(f"its shape {shape} is not that of an image of {channels} channel(s)")
     return said
+
+
+def _size(said: Mapping[str, Any]) -> int | None:
+    """Height and width of the images, if the header holds their shape and they are square."""
+    shape = said.get("shape")
+    return None if shape is None or shape[1] != shape[2] else int(shape[1])
 
 
 _SAID: dict[str, Any] = {
@@ -222,6 +258,8 @@ _SAID: dict[str, Any] = {
     "settings": dict[str, Any],
     "mean": list[float] | None,
     "std": list[float] | None,
+    "shape": list[int],
+    "class_names": list[str],
 }
 """The entries about the network in the header of a file of this library."""
 
@@ -243,12 +281,15 @@ def _built(checkpoint: _Checkpoint, record: NetworkRecord, state: Mapping[str, T
     """The network without its weights. It has as many classes as the last linear layer of the file."""
     with artifact.reading(checkpoint.path):
         network, said = record.build(10), checkpoint.said
-        head = [key for key, module in network.named_modules() if isinstance(module, nn.Linear)][-1]
+        linear = [key for key, module in network.named_modules() if isinstance(module, nn.Linear)]
+        head = linear[-1] if linear else ""
         rows = state.get(f"{head}.weight", state.get(f"{head}.labels_0"))
         if rows is not None and rows.ndim:
             if said.get("classes", len(rows)) != len(rows):
                 raise ValueError(f"it is of {said['classes']:,} classes, its weights are of {len(rows):,}")
             network = record.build(len(rows))
+        elif not linear and "classes" in said:
+            network = record.build(said["classes"])
         if "objective" in said:
             objective_of(said["objective"], said.get("settings")).prepare(network, state)
     return network
