@@ -202,6 +202,7 @@ def _of_processor(transformers: Any, place: str) -> Preprocessing | None:
     height = target.get("height", shorter)
     if (
         not found.get("do_resize", True)
+        or not math.isclose(found.get("rescale_factor", 1 / 255), 1 / 255)
         or height is None
         or (crop and not shorter and found.get("do_center_crop"))
     ):

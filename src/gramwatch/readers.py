@@ -16,8 +16,8 @@ from gramwatch.datasets import decoding
 from gramwatch.errors import DataError
 from gramwatch.preprocessing import Preprocessing
 
-Opener = Callable[[str], tuple[Any, str]]
-"""Opens an image by its key: a Pillow image, and a note of what was changed."""
+Opener = Callable[..., tuple[Any, str]]
+"""Opens an image by its key: a Pillow image, and a note of what was changed. `grey` makes it grey."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Tally:
     """What was read: how many images, what resizing did to them, and the first errors."""
 
     read: int = 0
-    failed: int = 0
+    unreadable: set[str] = field(default_factory=set)
     changes: "Counter[str]" = field(default_factory=Counter)
     errors: list[str] = field(default_factory=list)
 
@@ -56,12 +56,17 @@ class Tally:
         """Count the images of a batch."""
         for image in batch.images:
             if image.inputs is None:
-                self.failed += 1
+                self.unreadable.add(image.key)
                 if len(self.errors) < 3:
                     self.errors.append(f"{image.key}: {image.error}")
             else:
                 self.read += 1
                 self.changes[image.change] += 1
+
+    @property
+    def failed(self) -> int:
+        """The number of images that could not be read."""
+        return len(self.unreadable)
 
     def usual(self) -> str:
         """What resizing did to most images: `"kept"`, `"reduced"` or `"enlarged"`."""
@@ -97,7 +102,7 @@ class Images:
     ) -> None:
         self.keys = keys
         self._loader = DataLoader(
-            _Decoded(opener or partial(decoding.opened, grey=preprocessing.grey), preprocessing),
+            _Decoded(partial(opener or decoding.opened, grey=preprocessing.grey), preprocessing),
             batch_sampler=_Chunks(keys, batch_size),
             num_workers=workers,
             collate_fn=_together,
