@@ -68,10 +68,9 @@ def resolve(
         raise InputError(f"published weights belong to timm:NAME or torchvision:NAME, not to '{name}'")
     if is_foreign(name) or name in networks.NETWORKS:
         if weights is None and not pretrained and not untrained:
-            raise InputError(
-                f"'{name}' has no weights: give a file of weights"
-                + (", or ask for the published ones" if colon else "")
-            )
+            networks.record_of(name)  # an unknown name is said first
+            published = ", or --pretrained for the published ones" if colon else ""
+            raise InputError(f"'{name}' has no weights: give --weights FILE{published}")
         model = _published(kind, rest) if pretrained else _with_weights(name, weights, size)
     elif kind == "hf" and colon:
         model = _hugging_face(rest, weights)

@@ -108,8 +108,8 @@ def fit(
         check_enough_images(calibrating.count or 0, level)
         if calibrate is None:
             voice.note(
-                f"{calibrating.count:,} images are held out to calibrate. If the network was trained on them, "
-                "more new images are flagged than stated: then give --calibrate, images it has not seen"
+                f"{calibrating.count:,} images are held out to calibrate. If the network was trained on "
+                "them, more new images are flagged than stated: then give --calibrate, images it has not seen"
             )
     resolved.network.to(place)
     detector = _detector(resolved, level, members, taps)
@@ -151,7 +151,8 @@ def _check(output: Path, weights: Path | None, level: float) -> None:
 def _kept(checkpoint: Path | None) -> str:
     if checkpoint is not None and checkpoint.exists():
         return f"Progress is in {checkpoint}: the same command goes on from there."
-    return "Nothing was written. With --checkpoint FILE a fit can go on after an interruption."
+    remedy = "" if checkpoint else " With --checkpoint FILE a fit can go on after an interruption."
+    return f"Nothing was written.{remedy}"
 
 
 def parts_of(data: str, calibrate: str | None, share: float, seed: int) -> tuple[Pictures, Pictures | None]:
