@@ -127,9 +127,8 @@ class Preprocessing:
 
     def __str__(self) -> str:
         height, width = self.size
-        side = "resized" if self.shorter is None else f"shorter side to {self.shorter}"
-        crop = f"to {height} x {width}" if self.shorter is None else f"middle {height} x {width}"
-        return f"{side} {crop} ({self.resize}), mean {_shown(self.mean)}, std {_shown(self.std)}"
+        how = f"shorter side to {self.shorter}, middle" if self.shorter is not None else "resized to"
+        return f"{how} {height} x {width} ({self.resize}), mean {_shown(self.mean)}, std {_shown(self.std)}"
 
 
 def _shown(value: Any) -> str:
