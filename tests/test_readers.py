@@ -1,9 +1,13 @@
 """Images as batches."""
 
+import os
+
 import numpy as np
+import pytest
 import torch
 from PIL import Image
 
+from gramwatch import DataError
 from gramwatch.preprocessing import Preprocessing
 from gramwatch.readers import Images, NamedSet, Tally, held_out
 
@@ -50,6 +54,15 @@ def test_a_batch_of_unreadable_images_has_no_inputs():
     (batch,) = Images(["missing.png"], PREPARE)
     assert batch.inputs is None
     assert list(Images(["missing.png"], PREPARE).inputs(Tally())) == []
+
+
+def killed(key: str, grey: bool) -> None:
+    os._exit(1)
+
+
+def test_a_killed_worker_is_one_clear_error():
+    with pytest.raises(DataError, match=r"was killed.*use fewer workers"):
+        list(Images(["a.png"], PREPARE, opener=killed, workers=1))
 
 
 def test_what_is_held_out_is_drawn_by_the_seed():

@@ -171,6 +171,7 @@ def _hugging_face(place: str, weights: str | os.PathLike[str] | None) -> Model:
         raise MissingExtraError(
             f"hf:NAME needs the package {error.name}: install it with pip install 'gramwatch[hf,networks]'"
         ) from None
+    transformers.utils.logging.disable_progress_bar()
     kind = transformers.AutoModelForImageClassification
     try:
         if weights is None:

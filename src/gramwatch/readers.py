@@ -109,7 +109,15 @@ class Images:
         )
 
     def __iter__(self) -> Iterator[Batch]:
-        return iter(self._loader)
+        try:
+            yield from self._loader
+        except RuntimeError as error:
+            if "DataLoader worker" not in str(error):
+                raise
+            raise DataError(
+                "a process that decodes images was killed, perhaps for lack of memory or of room in "
+                "/dev/shm: use fewer workers, or none (--workers 0)"
+            ) from error
 
     def inputs(self, tally: Tally) -> "Inputs":
         """The inputs of the readable images alone, for `fit` and `calibrate`."""
