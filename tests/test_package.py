@@ -37,6 +37,20 @@ def test_every_public_name_exists():
         assert getattr(gramwatch, name) is not None
 
 
+def test_names_are_imported_at_their_first_use():
+    found = run(
+        "import sys, gramwatch\n"
+        "print('torch' in sys.modules)\n"
+        "print(set(gramwatch._WHERE) | {'__version__', 'statistics'} == set(gramwatch.__all__))\n"
+        "print(set(gramwatch.__all__) <= set(dir(gramwatch)))\n"
+        "import gramwatch.evaluate\n"
+        "from gramwatch.evaluate import Evaluation\n"
+        "print(gramwatch.evaluate.__name__, gramwatch.Evaluation is Evaluation)\n"
+        "print(gramwatch.methods.__name__, hasattr(gramwatch, 'magic'))"
+    )
+    assert found.split() == ["False", "True", "True", "evaluate", "True", "gramwatch.methods", "False"]
+
+
 def test_nothing_executes_what_a_file_says():
     for source in SOURCES:
         text = source.read_text(encoding="utf-8")

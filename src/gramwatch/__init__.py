@@ -1,29 +1,39 @@
-"""gramwatch: know when a classifier is looking at something it was never trained on."""
+"""gramwatch: know when a classifier is looking at something it was never trained on.
 
-from gramwatch import statistics
-from gramwatch.detector import Detector
-from gramwatch.errors import (
-    ArtifactError,
-    CalibrationError,
-    DataError,
-    GramwatchError,
-    GramwatchWarning,
-    InputError,
-    MissingDataError,
-    MissingExtraError,
-    NotFittedError,
-    TapError,
-    TrainingError,
-)
-from gramwatch.evaluate import Evaluation, evaluate, fit_together
-from gramwatch.gram import GramDetector
-from gramwatch.guard import Guard
-from gramwatch.loading import load
-from gramwatch.measurement import Detection
-from gramwatch.monitor import Monitor
-from gramwatch.select import Selection, select
-from gramwatch.taps import Tap, Taps, find_taps, mark
+A public name is imported when it is first used. So `gramwatch --help` does not wait for PyTorch.
+"""
+
+import importlib
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
 from gramwatch.version import __version__
+
+if TYPE_CHECKING:
+    from gramwatch import statistics
+    from gramwatch.detector import Detector
+    from gramwatch.errors import (
+        ArtifactError,
+        CalibrationError,
+        DataError,
+        GramwatchError,
+        GramwatchWarning,
+        InputError,
+        MissingDataError,
+        MissingExtraError,
+        NotFittedError,
+        TapError,
+        TrainingError,
+    )
+    from gramwatch.evaluate import Evaluation, evaluate, fit_together
+    from gramwatch.gram import GramDetector
+    from gramwatch.guard import Guard
+    from gramwatch.loading import load
+    from gramwatch.measurement import Detection
+    from gramwatch.monitor import Monitor
+    from gramwatch.select import Selection, select
+    from gramwatch.taps import Tap, Taps, find_taps, mark
 
 __all__ = [
     "ArtifactError",
@@ -55,3 +65,47 @@ __all__ = [
     "select",
     "statistics",
 ]
+
+_MODULES = {
+    "detector": "Detector",
+    "errors": "ArtifactError CalibrationError DataError GramwatchError GramwatchWarning InputError "
+    "MissingDataError MissingExtraError NotFittedError TapError TrainingError",
+    "evaluate": "Evaluation evaluate fit_together",
+    "gram": "GramDetector",
+    "guard": "Guard",
+    "loading": "load",
+    "measurement": "Detection",
+    "monitor": "Monitor",
+    "select": "Selection select",
+    "taps": "Tap Taps find_taps mark",
+}
+"""The public names of each module."""
+_WHERE = {name: module for module, names in _MODULES.items() for name in names.split()}
+_WITHOUT_NAMES = """
+    artifact batches bounds deviation joint kernels methods metrics observation replay statistics threshold
+""".split()
+"""Modules that `import gramwatch` also makes available: `gramwatch.methods`."""
+
+
+def __getattr__(name: str) -> Any:
+    if name in _WHERE:
+        return getattr(importlib.import_module(f"gramwatch.{_WHERE[name]}"), name)
+    if name in _WITHOUT_NAMES or name in _MODULES:
+        return importlib.import_module(f"gramwatch.{name}")
+    raise AttributeError(f"module 'gramwatch' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_MODULES, *_WITHOUT_NAMES})
+
+
+class _Package(ModuleType):
+    """Python sets a submodule as an attribute of its package. `evaluate` and `select` stay functions."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in ("evaluate", "select") and isinstance(value, ModuleType):
+            value = getattr(value, name)
+        super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -37,3 +37,17 @@ def test_what_fails_on_the_way_is_one_line(
 def test_the_unexpected_keeps_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gramwatch.paper.demo.run", raising(KeyError("a bug")))
     assert isinstance(invoke("demo", "--output", tmp_path).exception, KeyError)
+
+
+def test_help_does_not_wait_for_pytorch() -> None:
+    code = (
+        "import sys\n"
+        "from typer.testing import CliRunner\n"
+        "from gramwatch.cli.app import app\n"
+        "shown = CliRunner().invoke(app, ['--help'])\n"
+        "assert 'score' in shown.output\n"
+        "heavy = set('torch numpy numba scipy PIL timm torchvision transformers'.split())\n"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

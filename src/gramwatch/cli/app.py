@@ -8,9 +8,15 @@ from typer.core import TyperGroup
 
 from gramwatch.cli.data import data
 from gramwatch.cli.demo import demo
+from gramwatch.cli.doctor import doctor
 from gramwatch.cli.evaluate import evaluate
+from gramwatch.cli.fit import fit
+from gramwatch.cli.info import info
+from gramwatch.cli.merge import merge
 from gramwatch.cli.paper import paper
+from gramwatch.cli.score import score
 from gramwatch.cli.study import study
+from gramwatch.cli.taps import taps
 from gramwatch.cli.train import train
 from gramwatch.errors import GramwatchError
 from gramwatch.version import __version__
@@ -39,6 +45,12 @@ def _fail(reason: str, code: int) -> NoReturn:
 
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False)
+app.command()(fit)
+app.command()(score)
+app.command()(info)
+app.command()(merge)
+app.command()(taps)
+app.command()(doctor)
 app.command()(demo)
 app.command()(evaluate)
 app.command()(paper)
@@ -61,5 +73,5 @@ def gramwatch(
 ) -> None:
     """Know when a classifier is looking at something it was never trained on.
 
-    Start with: gramwatch demo
+    For a network of your own: gramwatch fit, then gramwatch score. To see it at work: gramwatch demo
     """

@@ -127,6 +127,7 @@ def load(
     device: str | torch.device = "cpu",
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
+    size: int | None = None,
 ) -> Loaded:
     """A network with the weights of a checkpoint, in evaluation mode, and its input normalisation.
 
@@ -137,16 +138,18 @@ def load(
         device: the device of the network.
         mean: the mean of each input channel. By default that in the file, or else the usual one.
         std: the standard deviation of each input channel, likewise.
+        size: height and width of the images, for networks of timm and torchvision. By default that in the
+            file, or else the usual one.
 
     """
-    record = record_of(name)
+    record = record_of(name, size)
     checkpoint = None if weights is None else _opened(Path(weights))
     said: dict[str, Any] = {}
     if checkpoint is None:
         network = record.build(10)
     else:
         said = _checked_header(checkpoint, name, record)
-        record = record_of(name, _size(said))
+        record = record_of(name, size or _size(said))
         network = _restored(checkpoint, name, record)
 
     def channels(given: Sequence[float] | None, key: str, usual: Channels) -> Channels:
@@ -157,9 +160,18 @@ def load(
         network.to(device).eval(),
         channels(mean, "mean", record.mean),
         channels(std, "std", record.std),
-        _size(said),
+        size or _size(said),
         tuple(said.get("class_names", ())),
     )
+
+
+def restore(network: nn.Module, weights: str | PathLike[str], name: str) -> None:
+    """Give a network of any kind the weights of a checkpoint. An error names the tensors that differ."""
+    checkpoint = _opened(Path(weights))
+    with artifact.reading(checkpoint.path):
+        state = checkpoint.read()
+    _check(network.state_dict(), state, name, checkpoint.path)
+    network.load_state_dict(state, strict=False)
 
 
 @dataclass(frozen=True)
@@ -216,11 +228,13 @@ def _loaded(path: Path) -> dict[str, Tensor]:
             f"({str(error).splitlines()[0] if str(error) else type(error).__name__})"
         ) from None
     if isinstance(state, Mapping):
-        state = state.get("state_dict", state)
+        state = next((state[key] for key in ("state_dict", "model") if key in state), state)
     if not isinstance(state, Mapping) or not all(
         isinstance(name, str) and isinstance(value, Tensor) for name, value in state.items()
     ):
-        raise ArtifactError(f"{path} does not hold parameters by name, at its top or under 'state_dict'")
+        raise ArtifactError(
+            f"{path} does not hold parameters by name, at its top or under 'state_dict' or 'model'"
+        )
     return {name.removeprefix("module."): value for name, value in state.items()}
 
 

@@ -1,0 +1,271 @@
+"""What the commands for a person's own network share: options, images, and opening a guard."""
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from gramwatch.cli.checks import about
+from gramwatch.errors import ArtifactError, InputError
+
+if TYPE_CHECKING:
+    from gramwatch.artifact import Saved
+    from gramwatch.datasets.files import Files
+    from gramwatch.detector import Detector
+    from gramwatch.models import Model
+    from gramwatch.preprocessing import Preprocessing
+    from gramwatch.readers import Images, Opener
+
+Network = typer.Argument(
+    metavar="MODEL",
+    help="The network: timm:NAME, torchvision:NAME, hf:FOLDER_OR_NAME, or package.module:function, a "
+    "function of yours that returns it.",
+    show_default=False,
+)
+Weights = typer.Option(
+    help="The weights: a safetensors file, or a PyTorch checkpoint of parameters.", show_default=False
+)
+Pretrained = typer.Option("--pretrained", help="Let timm or torchvision load the weights they publish.")
+Size = typer.Option(min=1, help="Resize the shorter side of images to this, and cut out the middle square.")
+Resize = typer.Option(help="The filter for resizing: bilinear, bicubic, nearest, ...")
+Mean = typer.Option(help="The mean of each channel, from 0 to 1: 0.485,0.456,0.406")
+Std = typer.Option(help="The standard deviation of each channel: 0.229,0.224,0.225")
+Device = typer.Option(help="Where to compute. By default a GPU if there is one, else the CPU.")
+BatchSize = typer.Option(min=1, help="The number of images in one pass.")
+Workers = typer.Option(
+    min=0, help="Processes that decode images. By default one less than the cores, at most 8."
+)
+Quiet = typer.Option("--quiet", "-q", help="Print nothing but errors, and what --json asks for.")
+Json = typer.Option("--json", help="Print a summary as one JSON object on standard output.")
+
+
+def numbers(text: str | None, option: str) -> tuple[float, ...] | None:
+    """The numbers of an option, with commas between them."""
+    if text is None:
+        return None
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise typer.BadParameter(
+            f"'{text}' is not a list of numbers: write 0.485,0.456,0.406", param_hint=option
+        ) from None
+
+
+@dataclass(frozen=True)
+class Given:
+    """The options about preprocessing."""
+
+    size: int | None
+    resize: str | None
+    mean: tuple[float, ...] | None
+    std: tuple[float, ...] | None
+
+    @staticmethod
+    def of(size: int | None, resize: str | None, mean: str | None, std: str | None) -> "Given":
+        """The options, checked."""
+        from gramwatch.cli.checks import known
+        from gramwatch.preprocessing import FILTERS
+
+        if resize is not None:
+            known(resize, FILTERS, "filter", "--resize")
+        return Given(size, resize, numbers(mean, "--mean"), numbers(std, "--std"))
+
+    def __bool__(self) -> bool:
+        return any(value is not None for value in vars(self).values())
+
+    def applied(self, found: "Preprocessing | None", name: str) -> "Preprocessing":
+        """The preprocessing that was found, with the options instead of its own values."""
+        from gramwatch.preprocessing import Preprocessing
+
+        if found is not None:
+            with about("--size, --resize, --mean, --std"):
+                return found.changed(self.size, self.resize, self.mean, self.std)
+        missing = [f"--{key}" for key, value in vars(self).items() if value is None]
+        if missing or self.size is None or self.resize is None or self.mean is None or self.std is None:
+            raise InputError(
+                f"how images become inputs of {name} is not known: give {', '.join(missing)} "
+                "as in the network's training"
+            )
+        with about("--size, --resize, --mean, --std"):
+            return Preprocessing((self.size, self.size), self.size, self.resize, self.mean, self.std)
+
+
+def default_workers() -> int:
+    """One less than the cores that this process may use, at least 1 and at most 8."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(8, cores - 1))
+
+
+# --- images ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """The images of DATA: their keys, how to open them, and the names of their classes if known."""
+
+    keys: "Sequence[str] | Iterable[str]"
+    opener: "Opener | None" = None
+    labels: list[str] | None = None
+    about: str = ""
+
+    @property
+    def count(self) -> int | None:
+        """The number of images, None if it is not known yet."""
+        return len(self.keys) if isinstance(self.keys, Sequence) else None
+
+    def chosen(self, which: Iterable[int]) -> "Pictures":
+        """Some of the images."""
+        assert isinstance(self.keys, Sequence)
+        numbers = list(which)
+        labels = None if self.labels is None else [self.labels[i] for i in numbers]
+        return Pictures([self.keys[i] for i in numbers], self.opener, labels, self.about)
+
+    def without(self, keys: "set[str]") -> "Pictures":
+        """The images without those of these keys."""
+        return self.chosen(i for i, key in enumerate(self.keys) if key not in keys)
+
+    def read(self, preprocessing: "Preprocessing", batch_size: int, workers: int | None) -> "Images":
+        """The images as batches."""
+        from gramwatch.readers import Images
+
+        count = default_workers() if workers is None else workers
+        return Images(self.keys, preprocessing, opener=self.opener, batch_size=batch_size, workers=count)
+
+
+def pictures(data: str, split: str) -> Pictures:
+    """The images of a folder, a CSV, one file, or a named set."""
+    from gramwatch.datasets import CATALOGUE
+    from gramwatch.datasets.files import files_of
+    from gramwatch.readers import NamedSet
+
+    if data in CATALOGUE and not Path(data).exists():
+        named = NamedSet.load(data, split)
+        return Pictures(named.keys, named.open, None, f"{data}, {len(named.keys):,} images")
+    files = files_of(Path(data))
+    return Pictures(files.paths, None, files.labels, _told(data, files))
+
+
+def _told(data: str, files: "Files") -> str:
+    classes = f" in {len(files.classes)} classes" if files.labels else ""
+    others = f"; {files.others:,} other file(s) are left out" if files.others else ""
+    return f"{data}, {len(files):,} images{classes}{others}"
+
+
+# --- a guard and its network -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A guard with its network."""
+
+    detector: "Detector"
+    model: "Model"
+    recorded: "Preprocessing | None"
+    """The preprocessing of the fit, if the file has it."""
+
+    @property
+    def classes(self) -> list[str]:
+        """The names of the classes; empty if they are not known."""
+        names = self.detector.metadata.get("classes")
+        return [str(name) for name in names] if isinstance(names, list) else []
+
+
+def opened_guard(
+    guard: Path, model: str | None, weights: Path | None, device: str, saved: "Saved | None" = None
+) -> Opened:
+    """The guard of a file, with the network that the file or the options name."""
+    from gramwatch import artifact, loading
+    from gramwatch.models import resolve
+
+    found = saved or artifact.read(guard)
+    name, origin = network_name(found, model)
+    same = origin is not None and origin.name == name
+    if weights is None and same and origin is not None and origin.weights:
+        weights = guard.parent / origin.weights
+        if not weights.is_file():
+            raise ArtifactError(
+                f"{guard} was fitted with the weights {weights}, which are not there: give --weights"
+            )
+    pretrained, size = (origin.pretrained, origin.size) if same and origin else (False, None)
+    resolved = resolve(name, weights, pretrained=pretrained and weights is None, size=size)
+    resolved.network.to(device)
+    return Opened(loading.load(guard, resolved.network), resolved, recorded_preprocessing(found))
+
+
+def network_name(saved: "Saved", given: str | None) -> tuple[str, Any]:
+    """The name of the network, given or recorded, and the record."""
+    from gramwatch.models import Origin, runs_code
+
+    origin = Origin.of(metadata_of(saved))
+    if given is not None:
+        return given, origin
+    if origin is None:
+        raise InputError(f"{saved.path} does not say which network it was fitted on: give --model")
+    if runs_code(origin.name):
+        raise InputError(
+            f"{saved.path} names the function {origin.name} as its network. No code is run because a file "
+            f"says so: name it yourself, --model {origin.name}"
+        )
+    return origin.name, origin
+
+
+def metadata_of(saved: "Saved") -> dict[str, Any]:
+    """The metadata of a guard's file."""
+    found = saved.header.get("metadata")
+    return found if isinstance(found, dict) else {}
+
+
+def recorded_preprocessing(saved: "Saved") -> "Preprocessing | None":
+    """The preprocessing in a guard's file, if there is one."""
+    from gramwatch import artifact
+    from gramwatch.preprocessing import Preprocessing
+
+    found = metadata_of(saved).get("preprocessing")
+    if found is None:
+        return None
+    with artifact.reading(saved.path):
+        return Preprocessing.from_json(found)
+
+
+# --- what is printed ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Voice:
+    """Where messages go: to standard error, or nowhere. A summary goes to standard output."""
+
+    quiet: bool
+    as_json: bool = False
+
+    def say(self, text: str) -> None:
+        """A message."""
+        if not self.quiet:
+            typer.echo(text, err=True)
+
+    def note(self, text: str) -> None:
+        """A message about something that may be wrong."""
+        self.say(f"note: {text}")
+
+    def summary(self, values: dict[str, Any]) -> None:
+        """The summary, if it was asked for."""
+        if self.as_json:
+            typer.echo(json.dumps(values))
+
+    def progress(self, total: int | None, done: int, doing: str) -> Any:
+        """A bar with rate and time left, on a terminal only. Its `update` counts images."""
+        from tqdm.auto import tqdm
+
+        hidden = True if self.quiet else None
+        return tqdm(total=total, initial=done, desc=doing, unit="image", disable=hidden, leave=False)
+
+
+def shown_errors(errors: Iterable[str], failed: int) -> Iterator[str]:
+    """The first errors, and how many more there are."""
+    shown = list(errors)
+    yield from shown
+    if failed > len(shown):
+        yield f"... and {failed - len(shown):,} more"

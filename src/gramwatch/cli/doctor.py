@@ -1,0 +1,126 @@
+"""`gramwatch doctor`: versions, devices, kernels, and a self-test."""
+
+import importlib.metadata
+import json
+import platform
+import warnings
+from collections.abc import Iterator
+from typing import Annotated
+
+import typer
+
+from gramwatch.cli.checks import chosen_device
+from gramwatch.cli.common import Device, Json
+
+PACKAGES = {
+    "torch": "",
+    "numpy": "",
+    "scipy": "",
+    "safetensors": "",
+    "scikit-learn": "",
+    "numba": "",
+    "typer": "gramwatch[cli]",
+    "rich": "gramwatch[cli]",
+    "matplotlib": "gramwatch[plot]",
+    "pillow": "gramwatch[plot]",
+    "timm": "gramwatch[networks]",
+    "torchvision": "gramwatch[networks]",
+    "transformers": "gramwatch[hf]",
+    "pyarrow": "gramwatch[parquet]",
+}
+"""The packages, and what to install for each. Empty: it comes with gramwatch."""
+
+
+def doctor(
+    device: Annotated[str | None, Device] = None,
+    as_json: Annotated[bool, Json] = False,
+) -> None:
+    """Show versions, devices and kernels, and test that a guard works here. Exit code 1 if it does not.
+
+    Example: gramwatch doctor
+    """
+    place = chosen_device(device)
+    found = {
+        "gramwatch": importlib.import_module("gramwatch").__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        **dict(versions()),
+        **devices(place),
+    }
+    found["kernels"] = kernels(place)
+    with warnings.catch_warnings():
+        problem = self_test(place)
+    found["self-test"] = problem or "passed"
+    if as_json:
+        typer.echo(json.dumps(found))
+    else:
+        width = max(map(len, found))
+        for name, text in found.items():
+            typer.echo(f"{name.ljust(width)}  {text}")
+    if problem:
+        raise typer.Exit(1)
+
+
+def versions() -> Iterator[tuple[str, str]]:
+    """The version of each package, or how to install it."""
+    for package, extra in PACKAGES.items():
+        yield package, _version(package) or f"not installed: pip install '{extra or package}'"
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def devices(place: str) -> dict[str, str]:
+    """The device that is used, and the GPUs."""
+    import torch
+
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return {"device": place, "GPUs": ", ".join(gpus) or "none", "threads": str(torch.get_num_threads())}
+
+
+def kernels(place: str) -> str:
+    """Whether the fast kernels are compiled and agree with the readable definition, or why not."""
+    import torch
+
+    from gramwatch import kernels
+    from gramwatch.statistics import STATISTICS
+
+    maps = torch.randn(4, 8, 25, generator=torch.Generator().manual_seed(0)).to(place)
+    expected = STATISTICS["row_sums"](maps.double(), (1, 2, 3), 1)
+    out = torch.empty(expected.shape, device=place)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        kernels.compute("row_sums", maps, (1, 2, 3), out)
+    difference = float(((out.double() - expected).abs() / expected.abs().clamp_min(1)).max())
+    if said:
+        return f"not used: {said[0].message}"
+    if torch.device(place).type not in ("cpu", "cuda"):
+        return f"none for {place}: PyTorch's form is used"
+    return f"compiled, within {difference:.1e} of the definition"
+
+
+def self_test(place: str) -> str:
+    """Guard a small network on made-up images. The reason if it fails, empty if it works."""
+    import torch
+
+    from gramwatch.demo import small_convnet
+    from gramwatch.guard import Guard
+
+    generator = torch.Generator().manual_seed(0)
+    try:
+        warnings.simplefilter("ignore")  # the network is not trained, which is said of it
+        torch.manual_seed(0)
+        guard = Guard(small_convnet().to(place))
+        usual = torch.rand(600, 1, 8, 8, generator=generator)
+        guard.fit(usual[:300].split(100), progress=False)
+        guard.calibrate(usual[300:500].split(100), progress=False)
+        kept, flagged = guard(usual[500:]).is_ood, guard(10 * usual[500:] + 5).is_ood
+        if int(kept.sum()) > 25 or not bool(flagged.all()):
+            return f"{int(kept.sum())} of 100 usual and {int(flagged.sum())} of 100 strange images flagged"
+    except Exception as error:  # whatever it is, the doctor reports it
+        return f"{type(error).__name__}: {error}"
+    return ""

@@ -1,0 +1,286 @@
+"""`gramwatch fit`: a guard for a network of one's own, from a folder of images."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gramwatch.cli.checks import about, chosen_device, existing_file, interruptible, writable_file
+from gramwatch.cli.common import (
+    BatchSize,
+    Device,
+    Given,
+    Json,
+    Mean,
+    Network,
+    Pictures,
+    Pretrained,
+    Quiet,
+    Resize,
+    Size,
+    Std,
+    Voice,
+    Weights,
+    Workers,
+    pictures,
+    shown_errors,
+)
+from gramwatch.errors import CalibrationError, DataError
+
+if TYPE_CHECKING:
+    from gramwatch.detector import Detector
+    from gramwatch.models import Model
+    from gramwatch.preprocessing import Preprocessing
+    from gramwatch.readers import Tally
+
+
+def fit(
+    model: Annotated[str, Network],
+    data: Annotated[
+        str,
+        typer.Argument(
+            help="Training images: a folder (with or without class folders), a CSV with a column 'path', or "
+            "a named set.",
+            show_default=False,
+        ),
+    ],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="The file for the guard. Its name ends in .safetensors.")
+    ],
+    weights: Annotated[Path | None, Weights] = None,
+    pretrained: Annotated[bool, Pretrained] = False,
+    calibrate: Annotated[
+        str | None, typer.Option(help="Images to calibrate on: not in DATA, of the same kind.")
+    ] = None,
+    hold_out: Annotated[
+        float,
+        typer.Option(min=0, max=0.9, help="The share of DATA to calibrate on. 0: do not calibrate."),
+    ] = 0.2,
+    level: Annotated[float, typer.Option(help="The share of images like DATA that is not flagged.")] = 0.95,
+    members: Annotated[
+        str | None, typer.Option(help="The methods to join, with commas between them. By default Guard's.")
+    ] = None,
+    taps: Annotated[
+        str, typer.Option(help="The tensors Gram watches: all, ends, or globs. See 'gramwatch taps'.")
+    ] = "all",
+    size: Annotated[int | None, Size] = None,
+    resize: Annotated[str | None, Resize] = None,
+    mean: Annotated[str | None, Mean] = None,
+    std: Annotated[str | None, Std] = None,
+    seed: Annotated[int, typer.Option(help="The seed of the draw that holds images out.")] = 0,
+    batch_size: Annotated[int, BatchSize] = 64,
+    workers: Annotated[int | None, Workers] = None,
+    device: Annotated[str | None, Device] = None,
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="A file for progress. The same command goes on from it.")
+    ] = None,
+    quiet: Annotated[bool, Quiet] = False,
+    as_json: Annotated[bool, Json] = False,
+) -> None:
+    """Fit a guard on images of the kind that the network was trained on. A part of them calibrates it.
+
+    The file records the network, the preprocessing with its resize filter, and the names of the classes.
+
+    Examples:
+    gramwatch fit timm:resnet18 photos/train --weights net.safetensors -o guard.safetensors
+
+    gramwatch fit torchvision:resnet50 train --pretrained --calibrate validation -o guard.safetensors
+
+    gramwatch fit mypackage.nets:build train.csv --size 64 --resize bilinear --mean 0.5,0.5,0.5 --std
+    0.5,0.5,0.5 -o guard.safetensors
+
+    """
+    from gramwatch.models import resolve
+
+    voice = Voice(quiet, as_json)
+    given = Given.of(size, resize, mean, std)
+    _check(output, weights, level)
+    place = chosen_device(device)
+    with about("MODEL"):
+        resolved = resolve(model, weights, pretrained=pretrained, size=size)
+        preprocessing = given.applied(resolved.preprocessing, model)
+    voice.say(f"network: {model}; images: {preprocessing}")
+    fitting, calibrating = parts_of(data, calibrate, hold_out, seed)
+    voice.say(f"fit: {fitting.about}")
+    if calibrating is not None:
+        check_enough_images(calibrating.count or 0, level)
+        if calibrate is None:
+            voice.note(
+                f"{calibrating.count:,} images are held out to calibrate. If the network was trained on "
+                "them, more new images are flagged than stated: then give --calibrate, images it has not seen"
+            )
+    resolved.network.to(place)
+    detector = _detector(resolved, level, members, taps)
+    job = Job(detector, preprocessing, batch_size, workers, voice)
+    with interruptible(lambda: _kept(checkpoint)):
+        fitted = job.fit(fitting, checkpoint)
+        calibrated = None if calibrating is None else job.calibrate(calibrating, seed)
+        names = list(resolved.classes)
+        if not names and calibrating is not None and calibrated is not None:
+            names = job.folder_names(fitting, calibrating.without(calibrated.unreadable), seed)
+        detector.metadata |= {
+            "model": _origin(model, weights, output, pretrained, size),
+            "preprocessing": preprocessing.to_json(),
+            "images": {"data": data, "count": fitted.read, "resizing": dict(fitted.changes)},
+        } | ({"classes": names} if names else {})
+        detector.save(output)
+    voice.say(f"written: {output}")
+    voice.summary(
+        {
+            "output": str(output),
+            "fitted": fitted.read,
+            "calibrated": 0 if calibrated is None else calibrated.read,
+            "unreadable": fitted.failed + (0 if calibrated is None else calibrated.failed),
+            "level": level,
+            "classes": names,
+            "preprocessing": preprocessing.to_json(),
+        }
+    )
+
+
+def _check(output: Path, weights: Path | None, level: float) -> None:
+    if not 0 < level < 1:
+        raise typer.BadParameter(f"{level} does not lie between 0 and 1", param_hint="--level")
+    if weights is not None:
+        existing_file(weights, "--weights")
+    writable_file(output)
+
+
+def _kept(checkpoint: Path | None) -> str:
+    if checkpoint is not None and checkpoint.exists():
+        return f"Progress is in {checkpoint}: the same command goes on from there."
+    remedy = "" if checkpoint else " With --checkpoint FILE a fit can go on after an interruption."
+    return f"Nothing was written.{remedy}"
+
+
+def parts_of(data: str, calibrate: str | None, share: float, seed: int) -> tuple[Pictures, Pictures | None]:
+    """The images to fit on, and those to calibrate on."""
+    from gramwatch.readers import held_out
+
+    whole = pictures(data, "train")
+    if calibrate is not None:
+        return whole, pictures(calibrate, "test")
+    if share == 0:
+        return whole, None
+    fitting, calibrating = held_out(whole.count or 0, share, seed)
+    if not fitting or not calibrating:
+        raise CalibrationError(
+            f"{data} has {whole.count} image(s), too few to hold some out: give --calibrate"
+        )
+    return whole.chosen(fitting), whole.chosen(calibrating)
+
+
+def check_enough_images(count: int, level: float) -> None:
+    """Raise an error, before anything is computed, if there are too few images to calibrate."""
+    from gramwatch.threshold import examples_needed
+
+    needed = 2 * examples_needed(level)
+    if count < needed:
+        raise CalibrationError(
+            f"{count} images to calibrate on are too few for level {level}: at least {needed} are needed, a "
+            "few hundred are better. Hold out more (--hold-out 0.5), give --calibrate, or lower --level"
+        )
+
+
+def _detector(resolved: "Model", level: float, members: str | None, taps: str) -> "Detector":
+    from gramwatch.guard import MEMBERS, Guard
+
+    names = MEMBERS if members is None else [name.strip() for name in members.split(",")]
+    chosen: Any = taps if "," not in taps and "*" not in taps else taps.split(",")
+    with about("--members"):
+        return Guard(resolved.network, level=level, members=names, taps=chosen)
+
+
+def _origin(
+    name: str, weights: Path | None, output: Path, pretrained: bool, size: int | None
+) -> dict[str, Any]:
+    from gramwatch.models import Origin
+
+    near = None if weights is None else os.path.relpath(weights.absolute(), output.absolute().parent)
+    return Origin(name, near, pretrained, size).to_json()
+
+
+@dataclass(frozen=True)
+class Job:
+    """Reading images and showing them to a detector."""
+
+    detector: "Detector"
+    preprocessing: "Preprocessing"
+    batch_size: int
+    workers: int | None
+    voice: Voice
+
+    def fit(self, images: Pictures, checkpoint: Path | None) -> "Tally":
+        """Fit on all readable images."""
+        from gramwatch.readers import Tally
+
+        tally = Tally()
+        read = images.read(self.preprocessing, self.batch_size, self.workers)
+        self.detector.fit(read.inputs(tally), checkpoint=checkpoint, progress=not self.voice.quiet)
+        self._tell_unreadable(tally)
+        return tally
+
+    def calibrate(self, images: Pictures, seed: int) -> "Tally":
+        """Calibrate on all readable images, and say what the threshold is worth."""
+        from gramwatch.readers import Tally
+
+        tally = Tally()
+        read = images.read(self.preprocessing, self.batch_size, self.workers)
+        self.detector.calibrate(read.inputs(tally), seed=seed, progress=not self.voice.quiet)
+        self._tell_unreadable(tally)
+        self.voice.say(worth(tally.read, self.detector))
+        return tally
+
+    def _tell_unreadable(self, tally: "Tally") -> None:
+        if tally.read == 0:
+            raise DataError(f"no image could be read. {tally.errors[0]}")
+        if tally.failed:
+            self.voice.note(f"{tally.failed:,} image(s) could not be read and are left out:")
+            for line in shown_errors(tally.errors, tally.failed):
+                self.voice.say(f"  {line}")
+
+    def folder_names(self, fitting: Pictures, calibrated: Pictures, seed: int) -> list[str]:
+        """The names of the class folders, if the network's classes agree with them."""
+        names = sorted(set(fitting.labels or ()))
+        share = agreement(self.detector, calibrated.labels or [], names, seed)
+        if share is None:
+            return []
+        if share < 0.5:
+            self.voice.note(
+                f"the network's classes agree with the class folders on {share:.0%} of the calibration "
+                "images. So the names of the folders are not recorded as names of classes"
+            )
+            return []
+        self.voice.say(f"classes: named by their folders, right on {share:.1%} of the calibration images")
+        return names
+
+
+def worth(images: int, detector: "Detector") -> str:
+    """What a calibration of so many images is worth."""
+    from scipy.stats import beta
+
+    from gramwatch.threshold import rank_of_threshold
+
+    level, ranking = detector.level, len(detector.calibration_scores_)
+    kept = rank_of_threshold(ranking, level)
+    low, high = beta.ppf([0.05, 0.95], ranking + 1 - kept, kept)
+    return (
+        f"calibrated on {images:,} images: enough for level {level:g}. The rate of false alarms on images of "
+        f"this kind is at most {1 - level:.2%} on average, and from {low:.2%} to {high:.2%} in nine of ten "
+        "calibrations of this size"
+    )
+
+
+def agreement(detector: "Detector", labels: list[str], names: list[str], seed: int) -> float | None:
+    """The share of ranking images whose predicted class is that of their folder. None if it is unknown."""
+    from gramwatch.measurement import halves
+
+    calibration = detector.calibration()
+    predicted, how = calibration.predicted, calibration.how
+    if predicted is None or how["classes"] != len(names) or how["examples"] != len(labels):
+        return None
+    _, ranking = halves(len(labels), seed)
+    right = [names[int(p)] == labels[int(i)] for p, i in zip(predicted, ranking, strict=True)]
+    return sum(right) / len(right)

@@ -1,0 +1,69 @@
+"""`gramwatch info`: what a guard's file says, without its network."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gramwatch.cli.checks import existing_file
+from gramwatch.cli.common import Json, metadata_of, recorded_preprocessing
+
+if TYPE_CHECKING:
+    from gramwatch.artifact import Saved
+
+
+def info(
+    guard: Annotated[
+        Path, typer.Argument(help="A file of a guard or of another detector.", show_default=False)
+    ],
+    as_json: Annotated[bool, Json] = False,
+) -> None:
+    """Show what a guard was fitted on: network, preprocessing, members, calibration, classes.
+
+    Example: gramwatch info guard.safetensors
+    """
+    from gramwatch import artifact
+
+    existing_file(guard, "GUARD")
+    found = facts(artifact.read(guard))
+    if as_json:
+        typer.echo(json.dumps(found))
+        return
+    width = max(map(len, found))
+    for name, value in found.items():
+        typer.echo(f"{name.replace('_', ' ').ljust(width)}  {_shown(value)}")
+
+
+def facts(saved: "Saved") -> dict[str, Any]:
+    """What the file says, as plain values."""
+    header, metadata = saved.header, metadata_of(saved)
+    settings, calibration = header.get("settings") or {}, header.get("calibration")
+    images, model, network = metadata.get("images"), metadata.get("model"), header["network"]
+    preprocessing = recorded_preprocessing(saved)
+    return {
+        "file": str(saved.path),
+        "detector": header["detector"],
+        "written_by": f"gramwatch {header.get('library')}",
+        "network": model.get("name") if isinstance(model, dict) else None,
+        "weights": model.get("weights") if isinstance(model, dict) else None,
+        "parameters": network.get("parameters"),
+        "fingerprint": str(network.get("weights"))[:16],
+        "preprocessing": None if preprocessing is None else str(preprocessing),
+        "members": list(header["members"]) if "members" in header else None,
+        "level": settings.get("level"),
+        "fitted_on": images if isinstance(images, dict) else None,
+        "calibrated_on": calibration.get("examples") if isinstance(calibration, dict) else None,
+        "classes": metadata.get("classes"),
+    }
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "unknown"
+    if isinstance(value, dict):
+        return ", ".join(f"{name}: {_shown(entry)}" for name, entry in value.items())
+    if isinstance(value, list):
+        rest = f" and {len(value) - 10} more" if len(value) > 10 else ""
+        return ", ".join(map(str, value[:10])) + rest
+    return f"{value:,}" if isinstance(value, int) else str(value)

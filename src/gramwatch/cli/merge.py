@@ -1,0 +1,89 @@
+"""`gramwatch merge`: one guard from guards that were fitted on parts of the data."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gramwatch.cli.checks import about, chosen_device, existing_file, interruptible, writable_file
+from gramwatch.cli.common import (
+    BatchSize,
+    Device,
+    Json,
+    Quiet,
+    Voice,
+    Weights,
+    Workers,
+    opened_guard,
+    pictures,
+)
+from gramwatch.cli.fit import Job, check_enough_images
+from gramwatch.errors import ArtifactError
+
+
+def merge(
+    guards: Annotated[list[Path], typer.Argument(help="Files of guards of one network.", show_default=False)],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The file for the merged guard.")],
+    calibrate: Annotated[
+        str | None,
+        typer.Option(help="Images to calibrate on. Without them the merged guard is not calibrated."),
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="The network, if the files do not name it.")] = None,
+    weights: Annotated[Path | None, Weights] = None,
+    seed: Annotated[int, typer.Option(help="The seed of the calibration.")] = 0,
+    batch_size: Annotated[int, BatchSize] = 64,
+    workers: Annotated[int | None, Workers] = None,
+    device: Annotated[str | None, Device] = None,
+    quiet: Annotated[bool, Quiet] = False,
+    as_json: Annotated[bool, Json] = False,
+) -> None:
+    """Merge guards that were fitted on different images. The result equals one fit on all of them.
+
+    A merged guard must be calibrated anew, on images that none of the guards was fitted on.
+
+    Example: gramwatch merge a.safetensors b.safetensors --calibrate photos/validation -o both.safetensors
+    """
+    voice = Voice(quiet, as_json)
+    if len(guards) < 2:
+        raise typer.BadParameter("a merge needs two guards or more", param_hint="GUARDS")
+    for guard in guards:
+        existing_file(guard, "GUARDS")
+    writable_file(output)
+    place = chosen_device(device)
+    first, *others = (opened_guard(guard, model, weights, place) for guard in guards)
+    images = None if calibrate is None else pictures(calibrate, "test")
+    if images is not None:
+        check_enough_images(images.count or 0, first.detector.level)
+    for path, other in zip(guards[1:], others, strict=True):
+        if other.recorded != first.recorded:
+            raise ArtifactError(
+                f"{guards[0]} and {path} were fitted on images that were prepared in different ways: "
+                f"{first.recorded}; {other.recorded}"
+            )
+        with about("GUARDS"):
+            first.detector.merge(other.detector)
+    with interruptible(lambda: "Nothing was written."):
+        if images is not None:
+            if first.recorded is None:
+                raise ArtifactError(f"{guards[0]} does not say how images are prepared: calibrate in Python")
+            Job(first.detector, first.recorded, batch_size, workers, voice).calibrate(images, seed)
+        _count_all([each.detector.metadata for each in (first, *others)])
+        first.detector.save(output)
+    if images is None:
+        voice.note("the merged guard is not calibrated: it cannot score yet. Merge with --calibrate FOLDER")
+    voice.say(f"written: {output}")
+    voice.summary({"output": str(output), "merged": len(guards), "calibrated": images is not None})
+
+
+def _count_all(metadata: list[dict[str, object]]) -> None:
+    """Let the first guard say how many images were used for all of them, and what resizing did."""
+    records = [each.get("images") for each in metadata]
+    found = [record for record in records if isinstance(record, dict)]
+    if len(found) == len(records):
+        changes: dict[str, int] = {}
+        for record in found:
+            for name, count in record["resizing"].items():
+                changes[name] = changes.get(name, 0) + count
+        data = ", ".join(str(record["data"]) for record in found)
+        count = sum(record["count"] for record in found)
+        metadata[0]["images"] = {"data": data, "count": count, "resizing": changes}

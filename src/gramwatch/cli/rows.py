@@ -1,0 +1,200 @@
+"""The table of scores: CSV, JSON lines or Parquet. A run that was stopped goes on where it was.
+
+Until a run is complete, its rows are lines of JSON in a file beside the output, `scores.csv.part`. Its first
+line says what is scored with which guard. A line that was cut off is dropped when the run goes on. At the
+end the rows are written in the format of the output, and the file beside it is removed.
+"""
+
+import csv
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any, TextIO
+
+import typer
+
+from gramwatch.errors import DataError, MissingExtraError
+
+FORMATS = ("csv", "jsonl", "parquet")
+Row = dict[str, Any]
+
+
+def format_of(output: Path, given: str | None) -> str:
+    """The format of a file: as given, or by the end of its name."""
+    ending = output.suffix.lower().removeprefix(".")
+    chosen = given or ("csv" if str(output) == "-" else ending)
+    if chosen not in FORMATS:
+        raise typer.BadParameter(
+            f"'{output}' does not end in .csv, .jsonl or .parquet: name it so, or give --format",
+            param_hint="--format" if given else "--output",
+        )
+    if chosen == "parquet":
+        _pyarrow()
+        if str(output) == "-":
+            raise typer.BadParameter("Parquet cannot be written to a pipe: use csv or jsonl", param_hint="-o")
+    return chosen
+
+
+class Piped:
+    """Rows that go to standard output as they come."""
+
+    done: frozenset[str] = frozenset()
+
+    def __init__(self, kind: str, columns: Sequence[str], to: TextIO | None = None) -> None:
+        self._write = _writer(kind, to or sys.stdout, columns)
+        self._to = to or sys.stdout
+
+    def add(self, rows: Iterable[Row]) -> None:
+        """Write rows."""
+        for row in rows:
+            self._write(row)
+        self._to.flush()
+
+    def finish(self) -> None:
+        """Nothing is left to do."""
+
+    def close(self) -> None:
+        """Nothing is left to do."""
+
+
+class Filed:
+    """Rows that go to a file. `done` are the paths of rows from an earlier run."""
+
+    def __init__(self, output: Path, kind: str, columns: Sequence[str], identity: Mapping[str, Any]) -> None:
+        self.output, self.kind, self.columns = output, kind, columns
+        self.part = output.with_name(f"{output.name}.part")
+        self.done: set[str] = set()
+        self.earlier = {"flagged": 0, "errors": 0}
+        """Counts of the rows of earlier runs."""
+        begun = self.part.exists() and self.part.stat().st_size > 0
+        if begun:
+            end = self._resumed(dict(identity))
+            os.truncate(self.part, end)
+        self._file = self.part.open("ab")
+        if not self._file.tell():
+            self._line(dict(identity))
+            self._file.flush()
+
+    def _resumed(self, identity: Row) -> int:
+        """Take the rows of an earlier run into account. Return where its last whole line ends."""
+        end = 0
+        with self.part.open("rb") as file:
+            for number, line in enumerate(file):
+                if not line.endswith(b"\n"):
+                    break
+                row = _parsed(line, self.part)
+                if number == 0:
+                    self._check_same(row, identity)
+                else:
+                    self.done.add(row["path"])
+                    self.earlier["flagged"] += bool(row["is_ood"])
+                    self.earlier["errors"] += bool(row["error"])
+                end += len(line)
+        return end
+
+    def _check_same(self, then: Row, now: Row) -> None:
+        for name, value in now.items():
+            if then.get(name) != value:
+                raise DataError(
+                    f"{self.part} was begun with another {name} ({then.get(name)}, now {value}): finish that "
+                    "run, delete the file, or name another output"
+                )
+
+    def _line(self, row: Row) -> None:
+        self._file.write(json.dumps(row).encode() + b"\n")
+
+    def add(self, rows: Iterable[Row]) -> None:
+        """Write rows. They are on their way to the disk when this returns."""
+        try:
+            for row in rows:
+                self._line(row)
+            self._file.flush()
+        except OSError as error:
+            raise OSError(
+                f"cannot write {self.part}: {error.strerror or error}. The rows before are kept: make room, "
+                "and the same command goes on"
+            ) from error
+
+    def close(self) -> None:
+        """Close the file of a run that is not complete."""
+        with suppress(OSError):  # the disk is full, which was said before
+            self._file.close()
+
+    def rows(self) -> Iterator[Row]:
+        """All rows, of earlier runs too."""
+        with self.part.open("rb") as file:
+            next(file)
+            for line in file:
+                yield json.loads(line)
+
+    def finish(self) -> None:
+        """Write the output, whole or not at all, and remove the file of rows."""
+        self._file.close()
+        beside = self.output.with_name(f"{self.output.name}.new")
+        try:
+            if self.kind == "parquet":
+                _write_parquet(beside, self.rows(), self.columns)
+            else:
+                with beside.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
+                    write = _writer(self.kind, file, self.columns)
+                    for row in self.rows():
+                        write(row)
+            beside.replace(self.output)
+        except OSError as error:
+            beside.unlink(missing_ok=True)
+            raise OSError(
+                f"cannot write {self.output}: {error.strerror or error}. All rows are kept in {self.part}: "
+                "make room, and the same command writes the output"
+            ) from error
+        self.part.unlink()
+
+
+def _parsed(line: bytes, part: Path) -> Row:
+    with suppress(ValueError):
+        row = json.loads(line)
+        if isinstance(row, dict):
+            return row
+    raise DataError(f"{part} is damaged: delete it to score anew")
+
+
+def _writer(kind: str, file: IO[str], columns: Sequence[str]) -> Any:
+    """A function that writes one row."""
+    if kind == "jsonl":
+        return lambda row: file.write(json.dumps(row) + "\n")
+    table = csv.DictWriter(file, columns, lineterminator="\n")
+    table.writeheader()
+    return lambda row: table.writerow({name: _plain(row.get(name)) for name in columns})
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return "" if value is None else value
+
+
+def _pyarrow() -> Any:
+    try:
+        import pyarrow.parquet
+    except ModuleNotFoundError:
+        raise MissingExtraError(
+            "Parquet needs pyarrow: install it with pip install 'gramwatch[parquet]'"
+        ) from None
+    return pyarrow
+
+
+def _write_parquet(path: Path, rows: Iterator[Row], columns: Sequence[str], at_once: int = 10_000) -> None:
+    from itertools import islice
+
+    arrow = _pyarrow()
+    kinds = {"path": arrow.string(), "predicted": arrow.int64(), "is_ood": arrow.bool_()}
+    kinds |= {name: arrow.string() for name in ("class", "note", "error")}
+    schema = arrow.schema([(name, kinds.get(name, arrow.float64())) for name in columns])
+    with arrow.parquet.ParquetWriter(path, schema) as writer:
+        while some := list(islice(rows, at_once)):
+            for row in some:  # Parquet holds text in UTF-8 only
+                row["path"] = row["path"].encode(errors="surrogateescape").decode(errors="replace")
+            table = {name: [row.get(name) for row in some] for name in columns}
+            writer.write_table(arrow.table(table, schema=schema))

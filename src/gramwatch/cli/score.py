@@ -1,0 +1,300 @@
+"""`gramwatch score`: a verdict for every image of a folder."""
+
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gramwatch.cli.checks import chosen_device, existing_file, interruptible, writable_file
+from gramwatch.cli.common import (
+    BatchSize,
+    Device,
+    Given,
+    Json,
+    Mean,
+    Opened,
+    Pictures,
+    Quiet,
+    Resize,
+    Size,
+    Std,
+    Voice,
+    Weights,
+    Workers,
+    opened_guard,
+    pictures,
+)
+from gramwatch.cli.rows import Filed, Piped, Row, format_of
+
+if TYPE_CHECKING:
+    from gramwatch.preprocessing import Preprocessing
+    from gramwatch.readers import Batch, Tally
+
+FLAGGED = 3
+"""The exit code with --fail-if-flagged if an image was flagged."""
+
+
+def score(
+    guard: Annotated[Path, typer.Argument(help="A file that 'gramwatch fit' wrote.", show_default=False)],
+    images: Annotated[
+        str,
+        typer.Argument(
+            help="A folder, a CSV with a column 'path', an image, a named set, or - for paths on standard "
+            "input, one in each line.",
+            show_default=False,
+        ),
+    ],
+    output: Annotated[
+        Path,
+        typer.Option("--output", "-o", help="The table: .csv, .jsonl or .parquet; - is standard output."),
+    ] = Path("-"),
+    format: Annotated[  # noqa: A002
+        str | None, typer.Option(help="csv, jsonl or parquet, if the name of the output does not say it.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an output that exists.")] = False,
+    model: Annotated[
+        str | None, typer.Option(help="The network, if the guard's file does not name it.")
+    ] = None,
+    weights: Annotated[Path | None, Weights] = None,
+    size: Annotated[int | None, Size] = None,
+    resize: Annotated[str | None, Resize] = None,
+    mean: Annotated[str | None, Mean] = None,
+    std: Annotated[str | None, Std] = None,
+    batch_size: Annotated[int, BatchSize] = 64,
+    workers: Annotated[int | None, Workers] = None,
+    device: Annotated[str | None, Device] = None,
+    fail_if_flagged: Annotated[
+        bool, typer.Option("--fail-if-flagged", help="Exit with code 3 if an image was flagged.")
+    ] = False,
+    quiet: Annotated[bool, Quiet] = False,
+    as_json: Annotated[bool, Json] = False,
+) -> None:
+    """Score images: predicted class, score, p-value, verdict, and the p-value of each member.
+
+    An image that cannot be read is a row with its error. A run that was stopped goes on where it was: give
+    the same command again. Exit codes: 0 scored, 1 failed, 2 wrong usage, 3 something was flagged (only with
+    --fail-if-flagged), 130 interrupted.
+
+    Examples:
+    gramwatch score guard.safetensors photos/new -o scores.csv
+
+    find photos -name '*.jpg' | gramwatch score guard.safetensors - -o - --format jsonl
+
+    gramwatch score guard.safetensors photos/new -o scores.parquet --fail-if-flagged -q
+
+    """
+    voice = Voice(quiet, as_json)
+    given = Given.of(size, resize, mean, std)
+    kind = format_of(output, format)
+    _check(guard, output, overwrite, as_json)
+    shown = pictures(images, "test") if images != "-" else _from_stdin()
+    opened = opened_guard(guard, model, weights, chosen_device(device))
+    opened.detector.calibration()  # raises the error that says what is missing
+    preprocessing = given.applied(opened.recorded or opened.model.preprocessing, opened.model.name)
+    for text in differences(opened, preprocessing):
+        voice.note(text)
+    columns = columns_of(opened)
+    identity = {
+        "guard": _identity(opened),
+        "images": images,
+        "preprocessing": preprocessing.to_json(),
+    }
+    rows = Piped(kind, columns) if str(output) == "-" else Filed(output, kind, columns, identity)
+    if rows.done:
+        voice.say(f"going on: {len(rows.done):,} images were scored before")
+    job = Scoring(opened, preprocessing, rows, batch_size, workers, voice)
+    try:
+        with interruptible(lambda: _kept(rows)):
+            job.run(shown)
+            rows.finish()
+    finally:
+        rows.close()
+    job.tell(output)
+    if job.counts["images"] and job.counts["errors"] == job.counts["images"]:
+        raise typer.Exit(1)
+    if fail_if_flagged and job.counts["flagged"]:
+        raise typer.Exit(FLAGGED)
+
+
+def _check(guard: Path, output: Path, overwrite: bool, as_json: bool) -> None:
+    existing_file(guard, "GUARD")
+    if str(output) == "-":
+        if as_json:
+            raise typer.BadParameter("the table takes standard output: give -o FILE", param_hint="--json")
+        return
+    if output.exists() and not overwrite:
+        raise typer.BadParameter(
+            f"{output} exists: name another file, or give --overwrite", param_hint="--output"
+        )
+    writable_file(output)
+
+
+def _from_stdin() -> Pictures:
+    from gramwatch.datasets.files import listed
+
+    sys.stdin.reconfigure(errors="surrogateescape")  # type: ignore[union-attr]
+    return Pictures(listed(sys.stdin), about="paths on standard input")
+
+
+def _kept(rows: Piped | Filed) -> str:
+    if isinstance(rows, Piped):
+        return "The rows so far are written."
+    return f"The rows so far are in {rows.part}: the same command goes on from there."
+
+
+def _identity(opened: Opened) -> str:
+    """A checksum that two guards share only if they judge alike."""
+    import hashlib
+
+    scores = opened.detector.calibration_scores_.double().contiguous().numpy().tobytes()
+    return hashlib.sha256(scores + repr(opened.detector.settings_as_json()).encode()).hexdigest()[:16]
+
+
+def differences(opened: Opened, now: "Preprocessing") -> Iterator[str]:
+    """In what the preprocessing differs from that of the fit."""
+    if opened.recorded is None:
+        yield (
+            "the guard's file does not say how its images were prepared. If it was otherwise than now "
+            f"({now}), the verdicts are not valid"
+        )
+        return
+    for text in now.differences(opened.recorded):
+        yield f"images are prepared otherwise than in the fit. {text}. The false-alarm rate does not hold"
+    own = opened.model.preprocessing
+    if own is not None and now == opened.recorded:
+        for text in own.differences(opened.recorded):
+            yield f"the network's own preprocessing is now {text} in the fit. That of the fit is used"
+
+
+def columns_of(opened: Opened) -> list[str]:
+    """The columns of the table."""
+    parts = [f"p_{name}" for name in getattr(opened.detector, "members", ())]
+    return ["path", "predicted", "class", "score", "p_value", "is_ood", *parts, "note", "error"]
+
+
+@dataclass
+class Scoring:
+    """One run over images."""
+
+    opened: Opened
+    preprocessing: "Preprocessing"
+    rows: Piped | Filed
+    batch_size: int
+    workers: int | None
+    voice: Voice
+    counts: dict[str, int] = field(default_factory=lambda: {"images": 0, "flagged": 0, "errors": 0})
+    seconds: float = 0.0
+
+    def run(self, images: Pictures) -> None:
+        """Score the images that have no row yet."""
+        from gramwatch.readers import Tally
+
+        self.tally: Tally = Tally()
+        start = time.monotonic()
+        if isinstance(self.rows, Filed):
+            self.counts |= {"images": len(self.rows.done), **self.rows.earlier}
+        left = Pictures(_new(images.keys, set(self.rows.done)), images.opener)
+        bar = self.voice.progress(images.count, len(self.rows.done), "scoring")
+        with bar:
+            for batch in left.read(self.preprocessing, self.batch_size, self.workers):
+                rows = self.judged(batch)
+                self.rows.add(rows)
+                self.tally.add(batch)
+                self._count(rows)
+                bar.update(len(rows))
+        self.seconds = time.monotonic() - start
+
+    def _count(self, rows: list[Row]) -> None:
+        self.counts["images"] += len(rows)
+        self.counts["flagged"] += sum(bool(row["is_ood"]) for row in rows)
+        self.counts["errors"] += sum(bool(row["error"]) for row in rows)
+
+    def judged(self, batch: "Batch") -> list[Row]:
+        """The rows of a batch."""
+        verdicts: Iterator[Row] = iter(())
+        if batch.inputs is not None:
+            verdicts = self._verdicts(self.opened.detector(batch.inputs).to_dict())
+        rows = []
+        for image in batch.images:
+            row: Row = {"path": image.key, **(next(verdicts) if not image.error else _EMPTY)}
+            rows.append({**row, "note": image.note, "error": image.error})
+        return rows
+
+    def _verdicts(self, found: dict[str, Any]) -> Iterator[Row]:
+        names, parts = self.opened.classes, found.get("parts") or {}
+        for i, predicted in enumerate(found["predicted"]):
+            yield {
+                "predicted": predicted,
+                "class": names[predicted] if predicted < len(names) else "",
+                "score": _finite(found["score"][i]),
+                "p_value": found["p_value"][i],
+                "is_ood": found["is_ood"][i],
+                **{f"p_{name}": values[i] for name, values in parts.items()},
+            }
+
+    def tell(self, output: Path) -> None:
+        """What was found, and what may be wrong with the images."""
+        counts, level = self.counts, self.opened.detector.level
+        readable = counts["images"] - counts["errors"]
+        expected = (1 - level) * readable
+        for text in resized_otherwise(self.opened.detector.metadata, self.tally, self.preprocessing):
+            self.voice.note(text)
+        self.voice.say(
+            f"{counts['flagged']:,} of {readable:,} images flagged; about {expected:,.0f} would be, if all "
+            f"were like those of the fit. {counts['errors']:,} could not be read"
+        )
+        if self.seconds and self.tally.read:
+            rate = self.tally.read / self.seconds
+            self.voice.say(f"{self.tally.read:,} images in {self.seconds:.1f} s, {rate:,.0f} each second")
+        self.voice.summary(
+            {
+                "output": str(output),
+                **counts,
+                "expected_by_chance": round(expected, 3),
+                "level": level,
+                "seconds": round(self.seconds, 3),
+            }
+        )
+
+
+_EMPTY: Row = {"predicted": None, "class": "", "score": None, "p_value": None, "is_ood": None}
+
+
+def _finite(value: float) -> float | None:
+    """The score. None if it is infinite, because the network's values were: JSON has no infinity."""
+    return value if abs(value) < float("inf") else None
+
+
+def _new(keys: Iterable[str], done: set[str]) -> Iterator[str]:
+    """The keys that were not seen before, each once."""
+    for key in keys:
+        if key not in done:
+            done.add(key)
+            yield key
+
+
+_WORDS = {"kept": "already had the right size", "reduced": "were reduced", "enlarged": "were enlarged"}
+
+
+def resized_otherwise(
+    metadata: dict[str, Any], tally: "Tally", preprocessing: "Preprocessing"
+) -> Iterator[str]:
+    """Say if resizing did something else to most of these images than to most images of the fit."""
+    recorded = metadata.get("images")
+    changes = recorded.get("resizing") if isinstance(recorded, dict) else None
+    if not isinstance(changes, dict) or not changes or not tally.changes:
+        return
+    then, now = max(changes, key=lambda name: changes[name]), tally.usual()
+    if then == now or then not in _WORDS:
+        return
+    text = f"most of these images {_WORDS[now]}, most images of the fit {_WORDS[then]}"
+    if "kept" in (then, now):
+        text += (
+            f". Here {preprocessing.resize} resizes images. The filter that resized the others before is "
+            "unknown: if it is another one, such as nearest, images look out of distribution"
+        )
+    yield text

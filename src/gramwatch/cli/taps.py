@@ -1,0 +1,55 @@
+"""`gramwatch taps`: the tensors of a network that can be watched."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from gramwatch.cli.checks import about
+from gramwatch.cli.common import Json, Network, Size, Weights
+
+
+def taps(
+    model: Annotated[str, Network],
+    weights: Annotated[Path | None, Weights] = None,
+    which: Annotated[
+        str, typer.Option("--taps", help="all, ends, or globs with commas between them: 'layer1.*,layer4.*'.")
+    ] = "all",
+    size: Annotated[int | None, Size] = None,
+    channels: Annotated[
+        int | None, typer.Option(min=1, help="The channels of images, if they are not known. 3: colour.")
+    ] = None,
+    as_json: Annotated[bool, Json] = False,
+) -> None:
+    """List the tensors of a network that a guard watches, with their shapes. Weights are not needed.
+
+    Examples:
+    gramwatch taps timm:resnet18
+
+    gramwatch taps mypackage.nets:build --size 64 --taps 'layer4.*'
+
+    """
+    import torch
+
+    from gramwatch.models import resolve
+    from gramwatch.taps import find_taps
+
+    with about("MODEL"):
+        found = resolve(model, weights, untrained=True, size=size)
+    known = found.preprocessing
+    if known is None and size is None:
+        raise typer.BadParameter(f"the size of images of {model} is not known", param_hint="--size")
+    height, width = (size, size) if size is not None else known.size if known else (0, 0)
+    depth = channels or (len(known.mean) if known else 3)
+    chosen: Any = which if which in ("all", "ends", "paper") else which.split(",")
+    images = torch.zeros(2, depth, height, width)
+    listed = find_taps(found.network, images, chosen)
+    if as_json:
+        typer.echo(
+            json.dumps(
+                [{"name": tap.name, "operation": tap.operation, "shape": list(tap.shape)} for tap in listed]
+            )
+        )
+    else:
+        typer.echo(repr(listed))

@@ -1,0 +1,145 @@
+"""From an image to a network's input: resize, crop, scale, normalise. And comparing two such ways.
+
+The steps are those of timm, torchvision and Hugging Face's image processors: Pillow resizes the image, the
+middle is cut out, pixels become floats from 0 to 1, and each channel is normalised.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gramwatch.artifact import check_types
+from gramwatch.errors import InputError
+
+FILTERS = ("nearest", "bilinear", "bicubic", "lanczos", "box", "hamming")
+"""The filters of Pillow."""
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """How an image becomes the input of a network."""
+
+    size: tuple[int, int]
+    """Height and width of the input."""
+    shorter: int | None
+    """The shorter side is resized to this length, and the middle of `size` is cut out. None: the image is
+    resized to `size`, whatever its proportions."""
+    resize: str
+    """One of `FILTERS`."""
+    mean: tuple[float, ...]
+    """Of each channel. One channel: the image is made grey."""
+    std: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if self.resize not in FILTERS:
+            raise InputError(f"there is no filter '{self.resize}': choose from {', '.join(FILTERS)}")
+        if len(self.mean) != len(self.std) or len(self.mean) not in (1, 3):
+            raise InputError(
+                f"mean and std need one or three numbers each, not {len(self.mean)} and {len(self.std)}"
+            )
+        if not all(map(math.isfinite, (*self.mean, *self.std))) or min(self.std) <= 0:
+            raise InputError(f"mean {self.mean} and std {self.std}: the numbers must be finite, std positive")
+        if min(self.size) < 1 or (self.shorter is not None and self.shorter < 1):
+            raise InputError(f"images cannot have the size {self.size[0]} x {self.size[1]}")
+
+    @property
+    def grey(self) -> bool:
+        """Whether images are made grey."""
+        return len(self.mean) == 1
+
+    def resized_to(self, width: int, height: int) -> tuple[int, int]:
+        """Width and height of an image after resizing and before cropping."""
+        if self.shorter is None:
+            return self.size[1], self.size[0]
+        short, long = sorted((width, height))
+        longer = max(1, int(self.shorter * long / short))
+        return (self.shorter, longer) if width <= height else (longer, self.shorter)
+
+    def change_of(self, width: int, height: int) -> str:
+        """What resizing does to an image: `"kept"`, `"reduced"` or `"enlarged"`."""
+        new = self.resized_to(width, height)
+        if new == (width, height):
+            return "kept"
+        return "reduced" if new[0] * new[1] < width * height else "enlarged"
+
+    def __call__(self, image: Any) -> Tensor:
+        """The input made from a Pillow image of mode RGB or L, float32 of shape C x H x W."""
+        from PIL import Image
+
+        new = self.resized_to(*image.size)
+        if new != image.size:
+            image = image.resize(new, Image.Resampling[self.resize.upper()])
+        pixels = torch.from_numpy(np.array(_middle(image, *self.size)))
+        channels = pixels[None] if pixels.ndim == 2 else pixels.permute(2, 0, 1)
+        mean, std = (torch.tensor(values)[:, None, None] for values in (self.mean, self.std))
+        return (channels.float().div(255) - mean).div(std).contiguous()
+
+    def changed(
+        self,
+        size: int | None = None,
+        resize: str | None = None,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+    ) -> "Preprocessing":
+        """A copy with the given values. With `size`, the shorter side is resized to it."""
+        return Preprocessing(
+            self.size if size is None else (size, size),
+            self.shorter if size is None else size,
+            resize or self.resize,
+            tuple(mean or self.mean),
+            tuple(std or self.std),
+        )
+
+    def differences(self, other: "Preprocessing") -> list[str]:
+        """In what another way differs: `"resize: bilinear, not nearest"`, with this one's value first."""
+        mine, theirs = asdict(self), asdict(other)
+        return [
+            f"{name}: {_shown(mine[name])}, not {_shown(theirs[name])}"
+            for name in mine
+            if mine[name] != theirs[name]
+        ]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()
+        }
+
+    @staticmethod
+    def from_json(values: Mapping[str, Any]) -> "Preprocessing":
+        """The preprocessing from plain values, checked."""
+        check_types(values, size=list[int], shorter=int | None, resize=str, mean=list[float], std=list[float])
+        if len(values["size"]) != 2:
+            raise InputError(f"the size of images cannot be {values['size']!r:.60}")
+        height, width = values["size"]
+        return Preprocessing(
+            (height, width),
+            values["shorter"],
+            values["resize"],
+            tuple(map(float, values["mean"])),
+            tuple(map(float, values["std"])),
+        )
+
+    def __str__(self) -> str:
+        height, width = self.size
+        how = f"shorter side to {self.shorter}, middle" if self.shorter is not None else "resized to"
+        return f"{how} {height} x {width} ({self.resize}), mean {_shown(self.mean)}, std {_shown(self.std)}"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, tuple):
+        return " ".join(f"{number:g}" for number in value)
+    return str(value)
+
+
+def _middle(image: Any, height: int, width: int) -> Any:
+    """The middle of an image. An image that is smaller gets black borders."""
+    if image.size == (width, height):
+        return image
+    left, top = round((image.width - width) / 2.0), round((image.height - height) / 2.0)
+    return image.crop((left, top, left + width, top + height))

@@ -1,0 +1,76 @@
+"""A guard of a small network, fitted by the command itself, once for all tests."""
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from tests.cli.invoking import invoke
+from tests.cli.own import PACKAGE, PREPARED, QUICK, write_classes
+
+NAME = "gramwatch_test_nets"
+
+
+@dataclass(frozen=True)
+class Own:
+    folder: Path
+    said: str
+    model: str = f"{NAME}:build"
+
+    @property
+    def weights(self) -> Path:
+        return self.folder / "net.safetensors"
+
+    @property
+    def train(self) -> Path:
+        return self.folder / "train"
+
+    @property
+    def test(self) -> Path:
+        return self.folder / "test"
+
+    @property
+    def guard(self) -> Path:
+        return self.folder / "guard.safetensors"
+
+    @property
+    def score(self) -> list[object]:
+        """The beginning of a command that scores."""
+        return ["score", self.guard, "--model", self.model, *QUICK]
+
+
+def _train(folder: Path) -> None:
+    """Weights for the network, which then tells bright from dark."""
+    from gramwatch.datasets.files import files_of
+    from gramwatch.demo import train
+    from gramwatch.preprocessing import Preprocessing
+    from gramwatch.readers import Images
+
+    files = files_of(folder / "train")
+    prepare = Preprocessing((16, 16), 16, "bilinear", (0.5,) * 3, (0.25,) * 3)
+    inputs = torch.cat([batch.inputs for batch in Images(files.paths, prepare)])
+    labels = torch.tensor([files.classes.index(name) for name in files.labels])
+    network = __import__(NAME).build()
+    train(network, inputs, labels, epochs=5)
+    save_file(network.state_dict(), folder / "net.safetensors")
+
+
+@pytest.fixture(scope="session")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Own]:
+    folder = tmp_path_factory.mktemp("own")
+    (folder / f"{NAME}.py").write_text(PACKAGE)
+    sys.path.insert(0, str(folder))
+    write_classes(folder / "train", 150, seed=1)
+    write_classes(folder / "test", 20, seed=2)
+    _train(folder)
+    made = Own(folder, "")
+    result = invoke(
+        "fit", made.model, made.train, "--weights", made.weights, "-o", made.guard, *PREPARED, *QUICK
+    )
+    assert result.exit_code == 0, result.output
+    yield Own(folder, result.output)
+    sys.path.remove(str(folder))

@@ -1,0 +1,42 @@
+"""docs/cli.md: its blocks run, and print what the page shows."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
+
+
+def ran(words: list[str], folder: Path) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(words, cwd=folder, capture_output=True, text=True, check=True, timeout=300)
+
+
+def without_figures(text: str) -> str:
+    """The words alone: figures of a training differ a little from machine to machine."""
+    return re.sub(r"[\d.,]+", "#", " ".join(text.split()))
+
+
+def test_the_blocks_of_the_page_run_and_print_what_it_shows(tmp_path):
+    text = PAGE.read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    (shell,) = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
+    ran([sys.executable, "-c", code], tmp_path)
+    said = ""
+    for line in shell.splitlines():
+        command = shlex.split(line)
+        assert command[0] == "gramwatch"
+        said += ran([sys.executable, "-m", "gramwatch", *command[1:]], tmp_path).stderr
+    for line in said.splitlines():
+        assert without_figures(line) in without_figures(text), line
+    (flagged,) = re.findall(r"(\d+) of 200 images flagged", said)
+    assert 95 <= int(flagged) <= 120
+    assert (tmp_path / "scores.csv").read_text().splitlines()[0] in text
+    assert len((tmp_path / "scores.csv").read_text().splitlines()) == 201
+
+
+def test_every_command_for_a_network_of_ones_own_is_on_the_page():
+    text = PAGE.read_text(encoding="utf-8")
+    for name in "fit score info merge taps doctor".split():
+        assert f"`gramwatch {name}" in text

@@ -1,0 +1,239 @@
+"""The command `gramwatch fit`."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+from gramwatch import artifact
+from gramwatch.networks.foreign import import_torchvision
+from tests.cli.invoking import invoke, raising, told
+from tests.cli.own import PREPARED, QUICK, write_classes
+
+
+def test_fit_says_what_it_did_and_what_the_calibration_is_worth(own):
+    assert "300 images in 2 classes" in own.said
+    assert "60 images are held out to calibrate" in own.said
+    assert "calibrated on 60 images: enough for level 0.95" in own.said
+    assert "right on 100.0% of the calibration images" in own.said
+
+
+def test_the_file_records_network_preprocessing_and_classes(own):
+    metadata = artifact.read(own.guard).header["metadata"]
+    assert metadata["model"] == {
+        "name": own.model, "weights": "net.safetensors", "pretrained": False, "size": 16,
+    }  # fmt: skip
+    assert metadata["preprocessing"]["resize"] == "bilinear"
+    assert metadata["classes"] == ["bright", "dark"]
+    assert metadata["images"]["resizing"] == {"reduced": 240}
+    assert metadata["images"]["count"] == 240
+
+
+def test_what_is_held_out_depends_on_the_seed_alone(own, tmp_path):
+    def fitted(name: str, seed: int) -> list[float]:
+        arguments = ["fit", own.model, own.train, "--weights", own.weights, *PREPARED, *QUICK, "-q"]
+        assert invoke(*arguments, "-o", tmp_path / name, "--seed", seed).exit_code == 0
+        saved = artifact.read(tmp_path / name)
+        return saved.file.tensor("calibration.scores").flatten().tolist()
+
+    first = fitted("a.safetensors", 0)
+    assert first == fitted("b.safetensors", 0)
+    assert first != fitted("c.safetensors", 1)
+
+
+def test_too_few_images_to_calibrate_are_refused_before_the_fit(own, tmp_path):
+    write_classes(tmp_path / "few", 30, seed=3)
+    result = invoke(
+        "fit", own.model, tmp_path / "few", "--weights", own.weights, "-o", tmp_path / "g.safetensors",
+        *PREPARED, *QUICK, "-q",
+    )  # fmt: skip
+    assert result.exit_code == 1
+    assert "12 images to calibrate on are too few for level 0.95: at least 38 are needed" in told(result)
+    assert not (tmp_path / "g.safetensors").exists()
+
+
+def test_calibration_images_of_their_own_and_a_summary(own, tmp_path):
+    result = invoke(
+        "fit", own.model, own.train, "--weights", own.weights, "-o", tmp_path / "g.safetensors",
+        "--calibrate", own.test, *PREPARED, *QUICK, "-q", "--json",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    said = json.loads(result.stdout)
+    assert (said["fitted"], said["calibrated"], said["unreadable"]) == (300, 40, 0)
+    assert said["classes"] == ["bright", "dark"]
+
+
+def test_unreadable_images_are_left_out_and_named(own, tmp_path):
+    write_classes(tmp_path / "images", 120, seed=4)
+    (tmp_path / "images" / "dark" / "000.png").write_bytes(b"not an image")
+    (tmp_path / "images" / "readme.txt").write_text("about these images")
+    result = invoke(
+        "fit", own.model, tmp_path / "images", "--weights", own.weights, "-o", tmp_path / "g.safetensors",
+        *PREPARED, *QUICK,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert "1 image(s) could not be read and are left out" in result.output
+    assert "000.png: not an image of a known format" in result.output
+    assert "1 other file(s) are left out" in result.output
+    assert artifact.read(tmp_path / "g.safetensors").header["metadata"]["classes"] == ["bright", "dark"]
+
+
+def test_folders_that_the_network_does_not_know_give_no_names(own, tmp_path):
+    write_classes(tmp_path / "images", 120, seed=5)
+    (tmp_path / "images" / "bright").rename(tmp_path / "images" / "zebra")  # now the order is turned round
+    result = invoke(
+        "fit", own.model, tmp_path / "images", "--weights", own.weights, "-o", tmp_path / "g.safetensors",
+        *PREPARED, *QUICK,
+    )  # fmt: skip
+    assert "agree with the class folders on 0% of the calibration images" in result.output
+    assert "classes" not in artifact.read(tmp_path / "g.safetensors").header["metadata"]
+
+
+@pytest.mark.parametrize(
+    ("model", "extra", "reason"),
+    [
+        ("NETS:build", [], "is not known: give --size, --resize, --mean, --std"),
+        ("NETS:missing", PREPARED, "has no function 'missing'"),
+        ("NETS:number", PREPARED, "returned int: it must return a torch.nn.Module"),
+        ("no_such_package.x:build", PREPARED, "there is no module 'no_such_package.x'"),
+        ("NETS:segmenter", PREPARED, "expected (examples, classes)"),
+        ("timm:no_such_network", PREPARED, "there is no network 'timm:no_such_network'"),
+        ("timm:resnet18", PREPARED, "'timm:resnet18' has no weights"),
+        ("nothing", PREPARED, "there is no network 'nothing': give timm:NAME"),
+        ("hf:no_such_folder", PREPARED, "is no image classifier that can be had here"),
+        ("NETS:build", ["--mean", "a,b"], "'a,b' is not a list of numbers"),
+        ("NETS:build", ["--resize", "magic"], "there is no filter 'magic'"),
+        ("NETS:build", [*PREPARED, "--level", "1.5"], "1.5 does not lie between 0 and 1"),
+        ("NETS:build", [*PREPARED, "--members", "gram,magic"], "there is no member 'magic'"),
+    ],
+)
+def test_what_cannot_be_fitted_is_refused_in_one_line(own, tmp_path, model, extra, reason, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    name = model.replace("NETS", own.model.partition(":")[0])
+    result = invoke("fit", name, own.train, "-o", tmp_path / "g.safetensors", *extra, *QUICK, "-q")
+    assert result.exit_code in (1, 2)
+    assert reason in told(result)
+    assert not (tmp_path / "g.safetensors").exists()
+
+
+def test_weights_that_do_not_fit_are_named(own, tmp_path):
+    torch.save({"model": {"module.0.weight": torch.zeros(1)}}, tmp_path / "other.pth")
+    result = invoke(
+        "fit", own.model, own.train, "--weights", tmp_path / "other.pth", "-o", tmp_path / "g.safetensors",
+        *PREPARED, *QUICK, "-q",
+    )  # fmt: skip
+    assert result.exit_code == 2
+    assert "missing: 0.bias, 2.weight, 2.bias and 2 more" in told(result)
+    assert "of another shape: 0.weight (1,)" in told(result)
+
+
+def test_a_network_of_timm_with_its_own_preprocessing(tmp_path):
+    import_torchvision()
+    import timm
+
+    network = timm.create_model("resnet10t", num_classes=2)
+    save_file(network.state_dict(), tmp_path / "net.safetensors")
+    write_classes(tmp_path / "images", 50, seed=6)
+    guard = tmp_path / "guards" / "g.safetensors"
+    result = invoke(
+        "fit", "timm:resnet10t", tmp_path / "images", "--weights", tmp_path / "net.safetensors", "-o", guard,
+        "--size", 32, "--hold-out", 0.5, "--members", "gram,energy", *QUICK,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    recorded = artifact.read(guard).header["metadata"]
+    assert (
+        recorded["preprocessing"]["resize"] == timm.data.resolve_model_data_config(network)["interpolation"]
+    )
+    assert recorded["preprocessing"]["size"] == [32, 32]
+    assert recorded["model"]["weights"] == "../net.safetensors"
+    scored = invoke("score", guard, tmp_path / "images" / "dark", "-o", tmp_path / "s.csv", *QUICK)
+    assert scored.exit_code == 0, scored.output  # the file says which network and which weights
+    assert len((tmp_path / "s.csv").read_text().splitlines()) == 51
+
+
+def test_an_interrupted_fit_goes_on_from_its_checkpoint(own, tmp_path, monkeypatch):
+    from gramwatch.readers import Tally
+
+    arguments = [
+        "fit", own.model, own.train, "--weights", own.weights, "-o", tmp_path / "g.safetensors", *PREPARED,
+        *QUICK, "-q", "--checkpoint", tmp_path / "c.safetensors", "--batch-size", 50,
+        "--members", "gram,energy",
+    ]  # fmt: skip
+    add, calls = Tally.add, []
+
+    def interrupted(self, batch):
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        add(self, batch)
+
+    monkeypatch.setattr(Tally, "add", interrupted)
+    result = invoke(*arguments)
+    assert result.exit_code == 130
+    assert f"Progress is in {tmp_path / 'c.safetensors'}" in result.output
+    monkeypatch.setattr(Tally, "add", add)
+    assert invoke(*arguments).exit_code == 0
+    whole = [*arguments[:-6], "--batch-size", 50, "--members", "gram,energy"]
+    assert "--checkpoint" not in whole
+    whole[whole.index("-o") + 1] = tmp_path / "whole.safetensors"
+    assert invoke(*whole).exit_code == 0
+    names = [tmp_path / "g.safetensors", tmp_path / "whole.safetensors"]
+    resumed, at_once = (artifact.read(name).file.tensor("calibration.scores") for name in names)
+    assert torch.equal(resumed, at_once)
+    assert not (tmp_path / "c.safetensors").exists()
+
+
+def test_a_full_disk_leaves_no_guard(own, tmp_path, monkeypatch):
+    monkeypatch.setattr("gramwatch.artifact.save_file", raising(OSError(28, "No space left on device")))
+    result = invoke(
+        "fit", own.model, own.train, "--weights", own.weights, "-o", tmp_path / "g.safetensors", *PREPARED,
+        *QUICK, "-q",
+    )  # fmt: skip
+    assert result.exit_code == 1
+    assert "No space left on device" in told(result)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_without_images_is_named(own, tmp_path):
+    (tmp_path / "empty").mkdir()
+    result = invoke(
+        "fit", own.model, tmp_path / "empty", "--weights", own.weights, "-o", tmp_path / "g.safetensors",
+        *PREPARED, *QUICK, "-q",
+    )  # fmt: skip
+    assert result.exit_code == 1
+    assert "there is no image" in told(result)
+
+
+def test_a_table_of_paths_can_be_fitted_on(own, tmp_path):
+    paths = sorted((own.train).rglob("*.png"))
+    rows = [f'"{path}",{path.parent.name}' for path in paths]
+    (tmp_path / "train.csv").write_text("\n".join(["path,label", *rows]))
+    result = invoke(
+        "fit", own.model, tmp_path / "train.csv", "--weights", own.weights, "-o", tmp_path / "g.safetensors",
+        *PREPARED, *QUICK, "-q", "--json",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["classes"] == ["bright", "dark"]
+
+
+def test_images_of_any_kind_can_be_fitted_on(own, tmp_path):
+    folder: Path = tmp_path / "images"
+    write_classes(folder, 120, seed=7)
+    Image.new("CMYK", (24, 24), (0, 90, 90, 10)).save(folder / "bright" / "ink.jpg")
+    Image.new("L", (24, 24), 200).save(folder / "bright" / "grey.png")
+    result = invoke(
+        "fit",
+        own.model,
+        folder,
+        "--weights",
+        own.weights,
+        "-o",
+        tmp_path / "g.safetensors",
+        *PREPARED,
+        *QUICK,
+    )
+    assert result.exit_code == 0, result.output
+    assert "could not be read" not in result.output

@@ -1,0 +1,337 @@
+"""The command `gramwatch score`."""
+
+import csv
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+import gramwatch
+from gramwatch.cli.score import Scoring
+from tests.cli.invoking import invoke, told
+from tests.cli.own import PREPARED, QUICK, picture
+
+COLUMNS = (
+    "path predicted class score p_value is_ood p_gram p_early_mahalanobis p_class_ratio p_energy note error"
+)
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="", errors="surrogateescape") as file:
+        return list(csv.DictReader(file))
+
+
+def test_rows_are_those_of_the_guard_in_python(own, tmp_path):
+    result = invoke(*own.score, own.test, "-o", tmp_path / "s.csv")
+    assert result.exit_code == 0, result.output
+    rows = rows_of(tmp_path / "s.csv")
+    assert list(rows[0]) == COLUMNS.split()
+    assert [row["path"] for row in rows] == sorted(map(str, own.test.rglob("*.png")))
+    assert all(row["class"] == Path(row["path"]).parent.name for row in rows)
+    from gramwatch.models import resolve
+    from gramwatch.preprocessing import Preprocessing
+
+    guard = gramwatch.load(own.guard, resolve(own.model, own.weights).network)
+    prepare = Preprocessing.from_json(guard.metadata["preprocessing"])
+    found = guard(torch.stack([prepare(Image.open(row["path"])) for row in rows]))
+    assert [float(row["score"]) for row in rows] == pytest.approx(found.score.tolist())
+    assert [float(row["p_value"]) for row in rows] == found.p_value.tolist()
+    assert [row["is_ood"] == "true" for row in rows] == found.is_ood.tolist()
+    assert [float(row["p_gram"]) for row in rows] == found.parts["gram"].tolist()
+
+
+def test_workers_change_nothing(own, tmp_path):
+    assert invoke(*own.score, own.test, "-o", tmp_path / "a.csv", "-q").exit_code == 0
+    two = [*own.score[:-4], "--workers", 2, "--device", "cpu", "--batch-size", 64]
+    assert invoke(*two, own.test, "-o", tmp_path / "b.csv", "-q").exit_code == 0
+    assert (tmp_path / "a.csv").read_text() == (tmp_path / "b.csv").read_text()
+
+
+def test_strange_images_are_flagged_and_the_exit_code_says_so(own, tmp_path):
+    stripes = np.zeros((24, 24, 3), np.uint8)
+    stripes[:, ::4, 0] = 255
+    (tmp_path / "new").mkdir()
+    for i in range(5):
+        Image.fromarray(np.roll(stripes, i, 1)).save(tmp_path / "new" / f"{i}.png")
+    arguments = [*own.score, tmp_path / "new", "-o", tmp_path / "s.jsonl", "--json", "-q"]
+    result = invoke(*arguments, "--fail-if-flagged")
+    said = json.loads(result.stdout)
+    assert (said["images"], said["flagged"], said["errors"]) == (5, 5, 0)
+    assert said["expected_by_chance"] == pytest.approx(0.25)
+    assert result.exit_code == 3
+    assert invoke(*arguments, "--overwrite").exit_code == 0
+    rows = [json.loads(line) for line in (tmp_path / "s.jsonl").read_text().splitlines()]
+    assert [row["is_ood"] for row in rows] == [True] * 5
+
+
+def test_bad_images_are_rows_with_their_errors_and_odd_ones_have_notes(own, tmp_path):
+    folder = tmp_path / "ünïcode and spaces"
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    whole = picture(rng, True)
+    whole.save(folder / "good, with a comma.png")
+    whole.save(folder / "cut.jpg")
+    (folder / "cut.jpg").write_bytes((folder / "cut.jpg").read_bytes()[:-200])
+    (folder / "text.png").write_text("not an image")
+    (folder / "empty.png").touch()
+    (folder / "notes.txt").write_text("other files are left out")
+    (folder / "circle").symlink_to(folder)
+    whole.save(folder / "moving.gif", save_all=True, append_images=[picture(rng, True) for _ in range(3)])
+    result = invoke(*own.score, folder, "-o", tmp_path / "s.csv")
+    assert result.exit_code == 0, result.output
+    rows = {Path(row["path"]).name: row for row in rows_of(tmp_path / "s.csv")}
+    assert rows.keys() == {"good, with a comma.png", "cut.jpg", "text.png", "empty.png", "moving.gif"}
+    assert rows["text.png"]["error"].startswith("not an image of a known format")
+    assert rows["empty.png"]["error"] == "the file is empty"
+    assert rows["cut.jpg"]["error"].startswith("cannot be read: image file is truncated")
+    assert rows["cut.jpg"]["score"] == rows["cut.jpg"]["is_ood"] == ""
+    assert rows["moving.gif"]["note"] == "first of 4 frames"
+    good = rows["good, with a comma.png"]
+    assert (good["class"], good["error"], good["note"]) == ("bright", "", "")
+    assert "3 could not be read" in result.output
+
+
+def test_if_no_image_can_be_read_the_command_fails(own, tmp_path):
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "a.png").touch()
+    assert invoke(*own.score, tmp_path / "bad", "-o", tmp_path / "s.csv", "-q").exit_code == 1
+    assert rows_of(tmp_path / "s.csv")[0]["error"] == "the file is empty"
+
+
+def test_an_interrupted_run_goes_on_and_equals_one_run(own, tmp_path, monkeypatch):
+    whole, parts = tmp_path / "whole.csv", tmp_path / "parts.csv"
+    by_five = [*own.score, own.test, "--batch-size", 5]
+    assert invoke(*by_five, "-o", whole, "-q").exit_code == 0
+    judged, calls = Scoring.judged, []
+
+    def interrupted(self, batch):
+        calls.append(batch)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return judged(self, batch)
+
+    monkeypatch.setattr(Scoring, "judged", interrupted)
+    result = invoke(*by_five, "-o", parts)
+    assert result.exit_code == 130
+    assert "the same command goes on from there" in result.output
+    assert not parts.exists()
+    monkeypatch.setattr(Scoring, "judged", judged)
+    with (tmp_path / "parts.csv.part").open("ab") as file:
+        file.write(b'{"path": "cut off in the mid')
+    result = invoke(*by_five, "-o", parts, "--json")
+    assert "going on: 15 images were scored before" in result.output
+    assert json.loads(result.stdout)["images"] == 40
+    assert not (tmp_path / "parts.csv.part").exists()
+    assert parts.read_text() == whole.read_text()
+
+
+def test_a_real_ctrl_c_keeps_what_was_scored(own, tmp_path):
+    """The process gets the signal while it works, with decoding workers, on paths that come slowly."""
+    paths = sorted(map(str, own.test.rglob("*.png")))
+    words = [*own.score, "-", "-o", tmp_path / "s.csv", "--batch-size", 1]
+    words[words.index("--workers") + 1] = 1
+    running = subprocess.Popen(
+        [sys.executable, "-m", "gramwatch", *map(str, words)],
+        cwd=own.folder, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert running.stdin is not None
+    running.stdin.write("\n".join(paths[:30]) + "\n")
+    running.stdin.flush()
+    part, waited = tmp_path / "s.csv.part", time.monotonic()
+    while not part.exists() or len(part.read_bytes().splitlines()) < 3:
+        assert time.monotonic() - waited < 120
+        time.sleep(0.05)
+    running.send_signal(signal.SIGINT)
+    _, errors = running.communicate(timeout=120)
+    assert running.returncode == 130, errors
+    assert "interrupted. The rows so far are in" in errors
+    assert "Traceback" not in errors
+    done = [json.loads(line) for line in part.read_bytes().splitlines()[1:]]
+    assert [row["path"] for row in done] == paths[: len(done)]
+
+
+def test_a_full_disk_loses_nothing(own, tmp_path, monkeypatch):
+    from gramwatch.cli.rows import Filed
+
+    by_five = [*own.score, own.test, "--batch-size", 5, "-q", "-o", tmp_path / "s.csv"]
+    line, written = Filed._line, []
+
+    def full(self, row):
+        written.append(row)
+        if len(written) > 12:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        line(self, row)
+
+    monkeypatch.setattr(Filed, "_line", full)
+    result = invoke(*by_five)
+    assert result.exit_code == 1
+    assert "No space left on device. The rows before are kept: make room" in told(result)
+    monkeypatch.setattr(Filed, "_line", line)
+    assert invoke(*by_five).exit_code == 0
+    paths = [row["path"] for row in rows_of(tmp_path / "s.csv")]
+    assert paths == sorted(map(str, own.test.rglob("*.png")))
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
+def test_a_full_disk_below_standard_output_is_one_line(own):
+    words = [sys.executable, "-m", "gramwatch", *map(str, own.score), str(own.test), "-q"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(words, cwd=own.folder, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 1
+    assert "No space left on device" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_paths_from_a_pipe_and_rows_to_a_pipe(own):
+    paths = sorted(map(str, own.test.rglob("*.png")))[:3]
+    words = [sys.executable, "-m", "gramwatch", *map(str, own.score), "-", "-o", "-", "--format", "jsonl"]
+    done = subprocess.run(
+        words, cwd=own.folder, input="\n".join([*paths, "missing.png", paths[0]]), capture_output=True,
+        text=True, check=True,
+    )  # fmt: skip
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [row["path"] for row in rows] == [*paths, "missing.png"]  # a path that comes twice has one row
+    assert rows[-1]["error"] == "cannot be read: No such file or directory"
+
+
+def test_another_run_does_not_continue_this_one(own, tmp_path):
+    (tmp_path / "s.csv.part").write_text('{"guard": "of someone else", "images": "x"}\n')
+    result = invoke(*own.score, own.test, "-o", tmp_path / "s.csv", "-q")
+    assert result.exit_code == 1
+    assert "was begun with another guard" in told(result)
+    (tmp_path / "s.csv.part").write_text("no JSON\n")
+    assert "is damaged: delete it" in told(invoke(*own.score, own.test, "-o", tmp_path / "s.csv", "-q"))
+
+
+def test_an_output_that_exists_is_kept(own, tmp_path):
+    (tmp_path / "s.csv").write_text("precious")
+    result = invoke(*own.score, own.test, "-o", tmp_path / "s.csv", "-q")
+    assert result.exit_code == 2
+    assert "exists: name another file, or give --overwrite" in told(result)
+    assert (tmp_path / "s.csv").read_text() == "precious"
+
+
+def test_another_preprocessing_is_said(own, tmp_path):
+    result = invoke(*own.score, own.test, "-o", tmp_path / "s.csv", "--resize", "nearest")
+    assert result.exit_code == 0
+    assert "prepared otherwise than in the fit. resize: nearest, not bilinear" in result.output
+    result = invoke(*own.score, own.test, "-o", tmp_path / "t.csv")
+    assert "otherwise" not in result.output
+
+
+def test_images_that_were_resized_before_are_said(own, tmp_path):
+    (tmp_path / "small").mkdir()
+    for path in own.test.rglob("*.png"):
+        small = Image.open(path).resize((16, 16), Image.Resampling.NEAREST)
+        small.save(tmp_path / "small" / f"{path.parent.name}-{path.name}")
+    result = invoke(*own.score, tmp_path / "small", "-o", tmp_path / "s.csv")
+    assert (
+        "most of these images already had the right size, most images of the fit were reduced"
+        in result.output
+    )
+    assert "bilinear resizes images" in result.output
+    same = invoke(*own.score, own.test, "-o", tmp_path / "t.csv")
+    assert "most of these images" not in same.output
+
+
+def test_no_code_runs_because_a_file_says_so(own, tmp_path):
+    result = invoke("score", own.guard, own.test, "-o", tmp_path / "s.csv", *QUICK, "-q")
+    assert result.exit_code == 1
+    assert f"name it yourself, --model {own.model}" in told(result)
+
+
+def test_the_guard_of_another_network_is_refused(own, tmp_path):
+    other = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten(), torch.nn.LazyLinear(2))
+    other(torch.zeros(1, 3, 16, 16))
+    name = own.model.partition(":")[0]
+    (own.folder / f"{name}_other.py").write_text(
+        "from torch import nn\n"
+        "def build():\n    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(784, 2))\n"
+    )
+    result = invoke(
+        "score", own.guard, own.test, "--model", f"{name}_other:build", "-o", tmp_path / "s.csv", *QUICK, "-q"
+    )
+    assert result.exit_code == 1
+    assert "was fitted on another network" in told(result)
+    changed = __import__(name).build()
+    save_file(changed.state_dict(), tmp_path / "untrained.safetensors")
+    result = invoke(
+        *own.score, own.test, "--weights", tmp_path / "untrained.safetensors", "-o", tmp_path / "s.csv", "-q"
+    )
+    assert "a network of the same form with other weights" in told(result)
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["missing.safetensors", "IMAGES", "-o", "s.csv"], "there is no file missing.safetensors"),
+        (["GUARD", "no_such_folder", "-o", "s.csv"], "there is no folder, CSV or image no_such_folder"),
+        (["GUARD", "IMAGES", "-o", "s.txt"], "does not end in .csv, .jsonl or .parquet"),
+        (["GUARD", "IMAGES", "--format", "parquet"], "Parquet"),
+        (["GUARD", "IMAGES", "--json"], "the table takes standard output"),
+        (["GUARD", "IMAGES", "-o", "s.csv", "--device", "abacus"], "'abacus' cannot be used here"),
+    ],
+)
+def test_wrong_usage_is_one_line(own, tmp_path, words, reason, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    given = [{"GUARD": own.guard, "IMAGES": own.test}.get(word, word) for word in words]
+    result = invoke("score", *given, "--model", own.model, "-q")
+    assert result.exit_code in (1, 2)
+    assert reason in told(result)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_parquet_has_the_same_rows(own, tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    assert invoke(*own.score, own.test, "-o", tmp_path / "s.csv", "-q").exit_code == 0
+    assert invoke(*own.score, own.test, "-o", tmp_path / "s.parquet", "-q").exit_code == 0
+    rows = parquet.read_table(tmp_path / "s.parquet").to_pylist()
+    assert [row["path"] for row in rows] == [row["path"] for row in rows_of(tmp_path / "s.csv")]
+    assert [row["score"] for row in rows] == [float(row["score"]) for row in rows_of(tmp_path / "s.csv")]
+    assert all(type(row["is_ood"]) is bool for row in rows)
+
+
+def test_a_guard_that_is_not_calibrated_says_so(own, tmp_path):
+    guard = tmp_path / "g.safetensors"
+    fitted = invoke(
+        "fit", own.model, own.train, "--weights", own.weights, "-o", guard, "--hold-out", 0, *PREPARED,
+        *QUICK, "-q",
+    )  # fmt: skip
+    assert fitted.exit_code == 0, fitted.output
+    result = invoke(
+        "score", guard, own.test, "--model", own.model, "--weights", own.weights, "-o", tmp_path / "s.csv",
+        *QUICK, "-q",
+    )  # fmt: skip
+    assert result.exit_code == 1
+    assert "is not calibrated" in told(result)
+
+
+def test_weights_that_were_moved_are_asked_for(own, tmp_path):
+    lonely = tmp_path / "guard.safetensors"
+    lonely.write_bytes(own.guard.read_bytes())
+    result = invoke("score", lonely, own.test, "--model", own.model, "-o", tmp_path / "s.csv", *QUICK, "-q")
+    assert result.exit_code == 1
+    assert "which are not there: give --weights" in told(result)
+
+
+def test_folders_and_files_without_permission(own, tmp_path, monkeypatch):
+    """As root nothing is forbidden, so the refusal is made up."""
+    from PIL import Image as Pillow
+
+    monkeypatch.setattr(Pillow, "open", _forbidden)
+    assert invoke(*own.score, own.test / "dark", "-o", tmp_path / "s.csv", "-q").exit_code == 1
+    assert {row["error"] for row in rows_of(tmp_path / "s.csv")} == {"cannot be read: Permission denied"}
+
+
+def _forbidden(*_: object, **__: object) -> None:
+    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
