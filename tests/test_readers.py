@@ -56,6 +56,12 @@ def test_a_batch_of_unreadable_images_has_no_inputs():
     assert list(Images(["missing.png"], PREPARE).inputs(Tally())) == []
 
 
+def test_the_number_of_batches_is_known_if_that_of_images_is():
+    assert len(Images(["a.png"] * 7, PREPARE, batch_size=3).inputs(Tally())) == 3
+    with pytest.raises(TypeError):
+        len(Images(iter(["a.png"]), PREPARE).inputs(Tally()))
+
+
 def killed(key: str, grey: bool) -> None:
     os._exit(1)
 

@@ -260,7 +260,7 @@ class Voice:
         from tqdm.auto import tqdm
 
         hidden = True if self.quiet else None
-        return tqdm(total=total, initial=done, desc=doing, unit="image", disable=hidden, leave=False)
+        return tqdm(total=total, initial=done, desc=doing, unit=" images", disable=hidden, leave=False)
 
 
 def shown_errors(errors: Iterable[str], failed: int) -> Iterator[str]:
