@@ -122,7 +122,7 @@ def fit(
             names = job.folder_names(fitting, calibrating.without(calibrated.unreadable), seed)
         detector.metadata |= {
             "model": _origin(model, weights, output, pretrained, size),
-            "preprocessing": preprocessing.to_json(),
+            "preprocessing": preprocessing.to_json() | {"given": given.names},
             "images": {"data": data, "count": fitted.read, "resizing": dict(fitted.changes)},
         } | ({"classes": names} if names else {})
         detector.save(output)
@@ -234,7 +234,7 @@ class Job:
         return tally
 
     def _tell_unreadable(self, tally: "Tally") -> None:
-        if tally.read == 0:
+        if tally.failed and not tally.read:
             raise DataError(f"no image could be read. {tally.errors[0]}")
         if tally.failed:
             self.voice.note(f"{tally.failed:,} image(s) could not be read and are left out:")
