@@ -85,3 +85,12 @@ def test_images_of_a_named_set():
     (batch,) = Images(named.keys, PREPARE, opener=named.open)
     expected = (images.expand(-1, 3, -1, -1).float() / 255 - 0.5) / 0.5
     assert torch.equal(batch.inputs, expected)
+
+
+def test_a_named_set_is_loaded_by_its_name():
+    named = NamedSet.load("gaussian", "test")
+    assert len(named.keys) == len(named.images) == 10_000
+    assert named.keys[12] == "gaussian/test/00012"
+    image, note = named.open(named.keys[12])
+    assert np.array_equal(np.asarray(image), named.images[12].permute(1, 2, 0).numpy())
+    assert note == ""
