@@ -56,6 +56,12 @@ def test_a_batch_of_unreadable_images_has_no_inputs():
     assert list(Images(["missing.png"], PREPARE).inputs(Tally())) == []
 
 
+def test_the_number_of_batches_is_known_if_that_of_images_is():
+    assert len(Images(["a.png"] * 7, PREPARE, batch_size=3).inputs(Tally())) == 3
+    with pytest.raises(TypeError):
+        len(Images(iter(["a.png"]), PREPARE).inputs(Tally()))
+
+
 def killed(key: str, grey: bool) -> None:
     os._exit(1)
 
@@ -79,3 +85,12 @@ def test_images_of_a_named_set():
     (batch,) = Images(named.keys, PREPARE, opener=named.open)
     expected = (images.expand(-1, 3, -1, -1).float() / 255 - 0.5) / 0.5
     assert torch.equal(batch.inputs, expected)
+
+
+def test_a_named_set_is_loaded_by_its_name():
+    named = NamedSet.load("gaussian", "test")
+    assert len(named.keys) == len(named.images) == 10_000
+    assert named.keys[12] == "gaussian/test/00012"
+    image, note = named.open(named.keys[12])
+    assert np.array_equal(np.asarray(image), named.images[12].permute(1, 2, 0).numpy())
+    assert note == ""

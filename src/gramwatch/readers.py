@@ -100,7 +100,7 @@ class Images:
         batch_size: int = 64,
         workers: int = 0,
     ) -> None:
-        self.keys = keys
+        self.keys, self.batch_size = keys, batch_size
         self._loader = DataLoader(
             _Decoded(partial(opener or decoding.opened, grey=preprocessing.grey), preprocessing),
             batch_sampler=_Chunks(keys, batch_size),
@@ -130,6 +130,12 @@ class Inputs:
 
     images: Images
     tally: Tally
+
+    def __len__(self) -> int:
+        """The number of batches, for a bar that shows the time left."""
+        if not isinstance(self.images.keys, Sequence):
+            raise TypeError("the number of images is not known")
+        return -(-len(self.images.keys) // self.images.batch_size)
 
     def __iter__(self) -> Iterator[Tensor]:
         for batch in self.images:

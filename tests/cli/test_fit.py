@@ -81,6 +81,19 @@ def test_unreadable_images_are_left_out_and_named(own, tmp_path):
     assert artifact.read(tmp_path / "g.safetensors").header["metadata"]["classes"] == ["bright", "dark"]
 
 
+def test_if_no_image_can_be_read_it_says_why(own, tmp_path):
+    (tmp_path / "bad").mkdir()
+    for i in range(300):
+        (tmp_path / "bad" / f"{i:03d}.png").touch()
+    result = invoke(
+        "fit", own.model, tmp_path / "bad", "--weights", own.weights, "-o", tmp_path / "g.safetensors",
+        *PREPARED, *QUICK, "-q",
+    )  # fmt: skip
+    assert result.exit_code == 1
+    assert "no image could be read" in told(result)
+    assert ".png: the file is empty" in told(result)
+
+
 def test_folders_that_the_network_does_not_know_give_no_names(own, tmp_path):
     write_classes(tmp_path / "images", 120, seed=5)
     (tmp_path / "images" / "bright").rename(tmp_path / "images" / "zebra")  # now the order is turned round

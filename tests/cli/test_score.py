@@ -18,8 +18,9 @@ from safetensors.torch import save_file
 
 import gramwatch
 from gramwatch.cli.score import Scoring
+from gramwatch.networks.foreign import import_torchvision
 from tests.cli.invoking import invoke, told
-from tests.cli.own import PREPARED, QUICK, picture
+from tests.cli.own import PREPARED, QUICK, picture, write_classes
 
 COLUMNS = (
     "path predicted class score p_value is_ood p_gram p_early_mahalanobis p_class_ratio p_energy note error"
@@ -227,6 +228,37 @@ def test_another_preprocessing_is_said(own, tmp_path):
     assert "prepared otherwise than in the fit. resize: nearest, not bilinear" in result.output
     result = invoke(*own.score, own.test, "-o", tmp_path / "t.csv")
     assert "otherwise" not in result.output
+
+
+def test_a_network_whose_own_preprocessing_changed_is_said(tmp_path, monkeypatch):
+    import_torchvision()
+    import timm
+
+    from gramwatch import models
+
+    torch.manual_seed(0)
+    save_file(timm.create_model("resnet10t", num_classes=2).state_dict(), tmp_path / "net.safetensors")
+    write_classes(tmp_path / "images", 40, seed=8)
+
+    def said_of(name: str, *options: object) -> str:
+        fitted = invoke(
+            "fit", "timm:resnet10t", tmp_path / "images", "--weights", tmp_path / "net.safetensors", "-o",
+            tmp_path / f"{name}.safetensors", "--hold-out", 0.5, "--members", "energy", *options, *QUICK,
+            "-q",
+        )  # fmt: skip
+        assert fitted.exit_code == 0, fitted.output
+        found = models._of_timm
+        with monkeypatch.context() as patch:
+            patch.setattr(models, "_of_timm", lambda values: found(values).changed(resize="lanczos"))
+            scored = invoke(
+                "score", tmp_path / f"{name}.safetensors", tmp_path / "images" / "dark", "-o",
+                tmp_path / f"{name}.csv", *QUICK,
+            )  # fmt: skip
+        assert scored.exit_code == 0, scored.output
+        return scored.output
+
+    assert "own preprocessing is now resize: lanczos, not bicubic in the fit" in said_of("found")
+    assert "own preprocessing" not in said_of("given", "--resize", "nearest")  # it differed on purpose
 
 
 def test_images_that_were_resized_before_are_said(own, tmp_path):

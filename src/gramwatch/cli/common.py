@@ -74,8 +74,10 @@ class Given:
             known(resize, FILTERS, "filter", "--resize")
         return Given(size, resize, numbers(mean, "--mean"), numbers(std, "--std"))
 
-    def __bool__(self) -> bool:
-        return any(value is not None for value in vars(self).values())
+    @property
+    def names(self) -> list[str]:
+        """The names of the options that were given."""
+        return [name for name, value in vars(self).items() if value is not None]
 
     def applied(self, found: "Preprocessing | None", name: str) -> "Preprocessing":
         """The preprocessing that was found, with the options instead of its own values."""
@@ -174,14 +176,12 @@ class Opened:
         return [str(name) for name in names] if isinstance(names, list) else []
 
 
-def opened_guard(
-    guard: Path, model: str | None, weights: Path | None, device: str, saved: "Saved | None" = None
-) -> Opened:
+def opened_guard(guard: Path, model: str | None, weights: Path | None, device: str) -> Opened:
     """The guard of a file, with the network that the file or the options name."""
     from gramwatch import artifact, loading
     from gramwatch.models import resolve
 
-    found = saved or artifact.read(guard)
+    found = artifact.read(guard)
     name, origin = network_name(found, model)
     same = origin is not None and origin.name == name
     if weights is None and same and origin is not None and origin.weights:
@@ -260,7 +260,7 @@ class Voice:
         from tqdm.auto import tqdm
 
         hidden = True if self.quiet else None
-        return tqdm(total=total, initial=done, desc=doing, unit="image", disable=hidden, leave=False)
+        return tqdm(total=total, initial=done, desc=doing, unit=" images", disable=hidden, leave=False)
 
 
 def shown_errors(errors: Iterable[str], failed: int) -> Iterator[str]:

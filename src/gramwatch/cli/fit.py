@@ -1,6 +1,8 @@
 """`gramwatch fit`: a guard for a network of one's own, from a folder of images."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -27,7 +29,7 @@ from gramwatch.cli.common import (
     pictures,
     shown_errors,
 )
-from gramwatch.errors import CalibrationError, DataError
+from gramwatch.errors import CalibrationError, DataError, InputError
 
 if TYPE_CHECKING:
     from gramwatch.detector import Detector
@@ -122,7 +124,7 @@ def fit(
             names = job.folder_names(fitting, calibrating.without(calibrated.unreadable), seed)
         detector.metadata |= {
             "model": _origin(model, weights, output, pretrained, size),
-            "preprocessing": preprocessing.to_json(),
+            "preprocessing": preprocessing.to_json() | {"given": given.names},
             "images": {"data": data, "count": fitted.read, "resizing": dict(fitted.changes)},
         } | ({"classes": names} if names else {})
         detector.save(output)
@@ -218,8 +220,8 @@ class Job:
 
         tally = Tally()
         read = images.read(self.preprocessing, self.batch_size, self.workers)
-        self.detector.fit(read.inputs(tally), checkpoint=checkpoint, progress=not self.voice.quiet)
-        self._tell_unreadable(tally)
+        with self._unreadable_told(tally):
+            self.detector.fit(read.inputs(tally), checkpoint=checkpoint, progress=not self.voice.quiet)
         return tally
 
     def calibrate(self, images: Pictures, seed: int) -> "Tally":
@@ -228,14 +230,20 @@ class Job:
 
         tally = Tally()
         read = images.read(self.preprocessing, self.batch_size, self.workers)
-        self.detector.calibrate(read.inputs(tally), seed=seed, progress=not self.voice.quiet)
-        self._tell_unreadable(tally)
+        with self._unreadable_told(tally):
+            self.detector.calibrate(read.inputs(tally), seed=seed, progress=not self.voice.quiet)
         self.voice.say(worth(tally.read, self.detector))
         return tally
 
-    def _tell_unreadable(self, tally: "Tally") -> None:
-        if tally.read == 0:
-            raise DataError(f"no image could be read. {tally.errors[0]}")
+    @contextmanager
+    def _unreadable_told(self, tally: "Tally") -> Iterator[None]:
+        """Name the images that could not be read. It is an error if none could."""
+        try:
+            yield
+        except InputError:
+            if tally.read or not tally.failed:
+                raise
+            raise DataError(f"no image could be read. {tally.errors[0]}") from None
         if tally.failed:
             self.voice.note(f"{tally.failed:,} image(s) could not be read and are left out:")
             for line in shown_errors(tally.errors, tally.failed):

@@ -164,8 +164,8 @@ def differences(opened: Opened, now: "Preprocessing") -> Iterator[str]:
         return
     for text in now.differences(opened.recorded):
         yield f"images are prepared otherwise than in the fit. {text}. The false-alarm rate does not hold"
-    own = opened.model.preprocessing
-    if own is not None and now == opened.recorded:
+    own, given = opened.model.preprocessing, opened.detector.metadata["preprocessing"].get("given")
+    if own is not None and not given and now == opened.recorded:
         for text in own.differences(opened.recorded):
             yield f"the network's own preprocessing is now {text} in the fit. That of the fit is used"
 
