@@ -9,6 +9,7 @@ its figures into docs/monitor.md, and docs/images/monitor.png and monitor_fog.pn
 """
 
 import argparse
+import json
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,9 @@ def main() -> None:
     alarms = [monitor.alarm_at for monitor in monitors.values() if monitor.alarm_at]
     numbers = sorted({CLEAR, 2_000, 2_500, *alarms, len(stream)})
     draw_frames(args.docs / "images" / "monitor_fog.png", stream, fog, numbers)
+    result = json.loads(
+        (args.docs / "data" / "fog.json").read_text(encoding="utf-8")
+    )  # rounded, as it is kept
     text = args.docs / "monitor.md"
     text.write_text(filled(text.read_text(encoding="utf-8"), {"fog": page(result)}), encoding="utf-8")
     print(page(result))
