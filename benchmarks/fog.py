@@ -3,12 +3,13 @@
     python -m benchmarks.fog --data sets --weights resnet20_cifar10.pth
 
 A guard of the ResNet-20 is fitted on CIFAR-10 training images and calibrated on test images. The stream are
-other test images. Fog grows from image 1,500 on: a share of each photograph is replaced by an even grey,
+other test images. Fog grows from image 1,500 on: each photograph is mixed with a share of even grey,
 from nothing to 60 % at the last image. Takes a few minutes on two cores. Writes docs/data/fog.json,
 its figures into docs/monitor.md, and docs/images/monitor.png and monitor_fog.png.
 """
 
 import argparse
+import json
 from pathlib import Path
 from typing import Any
 
@@ -119,10 +120,12 @@ def main() -> None:
     result["rows"] = [row(monitor, fog) for monitor in monitors.values()]
     save(args.docs / "data" / "fog.json", result)
     monitors["online"].plot(args.docs / "images" / "monitor.png")
-    numbers = sorted(
-        {CLEAR, *(m.alarm_at for m in monitors.values() if m.alarm_at), 2_500, 3_000, len(stream)}
-    )
+    alarms = [monitor.alarm_at for monitor in monitors.values() if monitor.alarm_at]
+    numbers = sorted({CLEAR, 2_000, 2_500, *alarms, len(stream)})
     draw_frames(args.docs / "images" / "monitor_fog.png", stream, fog, numbers)
+    result = json.loads(
+        (args.docs / "data" / "fog.json").read_text(encoding="utf-8")
+    )  # rounded, as it is kept
     text = args.docs / "monitor.md"
     text.write_text(filled(text.read_text(encoding="utf-8"), {"fog": page(result)}), encoding="utf-8")
     print(page(result))

@@ -478,6 +478,7 @@ def main() -> None:
         result |= {"kind": "monitor", **machine(torch.device("cpu")), name: PARTS[name]()}
         save(args.output, result)
     page = DOCS / "monitor.md"
+    result = json.loads(args.output.read_text(encoding="utf-8"))  # rounded, as it is kept
     if PARTS.keys() <= result.keys():
         page.write_text(filled(page.read_text(encoding="utf-8"), pages(result)), encoding="utf-8")
 

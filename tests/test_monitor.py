@@ -1,5 +1,8 @@
 """Monitor: what it says of a stream, that it goes on exactly after a restart, and what it refuses."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -231,6 +234,21 @@ def test_memory_does_not_grow(guard, stream, tmp_path):
     assert monitor._evidence.time == 6_000 > POINTS
 
 
+def test_the_code_on_the_page_runs(guard, tmp_path, monkeypatch, capsys):
+    page = (Path(__file__).parents[1] / "docs" / "monitor.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```py\n(.*?)```", page, re.DOTALL)
+    assert len(blocks) == 2
+    monkeypatch.chdir(tmp_path)
+    batches = [images(50, 3), images(50, 4), images(50, 5, 4.0)]
+    names = {"gramwatch": gramwatch, "guard": guard, "stream": batches, "found": guard(batches[-1])}
+    for block in blocks:
+        exec(block, names)
+    assert names["monitor"].alarm
+    assert "ALARM" in capsys.readouterr().out
+    assert (tmp_path / "stream.png").is_file()
+    assert len(names["chosen"]) > 30
+
+
 # --- history and picture -----------------------------------------------------------------------------
 
 
@@ -340,6 +358,31 @@ def test_forged_numbers_are_refused(guard, stream, tmp_path, name):
     write(path, header, tensors)
     with pytest.raises(ArtifactError, match=name):
         Monitor.load(path, guard)
+
+
+def test_a_batch_that_was_taken_in_by_half_is_never_saved(guard, stream, tmp_path, monkeypatch):
+    path = tmp_path / "monitor.safetensors"
+    monitor = Monitor(guard)
+    monitor.update(stream[:100])
+    monitor.save(path)
+
+    def interrupted(self, bets):
+        if self.time == 150:
+            raise KeyboardInterrupt
+        return add(self, bets)
+
+    add = Evidence.add
+    with monkeypatch.context() as patch:
+        patch.setattr(Evidence, "add", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            monitor.update(stream[100:])
+    for refused in (lambda: monitor.save(path), lambda: monitor.update(stream)):
+        with pytest.raises(gramwatch.GramwatchError, match="interrupted"):
+            refused()
+    undisturbed, restored = Monitor(guard), Monitor.load(path, guard)
+    undisturbed.update(stream)
+    restored.update(stream[100:])
+    assert_same(undisturbed, restored)
 
 
 # --- what is refused ---------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from torch import Tensor
 from gramwatch import artifact
 from gramwatch.artifact import Field
 from gramwatch.detector import Detector
-from gramwatch.errors import ArtifactError, InputError, warn
+from gramwatch.errors import ArtifactError, GramwatchError, InputError, warn
 from gramwatch.guard import MOST_CLASSES
 from gramwatch.measurement import Detection
 from gramwatch.sequential import (
@@ -168,6 +168,14 @@ class Monitor:
         self._parts: Ints = np.zeros((self._number_of_bets, 0), np.int64)  # flagged, by bet and part
         self._classes: Ints = np.zeros((self._number_of_bets, 0, 2), np.int64)  # images and flagged
         self._random = self._lots(0)
+        self._torn = False  # true while a part of a batch is taken in
+
+    def _check_whole(self) -> None:
+        if self._torn:
+            raise GramwatchError(
+                "an update of this monitor was interrupted, and a part of its batch is taken in: load the "
+                "last saved state, or make a new monitor"
+            )
 
     @property
     def _number_of_bets(self) -> int:
@@ -182,6 +190,7 @@ class Monitor:
 
     def update(self, found: Detection) -> bool:
         """Take in the detections of a batch, in their order. Return whether there is an alarm."""
+        self._check_whole()
         self._know(found)
         used = slice(-self.seen % self.every, None, self.every)
         scores, p_values = _array(found.score)[used], _array(found.p_value)[used]
@@ -191,13 +200,15 @@ class Monitor:
         limit = (1 - self.level) * (1 + 1e-9)  # 1 - 0.9 is rounded to less than 0.1
         parts = np.array([_array(part)[used] <= limit for part in (found.parts or {}).values()])
         parts = parts.reshape(len(self._names), len(scores)).T.astype(np.int64)
+        self._torn = True
         for i, bets in enumerate(self._bets_of(scores, p_values, groups)):
             fresh = self._evidence.add(bets)[0]
             self._count(fresh, int(predicted[i]), bool(flagged[i]), parts[i])
             self._history.add(self.strength, bool(flagged[i]))
             if self._alarm is None and self.strength >= self.mean_time_to_false_alarm:
-                self._alarm = Alarm(self._evidence.time, int(self._start), self._best)
+                self._alarm = Alarm(self._evidence.time, self._start, self._best)
         self.seen += len(found)
+        self._torn = False
         return self.alarm
 
     def _bets_of(self, scores: Floats, p_values: Floats, groups: Ints) -> Iterator[Floats]:
@@ -348,6 +359,7 @@ class Monitor:
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the state to one safetensors file. The file replaces an older one whole or not at all."""
+        self._check_whole()
         header = {
             "monitor": self.settings_as_json(),
             "calibration": self._checksum,
