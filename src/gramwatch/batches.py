@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 from gramwatch.errors import InputError
 
 Inputs = Any
-"""What a network is called with: a tensor, a tuple of arguments, or a mapping of keyword arguments."""
+"""The arguments of a network: a tensor, a tuple of arguments, or a mapping of keyword arguments."""
 
 Signature = list[list[Any]]
 """For each tensor of an input: the shape of one example, and the dtype. A size that varies is None."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from gramwatch.errors import CalibrationError
 
 LEAST_OF_A_CLASS = 100
-"""A class with fewer examples than this, of those that do not rank, is not ranked by itself."""
+"""A class is ranked by itself only if it has at least this many of the examples that do not rank."""
 
 
 def rank_of_threshold(examples: int, level: float) -> int:

@@ -97,9 +97,7 @@ def fetch(download: Download, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + ".part")
     if not download.has_checksum:
-        part.unlink(
-            missing_ok=True
-        )  # without a checksum, halves of two files could not be told from one file
+        part.unlink(missing_ok=True)  # without a checksum, a mixture of two files would go unnoticed
     try:
         _transfer(download, part)
     except (OSError, http.client.HTTPException) as error:

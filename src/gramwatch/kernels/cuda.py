@@ -128,7 +128,7 @@ def _tile(
     return ((width, across) if dense == 0 else (across, width)) + (reduced == dense, fold), warps
 
 
-# Warps, entries along memory, entries of a thread; by whether the summed axis is dense, and which axis it is.
+# Warps, entries along memory, entries of a thread. Key: whether the summed axis is dense, and which it is.
 _TILES: dict[tuple[bool, int], Callable[[int, int], tuple[int, int, int]]] = {
     (False, 0): lambda channels, pixels: (1, 32, 64) if pixels >= 32 else (4, 32, 32),
     (True, 1): lambda channels, pixels: (

@@ -44,7 +44,10 @@ def differential_entropy(alpha: Tensor) -> Tensor:
 
 
 def mutual_information(alpha: Tensor) -> Tensor:
-    """Of label and probabilities, `(N,)`: the entropy of the expectation minus the expected entropy."""
+    """The mutual information of label and probabilities, `(N,)`.
+
+    It is the entropy of the expected probabilities minus the expected entropy.
+    """
     alpha_0 = alpha.sum(1, keepdim=True)
     p = alpha / alpha_0
     return (p * ((alpha + 1).digamma() - (alpha_0 + 1).digamma() - p.log())).sum(1)

@@ -40,7 +40,7 @@ class GEN(Method):
         self.gamma, self.largest = float(gamma), largest
 
     def score(self, observation: Observation) -> Tensor:
-        """The entropy; Eq. 6 with the sign turned."""
+        """The entropy: Eq. 6 with the opposite sign."""
         probability = observation.logits.double().softmax(1)
         p = probability.topk(min(self.largest, probability.shape[1])).values
         return (p**self.gamma * (1 - p).clamp_min(0) ** self.gamma).sum(1)

@@ -42,7 +42,7 @@ class KNN(BankMethod):
 
     def _distance(self, queries: Tensor, piece: int = PIECE) -> Tensor:
         def kth(near: Tensor, query: Tensor) -> Tensor:
-            # From the difference itself: 2 - 2 u.v loses the digits that tell near neighbours apart.
+            # The difference keeps all digits. 2 - 2 u.v loses those in which near neighbours differ.
             return lengths(near - query.unsqueeze(1)).kthvalue(self.k, dim=1).values
 
         return self._nearest(queries, kth, piece)
