@@ -8,7 +8,6 @@ definition in float32 and with that of the network: the same network run in floa
 Writes docs/data/cancellation.json, whose figures stand in docs/method.md.
 """
 
-import argparse
 import copy
 from collections import defaultdict
 from pathlib import Path
@@ -18,7 +17,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from benchmarks.measure import machine, save
+from benchmarks.measure import densenet_arguments, machine, save
 from gramwatch import GramDetector, datasets, kernels, networks
 from gramwatch.deviation import outside_range
 from gramwatch.statistics import STATISTICS
@@ -169,13 +168,7 @@ def page(result: dict[str, Any]) -> str:
 
 def main() -> None:
     """Measure and write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--data", required=True, help="the folder of the expanded sets")
-    parser.add_argument("--weights", required=True, help="the DenseNet's checkpoint")
-    parser.add_argument("--train", type=int, default=1000)
-    parser.add_argument("--test", type=int, default=300)
-    parser.add_argument("--output", type=Path, default=Path("docs/data/cancellation.json"))
-    args = parser.parse_args()
+    args = densenet_arguments(__doc__, 1000, 300, Path("docs/data/cancellation.json"))
     loaded = networks.load("densenet", args.weights)
     detector = GramDetector(loaded.network, taps="paper", orders=ORDERS)
     batches = {}

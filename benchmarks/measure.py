@@ -1,5 +1,6 @@
 """What all benchmarks share: turns, ratios, memory, the machine, and results that survive interruption."""
 
+import argparse
 import contextlib
 import ctypes
 import json
@@ -160,6 +161,17 @@ def _status(field: str) -> int:
 
 
 # --- what ran where ----------------------------------------------------------------------------------
+
+
+def densenet_arguments(about: str | None, train: int, test: int, output: Path) -> argparse.Namespace:
+    """The arguments of a benchmark of the DenseNet on CIFAR-10, with these defaults."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--data", required=True, help="the folder of the expanded sets")
+    parser.add_argument("--weights", required=True, help="the DenseNet's checkpoint")
+    parser.add_argument("--train", type=int, default=train)
+    parser.add_argument("--test", type=int, default=test)
+    parser.add_argument("--output", type=Path, default=output)
+    return parser.parse_args()
 
 
 def machine(device: torch.device) -> dict[str, Any]:

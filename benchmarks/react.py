@@ -7,14 +7,13 @@ pass over the images serves all percentiles. Takes about a minute. Writes docs/d
 stand in docs/methods/react.md.
 """
 
-import argparse
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from benchmarks.measure import machine, save
+from benchmarks.measure import densenet_arguments, machine, save
 from gramwatch import datasets, fit_together, networks
 from gramwatch.evaluate import Together
 from gramwatch.methods import Energy, Method, ReAct
@@ -62,13 +61,7 @@ def page(result: dict[str, Any]) -> str:
 
 def main() -> None:
     """Measure and write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--data", required=True, help="the folder of the expanded sets")
-    parser.add_argument("--weights", required=True, help="the DenseNet's checkpoint")
-    parser.add_argument("--train", type=int, default=1500)
-    parser.add_argument("--test", type=int, default=400)
-    parser.add_argument("--output", type=Path, default=Path("docs/data/react.json"))
-    args = parser.parse_args()
+    args = densenet_arguments(__doc__, 1500, 400, Path("docs/data/react.json"))
     loaded = networks.load("densenet", args.weights)
     found = detectors(loaded.network)
     train = datasets.load("cifar10", args.data, split="train", count=args.train).images

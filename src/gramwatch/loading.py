@@ -31,7 +31,17 @@ def load(
         logits: the same for `logits`.
 
     """
-    saved = artifact.read(path)
+    return restored(artifact.read(path), model, accept_other_weights, inputs, logits)
+
+
+def restored(
+    saved: artifact.Saved,
+    model: nn.Module,
+    accept_other_weights: bool = False,
+    inputs: InputsAdapter = None,
+    logits: LogitsAdapter = None,
+) -> Detector:
+    """The detector of an opened file; the other arguments are those of `load`."""
     network = adapted(saved.header.get("adapters", {}), Network.of(model, inputs, logits))
     with artifact.reading(saved.path):
         name = saved.header["detector"]

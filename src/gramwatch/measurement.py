@@ -257,9 +257,14 @@ class Calibration:
         return replace(self, rule=self.rule.to(device), ranks=self.ranks.to(device))
 
 
+def calibration_needs(level: float, split: bool) -> int:
+    """The fewest examples from which a level can be calibrated."""
+    return examples_needed(level) * (2 if split else 1)
+
+
 def check_enough(examples: int, level: float, split: bool) -> None:
     """Raise an error if there are too few calibration examples for the level."""
-    needed = examples_needed(level) * (2 if split else 1)
+    needed = calibration_needs(level, split)
     if examples < needed:
         raise CalibrationError(
             f"{examples} calibration examples cannot support level {level}: "

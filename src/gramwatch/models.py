@@ -17,7 +17,7 @@ from torch import nn
 
 from gramwatch import networks
 from gramwatch.errors import InputError, MissingExtraError
-from gramwatch.networks.foreign import import_torchvision, is_foreign
+from gramwatch.networks.foreign import import_torchvision, imported, is_foreign
 from gramwatch.networks.loading import restore
 from gramwatch.preprocessing import Preprocessing
 
@@ -97,7 +97,7 @@ def _with_weights(name: str, weights: str | os.PathLike[str] | None, size: int |
 
 
 def _published(package: str, name: str) -> Model:
-    library = _imported(package)
+    library = imported(package)
     try:
         if package == "timm":
             network = library.create_model(name, pretrained=True)
@@ -120,9 +120,9 @@ def usual_preprocessing(name: str, network: nn.Module) -> Preprocessing | None:
     """What timm or torchvision do before this network; None for other networks."""
     package, _, short = name.partition(":")
     if package == "torchvision":
-        return _of_torchvision(_imported("torchvision").models.get_model_weights(short).DEFAULT.transforms())
+        return _of_torchvision(imported("torchvision").models.get_model_weights(short).DEFAULT.transforms())
     if hasattr(network, "pretrained_cfg"):  # a network of timm, whoever built it
-        _imported("timm")
+        imported("timm")
         return _of_timm(importlib.import_module("timm.data").resolve_model_data_config(network))
     return None
 
@@ -147,17 +147,6 @@ def _of_torchvision(found: Any) -> Preprocessing:
     return Preprocessing(
         (side, side), found.resize_size[0], found.interpolation.value, tuple(found.mean), tuple(found.std)
     )
-
-
-def _imported(package: str) -> Any:
-    try:
-        import_torchvision()
-        return importlib.import_module(package)
-    except ModuleNotFoundError as error:
-        raise MissingExtraError(
-            f"{package}:NAME needs the package {error.name}: "
-            "install it with pip install 'gramwatch[networks]'"
-        ) from None
 
 
 # --- Hugging Face ------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from gramwatch import datasets
 from gramwatch.datasets import decoding
+from gramwatch.datasets.images import as_arrays, pillow_image
 from gramwatch.errors import DataError
 from gramwatch.preprocessing import Preprocessing
 
@@ -190,8 +191,6 @@ class NamedSet:
 
     def open(self, key: str, grey: bool = False) -> tuple[Any, str]:
         """One image as Pillow has it."""
-        from PIL import Image
-
-        pixels = self.images[int(key.rpartition("/")[2])].permute(1, 2, 0).numpy()
-        image = Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
+        number = int(key.rpartition("/")[2])
+        image = pillow_image().fromarray(as_arrays(self.images[number : number + 1])[0])
         return image.convert("L" if grey else "RGB"), ""

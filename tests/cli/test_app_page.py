@@ -1,10 +1,14 @@
 """docs/cli.md: its blocks run, and print what the page shows."""
 
+import json
 import re
 import shlex
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+
+from gramwatch.cli.fit import worth
 
 PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
 
@@ -40,3 +44,17 @@ def test_every_command_for_a_network_of_ones_own_is_on_the_page():
     text = PAGE.read_text(encoding="utf-8")
     for name in "fit score info merge taps doctor".split():
         assert f"`gramwatch {name}" in text
+
+
+def test_the_figures_of_held_out_images_are_those_of_the_file():
+    result = json.loads((PAGE.parent / "data" / "held_out.json").read_text(encoding="utf-8"))
+    text = PAGE.read_text(encoding="utf-8")
+    for key, row in (("held out", "(600 training images held out)"), ("other", "600 other test images")):
+        flagged, images = result[key]["flagged"], result[key]["images"]
+        assert f"{row} | {flagged}, {100 * flagged / images:.1f} % |" in text
+        assert f"flagged, of {images:,} test images" in text
+    assert (result["train"], result["calibration"]) == (3000, 600)
+    calibration = SimpleNamespace(level=0.95, calibration_scores_=range(300))
+    assert "from 3.1 % to 7.2 %" in text
+    assert "from 3.1" in (said := worth(600, calibration))
+    assert "to 7.2" in said

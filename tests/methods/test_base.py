@@ -5,7 +5,6 @@ from typing import ClassVar
 
 import pytest
 import torch
-from torch import nn
 
 import gramwatch
 from gramwatch import CalibrationError, GramwatchWarning, InputError, artifact
@@ -13,20 +12,17 @@ from gramwatch.artifact import FINITE, NOT_NEGATIVE, Field
 from gramwatch.methods import METHODS
 from gramwatch.methods.base import Method, Record, _Sample
 from gramwatch.observation import Observation
+from tests.methods import plain
 
 
 @pytest.fixture
 def net():
-    return nn.Sequential(
-        nn.Conv2d(1, 6, 3), nn.ReLU(), nn.Flatten(), nn.Linear(96, 12), nn.ReLU(), nn.Linear(12, 3)
-    )
+    return plain.network()
 
 
 @pytest.fixture
 def data():
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(300, 1, 6, 6, generator=generator)
-    return x, torch.randint(0, 3, (300,), generator=generator)
+    return plain.examples()
 
 
 def test_settings_are_checked(net):

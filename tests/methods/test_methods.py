@@ -13,6 +13,7 @@ from gramwatch import InputError, NotFittedError
 from gramwatch.evaluate import fit_together
 from gramwatch.methods import METHODS, methods_table
 from gramwatch.observation import Observation
+from tests.methods import plain
 
 DOCS = Path(__file__).parents[2] / "docs" / "methods"
 LOGITS = torch.tensor([[2.0, -1.0, 0.5], [0.0, 0.0, 0.0], [30.0, -30.0, 4.0]])
@@ -21,16 +22,12 @@ EVERY_METHOD = pytest.mark.parametrize("name", list(METHODS))
 
 @pytest.fixture
 def net():
-    return nn.Sequential(
-        nn.Conv2d(1, 6, 3), nn.ReLU(), nn.Flatten(), nn.Linear(96, 12), nn.ReLU(), nn.Linear(12, 3)
-    )
+    return plain.network()
 
 
 @pytest.fixture
 def data():
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(300, 1, 6, 6, generator=generator)
-    return x, torch.randint(0, 3, (300,), generator=generator)
+    return plain.examples()
 
 
 def fitted(name, net, data):

@@ -96,6 +96,11 @@ class Given:
             return Preprocessing((self.size, self.size), self.size, self.resize, self.mean, self.std)
 
 
+def chosen_taps(text: str) -> str | list[str]:
+    """The taps of an option: a word such as `all`, one name, or globs with commas between them."""
+    return text.split(",") if "," in text or "*" in text else text
+
+
 def default_workers() -> int:
     """One less than the cores that this process may use, at least 1 and at most 8."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -176,8 +181,17 @@ class Opened:
         return [str(name) for name in names] if isinstance(names, list) else []
 
 
-def opened_guard(guard: Path, model: str | None, weights: Path | None, device: str) -> Opened:
-    """The guard of a file, with the network that the file or the options name."""
+def opened_guard(
+    guard: Path,
+    model: str | None,
+    weights: Path | None,
+    device: str,
+    built: "dict[tuple[Any, ...], Model] | None" = None,
+) -> Opened:
+    """The guard of a file, with the network that the file or the options name.
+
+    Guards that are opened with the same `built` share a network if they name the same one.
+    """
     from gramwatch import artifact, loading
     from gramwatch.models import resolve
 
@@ -191,9 +205,12 @@ def opened_guard(guard: Path, model: str | None, weights: Path | None, device: s
                 f"{guard} was fitted with the weights {weights}, which are not there: give --weights"
             )
     pretrained, size = (origin.pretrained, origin.size) if same and origin else (False, None)
-    resolved = resolve(name, weights, pretrained=pretrained and weights is None, size=size)
+    built, key = {} if built is None else built, (name, weights, pretrained, size)
+    if key not in built:
+        built[key] = resolve(name, weights, pretrained=pretrained and weights is None, size=size)
+    resolved = built[key]
     resolved.network.to(device)
-    return Opened(loading.load(guard, resolved.network), resolved, recorded_preprocessing(found))
+    return Opened(loading.restored(found, resolved.network), resolved, recorded_preprocessing(found))
 
 
 def network_name(saved: "Saved", given: str | None) -> tuple[str, Any]:

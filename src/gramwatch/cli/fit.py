@@ -26,6 +26,7 @@ from gramwatch.cli.common import (
     Voice,
     Weights,
     Workers,
+    chosen_taps,
     pictures,
     shown_errors,
 )
@@ -176,9 +177,9 @@ def parts_of(data: str, calibrate: str | None, share: float, seed: int) -> tuple
 
 def check_enough_images(count: int, level: float) -> None:
     """Raise an error, before anything is computed, if there are too few images to calibrate."""
-    from gramwatch.threshold import examples_needed
+    from gramwatch.measurement import calibration_needs
 
-    needed = 2 * examples_needed(level)
+    needed = calibration_needs(level, split=True)
     if count < needed:
         raise CalibrationError(
             f"{count} images to calibrate on are too few for level {level}: at least {needed} are needed, a "
@@ -190,9 +191,8 @@ def _detector(resolved: "Model", level: float, members: str | None, taps: str) -
     from gramwatch.guard import MEMBERS, Guard
 
     names = MEMBERS if members is None else [name.strip() for name in members.split(",")]
-    chosen: Any = taps if "," not in taps and "*" not in taps else taps.split(",")
     with about("--members"):
-        return Guard(resolved.network, level=level, members=names, taps=chosen)
+        return Guard(resolved.network, level=level, members=names, taps=chosen_taps(taps))
 
 
 def _origin(

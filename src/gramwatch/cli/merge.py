@@ -1,7 +1,7 @@
 """`gramwatch merge`: one guard from guards that were fitted on parts of the data."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,6 +19,9 @@ from gramwatch.cli.common import (
 )
 from gramwatch.cli.fit import Job, check_enough_images
 from gramwatch.errors import ArtifactError
+
+if TYPE_CHECKING:
+    from gramwatch.models import Model
 
 
 def merge(
@@ -50,7 +53,8 @@ def merge(
         existing_file(guard, "GUARDS")
     writable_file(output)
     place = chosen_device(device)
-    first, *others = (opened_guard(guard, model, weights, place) for guard in guards)
+    built: dict[tuple[Any, ...], Model] = {}
+    first, *others = (opened_guard(guard, model, weights, place, built) for guard in guards)
     images = None if calibrate is None else pictures(calibrate, "test")
     if images is not None:
         check_enough_images(images.count or 0, first.detector.level)

@@ -2,12 +2,12 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from gramwatch.cli.checks import about
-from gramwatch.cli.common import Json, Network, Size, Weights
+from gramwatch.cli.common import Json, Network, Size, Weights, chosen_taps
 
 
 def taps(
@@ -42,9 +42,8 @@ def taps(
         raise typer.BadParameter(f"the size of images of {model} is not known", param_hint="--size")
     height, width = (size, size) if size is not None else known.size if known else (0, 0)
     depth = channels or (len(known.mean) if known else 3)
-    chosen: Any = which if which in ("all", "ends", "paper") else which.split(",")
     images = torch.zeros(2, depth, height, width)
-    listed = find_taps(found.network, images, chosen)
+    listed = find_taps(found.network, images, chosen_taps(which))
     if as_json:
         typer.echo(
             json.dumps(

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from gramwatch.datasets.images import FORMATS
-from gramwatch.errors import DataError, MissingExtraError
+from gramwatch.datasets.images import FORMATS, pillow_image
+from gramwatch.errors import DataError
 
 MOST_PIXELS = 178_956_970
 """An image with more pixels is not decoded. Pillow has the same limit."""
@@ -19,12 +19,9 @@ MOST_PIXELS = 178_956_970
 
 def opened(path: str | PathLike[str], grey: bool = False) -> tuple[Any, str]:
     """A Pillow image of mode RGB, or L if `grey`, and a note of what was changed; empty if nothing was."""
-    try:
-        from PIL import Image, ImageOps, UnidentifiedImageError
-    except ModuleNotFoundError:
-        raise MissingExtraError(
-            "reading images needs Pillow: install it with pip install 'gramwatch[plot]'"
-        ) from None
+    Image = pillow_image()  # noqa: N806
+    from PIL import ImageOps, UnidentifiedImageError
+
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gramwatch.datasets.images import _in_threads, _pillow
+from gramwatch.datasets.images import as_arrays, as_batch, in_threads, pillow_image
 from gramwatch.datasets.resize import through
 
 Channels = tuple[float, ...]
@@ -74,15 +74,15 @@ def _line(length: float, angle: float) -> Tensor:
 
 def jpeg(images: Tensor, quality: float, seed: int = 0) -> Tensor:
     """Compress the images by Pillow as JPEG of this quality, and read them again."""
-    pillow = _pillow()
-    array = images.permute(0, 2, 3, 1).numpy()
+    pillow = pillow_image()
+    array = as_arrays(images)
 
     def one(index: int) -> "np.ndarray[tuple[int, ...], np.dtype[np.uint8]]":
         file = io.BytesIO()
         pillow.fromarray(array[index]).save(file, "JPEG", quality=int(quality))
         return np.asarray(pillow.open(file, formats=("JPEG",)))
 
-    return torch.from_numpy(np.stack(_in_threads(one, range(len(images))))).permute(0, 3, 1, 2).contiguous()
+    return as_batch(in_threads(one, range(len(images))))
 
 
 def overexposed(images: Tensor, stops: float, seed: int = 0) -> Tensor:

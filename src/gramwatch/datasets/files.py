@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from gramwatch.datasets.folder import SUFFIXES
+from gramwatch.datasets.folder import SUFFIXES, class_folders
 from gramwatch.datasets.source import missing
 from gramwatch.errors import DataError, warn
 
@@ -53,15 +53,12 @@ def _of_folder(folder: Path) -> Files:
             others += 1
     if not paths:
         raise missing(folder / "*", "image")
-    parts = [Path(path).relative_to(folder).parts for path in paths]
-    if len({part[0] for part in parts}) < 2 or min(map(len, parts)) < 2:
-        return Files(paths, None, others)
-    return Files(paths, [part[0] for part in parts], others)
+    return Files(paths, class_folders(paths, folder), others)
 
 
 def _walk(folder: Path) -> Iterator[str]:
     """The files below a folder, sorted. Links are followed, each folder is visited once."""
-    seen: set[tuple[int, int]] = set()
+    seen = {_identity(folder)}
 
     def unreadable(error: OSError) -> None:
         warn(f"the folder {error.filename} is left out: {error.strerror}")
@@ -69,9 +66,8 @@ def _walk(folder: Path) -> Iterator[str]:
     for place, folders, names in os.walk(folder, followlinks=True, onerror=unreadable):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in list(folders):
-            status = os.stat(os.path.join(place, name))  # noqa: PTH118, PTH116
-            identity = (status.st_dev, status.st_ino)
-            if identity in seen or _holds(identity, folder):
+            identity = _identity(Path(place) / name)
+            if identity in seen:
                 folders.remove(name)
             seen.add(identity)
         for name in sorted(names):
@@ -79,10 +75,10 @@ def _walk(folder: Path) -> Iterator[str]:
                 yield os.path.join(place, name)  # noqa: PTH118
 
 
-def _holds(identity: tuple[int, int], folder: Path) -> bool:
-    """Whether a folder is the one that is searched. A link to it would make a circle."""
+def _identity(folder: Path) -> tuple[int, int]:
+    """What all links to a folder share."""
     status = folder.stat()
-    return identity == (status.st_dev, status.st_ino)
+    return status.st_dev, status.st_ino
 
 
 def _of_csv(table: Path) -> Files:

@@ -1,5 +1,6 @@
 """Any folder of images. If it has subfolders, they are the classes."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -26,11 +27,19 @@ def image_files(folder: Path) -> list[Path]:
 def read_folder(folder: Path) -> Raw:
     """The images below a folder, with the first level of subfolders as labels."""
     files = image_files(folder)
-    classes = [path.relative_to(folder).parts[0] if path.parent != folder else None for path in files]
-    names = sorted({name for name in classes if name is not None})
-    if len(names) < 2 or None in classes:
+    classes = class_folders(files, folder)
+    if classes is None:
         return Raw(files)
-    return Raw(files, torch.tensor([names.index(str(name)) for name in classes]))
+    number = {name: i for i, name in enumerate(sorted(set(classes)))}
+    return Raw(files, torch.tensor([number[name] for name in classes]))
+
+
+def class_folders(files: Sequence[str | Path], folder: Path) -> list[str] | None:
+    """The first level of subfolders, for each file. None if there is one alone, or a file beside them."""
+    parts = [Path(path).relative_to(folder).parts for path in files]
+    if len({part[0] for part in parts}) < 2 or min(map(len, parts)) < 2:
+        return None
+    return [part[0] for part in parts]
 
 
 def folder_source(folder: Path) -> Source:

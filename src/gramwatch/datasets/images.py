@@ -28,7 +28,7 @@ FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "PPM", "TIFF")
 def check_image(path: Path) -> None:
     """Make sure that a file is an image, by Pillow's `verify`, which does not decode all of it."""
     try:
-        with _pillow().open(path, formats=FORMATS) as image:
+        with pillow_image().open(path, formats=FORMATS) as image:
             image.verify()
     except MissingExtraError:
         raise
@@ -48,35 +48,45 @@ def pixels(
             done = {"padded"} if size is not None and min(images.shape[-2:]) < size else set()
             whole = isinstance(chosen, range) and len(chosen) == len(images)
             return padded(images if whole else images[torch.as_tensor(chosen)], size), done
-        array = images.permute(0, 2, 3, 1).numpy()
-        array = array[..., 0] if array.shape[-1] == 1 else array  # Pillow's grey images have no channel axis
+        array = as_arrays(images)
 
         def read(index: int) -> Any:
-            return _pillow().fromarray(array[index])
+            return pillow_image().fromarray(array[index])
     else:
         files = images
 
         def read(index: int) -> Any:
             try:
-                with _pillow().open(files[index], formats=FORMATS) as image:
+                with pillow_image().open(files[index], formats=FORMATS) as image:
                     return image.convert("RGB")
             except Exception as error:  # a damaged file can raise nearly anything
                 raise DataError(f"{files[index]} is not a readable image: {error}") from None
 
-    _pillow()
-    results = _in_threads(lambda index: _resized(read(index), size, reduce, (seed, index)), chosen)
+    pillow_image()
+    results = in_threads(lambda index: _resized(read(index), size, reduce, (seed, index)), chosen)
     arrays = [array for array, _ in results]
     shapes = sorted({array.shape for array in arrays})
     if len(shapes) > 1:
         raise DataError(
             f"the images have several sizes, from {shapes[0]} to {shapes[-1]}: give a size, such as size=32"
         )
+    return as_batch(arrays), {done for _, done in results} - {""}
+
+
+def as_arrays(images: Tensor) -> "np.ndarray[Any, np.dtype[Any]]":
+    """Images `(N, C, H, W)` as Pillow has them: channels last, and no channel axis if they are grey."""
+    array = images.permute(0, 2, 3, 1).numpy()
+    return array[..., 0] if array.shape[-1] == 1 else array
+
+
+def as_batch(arrays: "Sequence[np.ndarray[Any, np.dtype[Any]]]") -> Tensor:
+    """Images of one size as Pillow has them, as one tensor `(N, C, H, W)`."""
     stacked = torch.from_numpy(np.stack(arrays))
-    batch = stacked[:, None] if stacked.ndim == 3 else stacked.permute(0, 3, 1, 2).contiguous()
-    return batch, {done for _, done in results} - {""}
+    return stacked[:, None] if stacked.ndim == 3 else stacked.permute(0, 3, 1, 2).contiguous()
 
 
-def _pillow() -> Any:
+def pillow_image() -> Any:
+    """Pillow's module `Image`, or an error that names the extra."""
     try:
         from PIL import Image
     except ModuleNotFoundError:
@@ -86,7 +96,7 @@ def _pillow() -> Any:
     return Image
 
 
-def _in_threads(work: Callable[[int], Any], items: Sequence[int]) -> list[Any]:
+def in_threads(work: Callable[[int], Any], items: Sequence[int]) -> list[Any]:
     """The results of `work` for all items, by threads: Pillow releases Python's lock while it works."""
     from tqdm.auto import tqdm
 
@@ -103,7 +113,7 @@ def _resized(image: Any, size: int | None, reduce: str, seed: tuple[int, int]) -
         rng = np.random.default_rng(seed)  # one for each image: order and number of images do not matter
         left, top = (int(rng.integers(length - size + 1)) for length in (width, height))
         return np.asarray(image.crop((left, top, left + size, top + size))), "reduced"
-    Image = _pillow()  # noqa: N806
+    Image = pillow_image()  # noqa: N806
     if max(width, height) > size:
         # If the image is not square, its middle square is used.
         side = min(width, height)

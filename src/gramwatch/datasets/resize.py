@@ -3,10 +3,9 @@
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from gramwatch.datasets.images import _in_threads, _pillow
+from gramwatch.datasets.images import as_arrays, as_batch, in_threads, pillow_image
 from gramwatch.errors import DataError
 
 FILTERS = {"nearest": "single pixels are taken", "antialiased": "bicubic"}
@@ -19,16 +18,14 @@ def resized(images: Tensor, side: int, how: str = "antialiased") -> Tensor:
         raise DataError(f"there is no way '{how}' to resize: choose from {', '.join(FILTERS)}")
     if tuple(images.shape[-2:]) == (side, side):
         return images
-    pillow = _pillow()
+    pillow = pillow_image()
     method = pillow.Resampling.NEAREST if how == "nearest" else pillow.Resampling.BICUBIC
-    array = images.permute(0, 2, 3, 1).numpy()
-    array = array[..., 0] if array.shape[-1] == 1 else array  # Pillow's grey images have two axes
+    array = as_arrays(images)
 
     def one(index: int) -> Any:
         return np.asarray(pillow.fromarray(array[index]).resize((side, side), method))
 
-    stacked = torch.from_numpy(np.stack(_in_threads(one, range(len(images)))))
-    return stacked[:, None] if stacked.ndim == 3 else stacked.permute(0, 3, 1, 2).contiguous()
+    return as_batch(in_threads(one, range(len(images))))
 
 
 def through(images: Tensor, side: int, how: str = "antialiased") -> Tensor:

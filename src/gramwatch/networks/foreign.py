@@ -40,7 +40,7 @@ def described(name: str, size: int | None = None) -> Described:
 
 
 def _timm(name: str, size: int | None) -> Described:
-    timm = _imported("timm")
+    timm = imported("timm")
     if "." in name or not timm.is_model(name):
         raise _unknown("timm", name, timm.list_models())
     usual = timm.models.get_pretrained_cfg(name)
@@ -56,7 +56,7 @@ def _timm(name: str, size: int | None) -> Described:
 
 
 def _torchvision(name: str, size: int | None) -> Described:
-    models = _imported("torchvision").models
+    models = imported("torchvision").models
     names = models.list_models(module=models)
     if name not in names:
         raise _unknown("torchvision", name, names)
@@ -83,7 +83,7 @@ def _unknown(package: str, name: str, names: Iterable[str]) -> InputError:
     return InputError(f"there is no network '{package}:{name}': {hint}")
 
 
-def _imported(package: str) -> Any:
+def imported(package: str) -> Any:
     """Import the package. torchvision is imported first, because timm imports it."""
     try:
         import_torchvision()

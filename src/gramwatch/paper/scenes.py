@@ -13,7 +13,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from gramwatch import datasets
@@ -207,7 +206,7 @@ def facts_of(subject: SceneSubject, measured: Mapping[str, Measured]) -> list[Fa
     """The facts of every set that was measured, from the logits in the cells."""
     test = subject.clean()
     assert test.labels is not None
-    clean = _accuracy(_logits_of_clean(subject), test.labels)
+    clean = 100 * subject.accuracy_on(test)
     facts = []
     for which in scene_sets():
         if which.title not in measured:
@@ -224,12 +223,6 @@ def apart_of(facts: Sequence[Facts]) -> set[str]:
     """The titles of the sets that are shown apart. If no other set is left, none is shown apart."""
     apart = {fact.title for fact in facts if fact.apart}
     return apart if len(apart) < len(facts) else set()
-
-
-@torch.inference_mode()
-def _logits_of_clean(subject: SceneSubject) -> Tensor:
-    batches = Batches(subject.loaded, subject.clean().images, None, subject.batch)
-    return torch.cat([subject.network(batch).cpu() for batch in batches])
 
 
 def _accuracy(logits: Tensor, labels: Tensor) -> float:

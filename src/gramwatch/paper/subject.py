@@ -346,7 +346,10 @@ class Subject:
 
     def accuracy(self) -> float:
         """The share of in-distribution test images that the network gets right."""
-        test = self.load(self.in_distribution, count=self.subset)
+        return self.accuracy_on(self.load(self.in_distribution, count=self.subset))
+
+    def accuracy_on(self, test: datasets.ImageSet) -> float:
+        """The share of in-distribution images that the network gets right."""
         if test.labels is None:
             raise InputError(f"{self.inside_title} has no labels")
         right = torch.zeros((), dtype=torch.int64)
