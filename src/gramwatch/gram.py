@@ -78,6 +78,10 @@ class GramRule:
         score = self.total(measured.values, measured.probability)
         return torch.where(measured.finite, score, torch.inf).unsqueeze(1)
 
+    def left_out(self, measured: Measurement) -> Tensor:
+        """The scores. An example has little part in the expectations, and the paper leaves none out."""
+        return self(measured)
+
     def to(self, device: torch.device) -> "GramRule":
         """The rule on another device."""
         assert self.total.expectation_ is not None

@@ -4,7 +4,7 @@ A guard is a detector made of detectors. Its rule is in `joint`, its ranks are i
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from typing import Any
 
@@ -19,8 +19,9 @@ from gramwatch.deviation import TotalDeviation
 from gramwatch.errors import ArtifactError, NoTapError, TapError, warn
 from gramwatch.gram import GramDetector
 from gramwatch.joint import JointRule
-from gramwatch.measurement import Calibration, Measurement, how_many_rank
+from gramwatch.measurement import Calibration, Measurement, Rule, how_many_rank
 from gramwatch.methods import METHODS, TRAINED
+from gramwatch.methods.base import Method
 from gramwatch.observation import Observation
 from gramwatch.replay import Nest, Replay
 from gramwatch.taps import Look, Network, unwrap
@@ -343,8 +344,14 @@ class Guard(Detector):
             {
                 name: TotalDeviation(gram.normalise, gram.confidence, shrink=SHRINK)
                 for name, gram in self.grams.items()
-            }
+            },
+            rules=self._rules(),
         )
+
+    def _rules(self) -> dict[str, Rule]:
+        """The rules of the members that have one, Gram excepted, not fitted yet."""
+        rules = {name: member.rule() for name, member in self.members.items() if name not in self.grams}
+        return {name: rule for name, rule in rules.items() if rule.standardises}
 
     def check_calibration(self, measured: Measurement) -> None:
         """Refuse training examples as calibration data."""
@@ -436,6 +443,9 @@ class Guard(Detector):
             for name, total in calibration.rule.totals.items():
                 assert total.expectation_ is not None
                 tensors[f"calibration.expectation.{name}"] = total.expectation_
+            for name, rule in calibration.rule.rules.items():
+                for field in self._rule_fields(name, members[name]):
+                    tensors[f"calibration.rule.{name}.{field}"] = getattr(rule, field)
         header = {
             "detector": self.name,
             "settings": self.settings_as_json(),
@@ -479,6 +489,9 @@ class Guard(Detector):
             for name, gram in guard.grams.items():
                 expectation = Field((len(gram.taps),), kind, artifact.NOT_NEGATIVE)
                 shapes[f"calibration.expectation.{name}"] = expectation
+            for name in guard._rules():
+                for key, field in guard._rule_fields(name, headers[name]).items():
+                    shapes[f"calibration.rule.{name}.{key}"] = field
         return guard, shapes
 
     def restore(self, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
@@ -495,6 +508,12 @@ class Guard(Detector):
         rule = self.rule()
         for name, total in rule.totals.items():
             total.expectation_ = tensors[f"calibration.expectation.{name}"]
+        rules = {}
+        for name in self._rules():
+            fields = self._rule_fields(name, header["members"][name])
+            fitted = {key: tensors[f"calibration.rule.{name}.{key}"] for key in fields}
+            rules[name] = self._method(name).rule_from(fitted)
+        rule = replace(rule, rules=rules)
         for name in STANDARD:
             setattr(rule.standard, f"{name}_", tensors[f"calibration.{name}"])
         scores, predicted = tensors["calibration.scores"], tensors["calibration.predicted"]
@@ -502,6 +521,15 @@ class Guard(Detector):
         ranks = Ranks.of(scores, self.level, predicted, tensors.get("calibration.groups", together))
         how = {key: how[key] for key in ("split", "seed", "examples", "classes")}
         self._calibration = Calibration(rule, scores, predicted, ranks, how)
+
+    def _rule_fields(self, name: str, header: Mapping[str, Any]) -> artifact.Shapes:
+        """The tensors of a member's fitted rule, from the member's part of the file."""
+        return self._method(name).rule_fields(header)
+
+    def _method(self, name: str) -> Method:
+        member = self.members[name]
+        assert isinstance(member, Method)
+        return member
 
     def _check_resumed(self, before: "Guard", checkpoint: str | PathLike[str], remedy: str) -> None:
         for name, earlier in before.members.items():

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gramwatch.deviation import TotalDeviation
 from gramwatch.errors import CalibrationError
-from gramwatch.measurement import Measurement
+from gramwatch.measurement import Measurement, Rule
 
 
 @dataclass
@@ -72,11 +72,13 @@ class JointRule:
     Args:
         totals: how deviations become a score, by the names of the Gram members.
         standard: makes the scores of the members comparable.
+        rules: how measurements become scores, by the names of further members whose rule must be fitted.
 
     """
 
     totals: Mapping[str, TotalDeviation]
     standard: Standard = field(default_factory=Standard)
+    rules: Mapping[str, Rule] = field(default_factory=dict)
     standardises = True
 
     def fit(self, measured: Measurement) -> "JointRule":
@@ -86,19 +88,30 @@ class JointRule:
             name: replace(total).fit(parts[name].deviations, measured.probability)
             for name, total in self.totals.items()
         }
-        rule = replace(self, totals=totals)
-        return replace(rule, standard=copy(self.standard).fit(rule.member_scores(measured)))
+        rule = replace(self, totals=totals, rules={n: each.fit(parts[n]) for n, each in self.rules.items()})
+        return replace(rule, standard=copy(self.standard).fit(rule.member_scores(measured, left_out=True)))
 
-    def member_scores(self, measured: Measurement) -> Tensor:
-        """The scores of the members, not standardised, `(N, members)`, in float64."""
+    def member_scores(self, measured: Measurement, left_out: bool = False) -> Tensor:
+        """The scores of the members, not standardised, `(N, members)`, in float64.
+
+        With `left_out`, the examples are those that fitted the rule, and are judged as if left out.
+        """
         assert measured.columns is not None
-        scores = [
-            self.totals[name].mean_of_roots(measured.values[:, columns], measured.probability)
-            if name in self.totals
-            else measured.values[:, columns.start].double()
-            for name, columns in measured.columns.items()
-        ]
-        return torch.stack(scores, 1)
+        return torch.stack([self._score(name, measured, left_out) for name in measured.columns], 1)
+
+    def _score(self, name: str, measured: Measurement, left_out: bool) -> Tensor:
+        assert measured.columns is not None
+        columns = measured.columns[name]
+        if name in self.totals:
+            return self.totals[name].mean_of_roots(measured.values[:, columns], measured.probability)
+        if name not in self.rules:
+            return measured.values[:, columns.start].double()
+        rule, part = self.rules[name], measured.parts[name]
+        return (rule.left_out(part) if left_out else rule(part))[:, 0]
+
+    def left_out(self, measured: Measurement) -> Tensor:
+        """The scores of the very examples that fitted the rule, as if each had been left out."""
+        return self._all_scores(measured, left_out=True)
 
     def joined(self, scores: Tensor) -> Tensor:
         """The joint score `(N,)` from the scores of the members, `(N, members)`."""
@@ -106,7 +119,10 @@ class JointRule:
 
     def __call__(self, measured: Measurement) -> Tensor:
         """The joint score, then the scores of the members, `(N, 1 + members)`; infinite if not `finite`."""
-        scores = self.member_scores(measured)
+        return self._all_scores(measured)
+
+    def _all_scores(self, measured: Measurement, left_out: bool = False) -> Tensor:
+        scores = self.member_scores(measured, left_out)
         all_scores = torch.cat([self.joined(scores).unsqueeze(1), scores], 1)
         return torch.where(measured.finite.unsqueeze(1), all_scores, torch.inf)
 
@@ -124,4 +140,5 @@ class JointRule:
         for name, value in vars(standard).items():
             if isinstance(value, Tensor):
                 setattr(standard, name, value.to(device))
-        return replace(self, totals=totals, standard=standard)
+        rules = {name: rule.to(device) for name, rule in self.rules.items()}
+        return replace(self, totals=totals, standard=standard, rules=rules)

@@ -178,6 +178,9 @@ class Rule(Protocol):
         Higher is more out-of-distribution. The scores of an example that is not finite are infinite.
         """
 
+    def left_out(self, measured: Measurement) -> Tensor:
+        """The scores of the very examples that fitted the rule, as if each had been left out."""
+
     def to(self, device: torch.device) -> "Rule":
         """The rule on another device."""
 
@@ -193,6 +196,10 @@ class AsMeasured:
 
     def __call__(self, measured: Measurement) -> Tensor:
         """The values, which are the score."""
+        return measured.values
+
+    def left_out(self, measured: Measurement) -> Tensor:
+        """The values: no example is part of a fit."""
         return measured.values
 
     def to(self, device: torch.device) -> "AsMeasured":
@@ -235,7 +242,8 @@ class Calibration:
         groups = torch.zeros(classes, dtype=torch.int64)
         if per_class:
             groups = class_groups(standard.predicted, classes, level)
-        scores, predicted = rule(ranked), ranked.predicted
+        scores = rule(ranked) if split else rule.left_out(ranked)
+        predicted = ranked.predicted
         how = {"split": split, "seed": seed, "examples": len(measured), "classes": classes}
         return Calibration(rule, scores, predicted, Ranks.of(scores, level, predicted, groups), how)
 

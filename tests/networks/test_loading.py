@@ -123,7 +123,7 @@ def test_wrong_files_are_refused_by_name(tmp_path):
     (tmp_path / "wrong.safetensors").write_bytes(b"nothing of the kind")
     with pytest.raises(ArtifactError, match="not a readable safetensors file"):
         networks.load("mlp_300", tmp_path / "wrong.safetensors")
-    with pytest.raises(InputError, match="no network 'vgg': choose from resnet34, densenet"):
+    with pytest.raises(InputError, match="no network 'vgg': choose from resnet34, resnet18, densenet"):
         networks.build("vgg")
 
 

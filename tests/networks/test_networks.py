@@ -3,9 +3,14 @@
 import pytest
 import torch
 
-from gramwatch.networks import densenet_bc_100_12, resnet34, wide_resnet_40_2
+from gramwatch.networks import densenet_bc_100_12, resnet18, resnet34, wide_resnet_40_2
 
-PARAMETERS = {resnet34: 21_282_122, densenet_bc_100_12: 769_162, wide_resnet_40_2: 2_243_546}
+PARAMETERS = {
+    resnet18: 11_173_962,
+    resnet34: 21_282_122,
+    densenet_bc_100_12: 769_162,
+    wide_resnet_40_2: 2_243_546,
+}
 
 
 @pytest.mark.parametrize(

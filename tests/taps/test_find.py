@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from gramwatch import GramwatchWarning, TapError, find_taps, networks
+from gramwatch.errors import NoTapError
 from tests.taps.watching import CLASSES, Head, Net, after, axes, small, watched
 
 # --- names -------------------------------------------------------------------------------------------
@@ -108,6 +109,19 @@ def test_ends_are_the_last_tensors_of_each_size():
     assert [tap.pixels for tap in found] == [1024, 256, 64, 16]
     dense = find_taps(networks.densenet_bc_100_12(), x, "ends")
     assert [tap.name for tap in dense] == ["trans1.conv1", "trans2.conv1", "relu"]
+
+
+def test_spread_taps_are_few_and_reach_from_the_first_to_the_last():
+    x = torch.randn(1, 3, 32, 32)
+    net = networks.resnet34()
+    every, spread = find_taps(net, x).names, find_taps(net, x, "spread").names
+    assert len(every) == 69
+    places = [every.index(name) for name in spread]
+    assert places == [round(step * 68 / 23) for step in range(24)]
+    small = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 1, 3), nn.Flatten(), nn.Linear(784, 2))
+    assert find_taps(small, x, "spread").names == ["0", "1"]  # one channel has no direction
+    with pytest.raises(NoTapError, match="two channels or more, which taps='spread' looks for"):
+        find_taps(nn.Sequential(nn.Conv2d(3, 1, 3), Head(1)), x, "spread")
 
 
 def test_the_papers_taps_by_hand():

@@ -20,6 +20,7 @@ from gramwatch.methods.nnguide import NNGuide
 from gramwatch.methods.odin import ODIN
 from gramwatch.methods.outlier_exposure import OutlierExposureScore
 from gramwatch.methods.prior_network import PriorNetworkScore
+from gramwatch.methods.profile import Profile
 from gramwatch.methods.react import ReAct
 from gramwatch.methods.relative_mahalanobis import RelativeMahalanobis
 from gramwatch.methods.scale import SCALE
@@ -52,6 +53,7 @@ METHODS: dict[str, type[Method]] = {
         UnitMahalanobis,
         EarlyMahalanobis,
         ClassRatio,
+        Profile,
     )
 }
 """The methods for any network, by their names."""

@@ -13,7 +13,7 @@ from gramwatch.artifact import Field
 from gramwatch.batches import Inputs, on_device
 from gramwatch.detector import Detector
 from gramwatch.errors import InputError
-from gramwatch.measurement import AsMeasured, Calibration, Measurement
+from gramwatch.measurement import AsMeasured, Calibration, Measurement, how_many_rank
 from gramwatch.observation import Needs, Observation
 from gramwatch.taps import Network
 from gramwatch.taps.running import InputsAdapter, LogitsAdapter
@@ -81,6 +81,8 @@ class Method(Detector):
     running: ClassVar[bool] = False
     """Whether it learns by running states: fitting again adds to them, and two detectors merge exactly.
     `take` hands the states of one batch to `add_states`. A state called `count_` counts the examples."""
+    rule_kind: ClassVar[type[Any]] = AsMeasured
+    """The kind of its `Rule`. Most methods measure their score itself."""
 
     def __init__(
         self,
@@ -137,6 +139,10 @@ class Method(Detector):
     def title(self) -> str:
         """The name in tables."""
         return self.record.title
+
+    def rule(self) -> Any:
+        """The rule that turns a measurement into a score, not fitted yet."""
+        return self.rule_kind()
 
     @property
     def learns(self) -> bool:
@@ -289,11 +295,19 @@ class Method(Detector):
         """The logits and the scores of a batch."""
         self.check_fitted()
         measured = super()._run(inputs)
-        return measured.logits, measured.values[:, 0]
+        return measured.logits, self.scored(measured)
 
     def score_all(self, loader: Iterable[Any], *, progress: bool = True) -> Tensor:
         """The scores of a whole loader, on the CPU."""
-        return self.measure_all(loader, self.name, progress).values[:, 0]
+        return self.scored(self.measure_all(loader, self.name, progress))
+
+    def scored(self, measured: Measurement) -> Tensor:
+        """The scores of a measurement, `(N,)`. If the method has a rule, the detector must be calibrated."""
+        rule = self.rule()
+        if rule.standardises:
+            rule = self.calibration(measured.values.device).rule
+        scores: Tensor = rule(measured)[:, 0]
+        return scores
 
     def observe(self, inputs: Inputs) -> Observation:
         """The observation of one forward pass."""
@@ -362,14 +376,28 @@ class Method(Detector):
     def contents(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """The contents of its file: plain values, and tensors."""
         tensors = {f"state.{name}": tensor for name, tensor in self.state().items()}
-        if self._calibration is not None:
+        calibration = self._calibration
+        if calibration is not None:
             tensors["calibration.scores"] = self.calibration_scores_
-        header = {
-            "detector": self.name,
-            "settings": self.settings_as_json(),
-            "shapes": {name: list(tensor.shape) for name, tensor in tensors.items()},
-        }
+        shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
+        header = {"detector": self.name, "settings": self.settings_as_json(), "shapes": shapes}
+        if calibration is not None and calibration.rule.standardises:
+            kept = {
+                f"calibration.{name}": getattr(calibration.rule, name) for name in self.rule_fields(header)
+            }
+            shapes |= {name: list(tensor.shape) for name, tensor in kept.items()}
+            header["calibration"] = {key: calibration.how[key] for key in ("split", "seed", "examples")}
+            tensors |= kept
         return header, tensors
+
+    @classmethod
+    def rule_fields(cls, header: Mapping[str, Any]) -> artifact.Shapes:
+        """The tensors of a fitted rule, by the names of its attributes. `AsMeasured` has none."""
+        return {}
+
+    def rule_from(self, tensors: Mapping[str, Tensor]) -> Any:
+        """The fitted rule, from its tensors."""
+        return self.rule_kind(**tensors)
 
     @classmethod
     def described(
@@ -378,6 +406,7 @@ class Method(Detector):
         """The detector without its tensors, and the fields that its tensors must match."""
         fields = {f"state.{name}": field for name, field in cls.fields().items()}
         fields["calibration.scores"] = Field(("ranking",), torch.float64, artifact.ASCENDING)
+        fields |= {f"calibration.{name}": field for name, field in cls.rule_fields(header).items()}
         artifact.check_settings(cls, header["settings"])
         return cls(model, **header["settings"]), artifact.resolved(fields, artifact.shapes_of(header))
 
@@ -385,8 +414,12 @@ class Method(Detector):
         """Set the tensors of a file."""
         scores = tensors.get("calibration.scores")
         if scores is not None:
-            how = {"split": False, "seed": 0, "examples": len(scores)}
-            self._calibration = Calibration.restored(AsMeasured(), scores, self.level, how)
+            how = header.get("calibration", {"split": False, "seed": 0, "examples": len(scores)})
+            if how_many_rank(how) != len(scores):
+                raise ValueError(f"{len(scores)} examples rank, not {how_many_rank(how)}")
+            fitted = {name: tensors[f"calibration.{name}"] for name in self.rule_fields(header)}
+            rule = self.rule_from(fitted)
+            self._calibration = Calibration.restored(rule, scores, self.level, how)
         state = {name.removeprefix("state."): t for name, t in tensors.items() if name.startswith("state.")}
         fields = self.fields()
         for name, tensor in state.items():

@@ -86,7 +86,7 @@ class ClassDistances(Method):
         features = self._features(observation)
         if self._sums is None:
             self._sums = self._seen(observation.logits.device) or _Sums.begun(
-                features, observation.logits.shape[1]
+                features, self._number_of_classes(observation)
             )
         self._sums.add(features, self._classes(observation))
         return total - len(observation)
@@ -212,13 +212,16 @@ class ClassDistances(Method):
 
     # --- judge ---------------------------------------------------------------------------------------
 
+    def _number_of_classes(self, observation: Observation) -> int:
+        return observation.logits.shape[1]
+
     def _classes(self, observation: Observation) -> Tensor:
         """The classes of training examples: labels if the loader has them, else predictions."""
         return observation.classes
 
     def _features(self, observation: Observation) -> list[Tensor]:
         """The features that are compared with the classes, `(N, width)` in float64 for each tap."""
-        features = [_exact(means) for means in self._looked_at(observation)]
+        features = [in_float64(means) for means in self._looked_at(observation)]
         if not self.unit:
             return features
         return [f / f.norm(dim=1, keepdim=True).clamp_min(TINY) for f in features]
@@ -557,7 +560,7 @@ def _usable(t: Tensor, device: torch.device) -> Tensor:
     return moved.clone() if moved.is_inference() else moved
 
 
-def _exact(t: Tensor) -> Tensor:
+def in_float64(t: Tensor) -> Tensor:
     """The tensor in float64. It moves to the CPU if its device has no float64."""
     return (t.cpu() if t.device.type == "mps" else t).double()
 

@@ -10,7 +10,7 @@ from gramwatch.networks.convnet import MnistConvNet
 from gramwatch.networks.densenet import DenseNet, densenet_bc_100_12
 from gramwatch.networks.loading import NETWORKS, Loaded, NetworkRecord, build, load, record_of
 from gramwatch.networks.mlp import MLP
-from gramwatch.networks.resnet import ResNet, resnet34
+from gramwatch.networks.resnet import ResNet, resnet18, resnet34
 from gramwatch.networks.wide_resnet import WideResNet, wide_resnet_40_2
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "densenet_bc_100_12",
     "load",
     "record_of",
+    "resnet18",
     "resnet34",
     "wide_resnet_40_2",
 ]

@@ -17,7 +17,7 @@ from gramwatch.networks.convnet import MnistConvNet
 from gramwatch.networks.densenet import densenet_bc_100_12
 from gramwatch.networks.foreign import described, is_foreign
 from gramwatch.networks.mlp import MLP
-from gramwatch.networks.resnet import resnet34
+from gramwatch.networks.resnet import resnet18, resnet34
 from gramwatch.networks.wide_resnet import wide_resnet_40_2
 from gramwatch.training import objective_of, weights_of
 
@@ -55,6 +55,7 @@ IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 NETWORKS: Mapping[str, NetworkRecord] = {
     "resnet34": _cifar("ResNet-34", resnet34, *CIFAR),
+    "resnet18": _cifar("ResNet-18", resnet18, *CIFAR),
     "densenet": _cifar("DenseNet-BC-100-12", densenet_bc_100_12, *CIFAR),
     "wrn40_2": _cifar("WRN-40-2", wide_resnet_40_2, *OUTLIER_EXPOSURE),
     **{

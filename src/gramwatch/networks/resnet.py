@@ -71,6 +71,11 @@ class ResNet(nn.Module):
         return logits
 
 
+def resnet18(classes: int = 10) -> ResNet:
+    """Two blocks in each of four stages, as benchmarks of CIFAR-10 use it."""
+    return ResNet((2, 2, 2, 2), classes)
+
+
 def resnet34(classes: int = 10) -> ResNet:
     """The paper's ResNet: 3, 4, 6 and 3 blocks; `taps="paper"` gives 96 tensors."""
     return ResNet((3, 4, 6, 3), classes)

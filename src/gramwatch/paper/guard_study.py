@@ -20,6 +20,7 @@ from gramwatch.measurement import AsMeasured, Measurement, Rule
 from gramwatch.methods import METHODS
 from gramwatch.methods.class_ratio import ClassRatio
 from gramwatch.methods.early_mahalanobis import EarlyMahalanobis
+from gramwatch.methods.profile import Profile, ProfileRule
 from gramwatch.methods.unit_mahalanobis import UnitMahalanobis
 from gramwatch.metrics import Difference, auroc_difference
 from gramwatch.paper import against
@@ -30,8 +31,10 @@ from gramwatch.paper.subject import BLOCK_ENDS, VALIDATION, MethodSpec, OodSet, 
 from gramwatch.report.table import APART
 
 GRAM, GUARD = "Gram", "Guard"
-EARLY, RATIO, UNIT = (each.record.title for each in (EarlyMahalanobis, ClassRatio, UnitMahalanobis))
-OURS = (EARLY, RATIO, UNIT)
+EARLY, RATIO, UNIT, PROFILE = (
+    each.record.title for each in (EarlyMahalanobis, ClassRatio, UnitMahalanobis, Profile)
+)
+OURS = (EARLY, RATIO, UNIT, PROFILE)
 """Methods that nobody else has published as they are here."""
 GUARDS_MEMBERS = tuple(GRAM if name == "gram" else METHODS[name].record.title for name in MEMBERS)
 
@@ -274,9 +277,9 @@ class PerClass(JointRule):
         assert isinstance(rule, PerClass)
         return rule
 
-    def member_scores(self, measured: Measurement) -> Tensor:
+    def member_scores(self, measured: Measurement, left_out: bool = False) -> Tensor:
         """The score of each member, not standardised, `(N, members)`."""
-        scores = super().member_scores(measured)
+        scores = super().member_scores(measured, left_out)
         return scores if self.medians_ is None else scores - self.medians_[measured.predicted]
 
 
@@ -306,9 +309,10 @@ class JoinVariant:
     def rule(self) -> JointRule:
         """The rule, not fitted."""
         totals = {GRAM: self.total} if GRAM in self.members else {}
+        rules: dict[str, Rule] = {PROFILE: ProfileRule()} if PROFILE in self.members else {}
         if self.join is not None:
-            return OtherJoin(totals, self.standard, self.join)
-        return self.kind(totals, self.standard)
+            return OtherJoin(totals, self.standard, rules, self.join)
+        return self.kind(totals, self.standard, rules)
 
 
 VARIANTS = (
@@ -319,6 +323,8 @@ VARIANTS = (
         (GRAM, UNIT, "fDBD", "energy"),
         standard=Adjusted(tail=0.95),
     ),
+    JoinVariant("profile instead of early Mahalanobis", (GRAM, PROFILE, RATIO, "energy")),
+    JoinVariant("profile as a fifth", (*GUARDS_MEMBERS, PROFILE)),
     JoinVariant("unit instead of early Mahalanobis", (GRAM, UNIT, RATIO, "energy")),
     JoinVariant("Mahalanobis instead of early Mahalanobis", (GRAM, "Mahalanobis", RATIO, "energy")),
     JoinVariant("fDBD instead of class ratio", (GRAM, EARLY, "fDBD", "energy")),

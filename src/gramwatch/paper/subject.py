@@ -23,7 +23,7 @@ from gramwatch.errors import InputError, MissingDataError
 from gramwatch.evaluate import Evaluation, Measured, Together, evaluate_measured, fit_together
 from gramwatch.gram import GramDetector, GramRule
 from gramwatch.measurement import Measurement, Rule
-from gramwatch.methods import METHODS, TRAINED, fgsm
+from gramwatch.methods import METHODS, TRAINED, Method, fgsm
 from gramwatch.methods.mahalanobis import Mahalanobis
 from gramwatch.methods.odin import ODIN
 from gramwatch.networks import Loaded
@@ -205,8 +205,15 @@ class GramByOrder(GramDetector):
 
 
 def rules_of(methods: Sequence[MethodSpec]) -> dict[str, Rule]:
-    """By title, how the deviations of Gram become its score; other methods measure their score."""
-    return {m.title: GramRule(TotalDeviation()) for m in methods if m.kind.startswith("gram")}
+    """By title, how a measurement becomes a score. Methods that measure their score itself are left out."""
+    rules: dict[str, Rule] = {}
+    for method in methods:
+        kind = method.detector_class
+        if issubclass(kind, GramDetector):
+            rules[method.title] = GramRule(TotalDeviation())
+        elif issubclass(kind, Method) and kind.rule_kind.standardises:
+            rules[method.title] = kind.rule_kind()
+    return rules
 
 
 class Batches:

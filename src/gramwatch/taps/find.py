@@ -45,6 +45,8 @@ from gramwatch.taps.running import (
 from gramwatch.taps.tap import Tap, Taps
 
 _T = TypeVar("_T")
+MOST_SPREAD = 24
+"""The most taps of `taps="spread"`."""
 
 
 @outside_compilation
@@ -62,8 +64,9 @@ def find_taps(
         inputs: a tensor, a tuple of arguments or a mapping of keyword arguments, as the model takes it.
         select: which tensors. `"all"`: the outputs of all convolutions, linear layers, recurrent layers and
             activations, without the logits. `"ends"`: of these, the last tensor of every size that has two
-            channels or more; there the network's stages end. `"paper"`: the tensors of the paper, for the
-            networks in `gramwatch.networks`. Or names and globs.
+            channels or more; there the network's stages end. `"spread"`: of these, at most 24 with two
+            channels or more, evenly spread from the first to the last. `"paper"`: the tensors of the paper,
+            for the networks in `gramwatch.networks`. Or names and globs.
         logits: where the logits are in the model's output, as for `GramDetector`.
 
     """
@@ -213,14 +216,16 @@ def _ignore(number: int, maps: Tensor) -> None:
 
 
 def _chosen(model: nn.Module, taps: Taps, select: str | Iterable[str], hint: str) -> Taps:
-    if select in ("all", "ends"):
+    if select in ("all", "ends", "spread"):
         plain = Taps((tap for tap in taps if tap.kind != "mark"), taps.operations)
         if not plain:
             raise NoTapError(
                 f"{type(model).__name__} has no tap: its only convolution or linear layer makes the logits"
                 + hint
             )
-        return plain if select == "all" else _ends(model, plain)
+        if select == "all":
+            return plain
+        return _ends(model, plain) if select == "ends" else _spread(model, plain)
     if select == "paper":
         patterns = getattr(model, "paper_taps", None)
         if patterns is None:
@@ -246,6 +251,18 @@ def _ends(model: nn.Module, taps: Taps) -> Taps:
             f"channel only: {', '.join(without.values())}",
         )
     return Taps((tap for tap in taps if last.get(tap.pixels) is tap), taps.operations)
+
+
+def _spread(model: nn.Module, taps: Taps) -> Taps:
+    """At most `MOST_SPREAD` taps with two channels or more, evenly spread from the first to the last."""
+    wide = [tap for tap in taps if tap.channels > 1]
+    if not wide:
+        raise NoTapError(
+            f"{type(model).__name__} has no tap with two channels or more, which taps='spread' looks for"
+        )
+    steps = max(1, min(len(wide), MOST_SPREAD) - 1)
+    chosen = {(2 * step * (len(wide) - 1) + steps) // (2 * steps) for step in range(steps + 1)}
+    return Taps((tap for number, tap in enumerate(wide) if number in chosen), taps.operations)
 
 
 @dataclass

@@ -33,6 +33,7 @@ _PHOTOGRAPHS = Recipe(
 
 RECIPES: dict[str, Recipe] = {
     "resnet34": _LARGE,
+    "resnet18": Recipe(batch_size=128, learning_rate=0.1, warmup=0.0),  # as in OpenOOD's benchmark
     "densenet": Recipe(weight_decay=1e-4),
     "wrn40_2": Recipe(),
     "mlp_300": _MNIST,

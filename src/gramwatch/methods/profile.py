@@ -1,0 +1,162 @@
+"""Profile: how far features lie from the mean and how long they are, from the first layers to the last."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gramwatch import artifact
+from gramwatch.artifact import FINITE, Field
+from gramwatch.measurement import Measurement
+from gramwatch.methods.base import Record
+from gramwatch.methods.features import TINY
+from gramwatch.methods.mahalanobis import ClassDistances, in_float64
+from gramwatch.observation import Observation
+
+MOST_CHANNELS = 256
+"""Of a tensor with more channels, every second, every third, ... channel counts, so that no more are left."""
+RIDGE = 0.1
+"""Added to the variances of the standardised numbers: 200 calibration examples can carry 48 numbers."""
+
+
+@dataclass(frozen=True)
+class ProfileRule:
+    """The distance of a profile from the profiles of in-distribution examples.
+
+    A profile is unusual if one of its numbers is too large or too small. It is also unusual if two numbers
+    that go together in-distribution do not: features that lie far off early, and near the mean later.
+    """
+
+    mean_: Tensor | None = None
+    """The mean profile, `(numbers,)`."""
+    whitening_: Tensor | None = None
+    """`(numbers, numbers)`. The score is the length of `(profile - mean) @ whitening`."""
+    standardises = True
+
+    def fit(self, measured: Measurement) -> "ProfileRule":
+        """The rule fitted to in-distribution examples, all finite."""
+        values = measured.values.double()
+        mean, scale = values.mean(0), values.std(0, correction=0)
+        varies = scale > 1e-9 * values.abs().amax(0)
+        factor = torch.where(varies, 1 / scale, 0)  # a constant number counts nothing
+        standardised = (values - mean) * factor
+        numbers = values.shape[1]
+        identity = torch.eye(numbers, dtype=values.dtype, device=values.device)
+        covariance = standardised.T @ standardised / len(values) + RIDGE * identity
+        lower = torch.linalg.cholesky(covariance)
+        inverse = torch.linalg.solve_triangular(lower, identity, upper=False)
+        return ProfileRule(mean, factor.unsqueeze(1) * inverse.T / numbers**0.5)
+
+    def __call__(self, measured: Measurement) -> Tensor:
+        """The distance, `(N, 1)`."""
+        distance = self._squares(measured).sqrt()
+        return torch.where(measured.finite, distance, torch.inf).unsqueeze(1)
+
+    def left_out(self, measured: Measurement) -> Tensor:
+        """The distances of the very examples that fitted the rule, as if each had been left out, `(n, 1)`.
+
+        An example pulls the covariance towards itself. With few examples, its distance is therefore too small
+        to be compared with the distance of a new one. Without its own share of the covariance, the squared
+        distance d is d / (1 - d / n).
+        """
+        squares = self._squares(measured)
+        share = squares * measured.values.shape[1] / len(measured)
+        return (squares / (1 - share)).sqrt().unsqueeze(1)
+
+    def _squares(self, measured: Measurement) -> Tensor:
+        assert self.mean_ is not None
+        assert self.whitening_ is not None
+        return ((measured.values.double() - self.mean_) @ self.whitening_).square().sum(1)
+
+    def to(self, device: torch.device) -> "ProfileRule":
+        """The rule on another device."""
+        assert self.mean_ is not None
+        assert self.whitening_ is not None
+        return ProfileRule(self.mean_.to(device), self.whitening_.to(device))
+
+
+class Profile(ClassDistances):
+    """How the features of an input go through the network, compared with held-out examples.
+
+    At 24 tensors, from the first to the last, it takes two numbers of the channel means: the Mahalanobis
+    distance of their direction from the mean of all training examples, and their length. These numbers are
+    the profile of an input. The score is the distance of the profile from the profiles of the calibration
+    examples. So an input is unusual if it lies too far from the training examples, but also if it lies too
+    near, or far in some layers and near in others.
+
+    The score needs a calibration. Classes and labels are ignored.
+
+    Args:
+        model: any classifier that returns logits.
+        taps: the watched taps, as for `GramDetector`.
+        options: the arguments of every `Method`.
+
+    """
+
+    name = "profile"
+    record = Record(
+        title="profile",
+        paper="part of Guard; after Lee et al.: A Simple Unified Framework for Detecting Out-of-Distribution "
+        "Samples. NeurIPS 2018; and Müller & Hein: Mahalanobis++. ICML 2025",
+        equation="sqrt((v - E[v])^T C^-1 (v - E[v]) / 2L), v = (log D_l^2 / rank(S_l), log ||f_l||^2) over "
+        "the taps l = 1 ... L, D_l^2 = (u_l - mu_l)^T S_l^-1 (u_l - mu_l), u_l = f_l / ||f_l||; "
+        "E and C of calibration data, C of standardised numbers plus 0.1",
+        fitted=True,
+        cost="the channel means of 24 tensors, a product with a matrix of at most 256 x 256 at each",
+        limits="Knows no classes: an input that is only of a new class looks normal to it. Needs some "
+        "hundred calibration examples to be at its best.",
+    )
+    unit = True
+    rule_kind = ProfileRule
+
+    def __init__(self, model: nn.Module, *, taps: str | Iterable[str] = "spread", **options: Any) -> None:
+        super().__init__(model, taps=taps, **options)
+
+    def _number_of_classes(self, observation: Observation) -> int:
+        return 1
+
+    def _classes(self, observation: Observation) -> Tensor:
+        """One class for all: the distance is that from the mean of all training examples."""
+        return observation.predicted.new_zeros(len(observation))
+
+    def _looked_at(self, observation: Observation) -> list[Tensor]:
+        return [means[:, :: -(-means.shape[1] // MOST_CHANNELS)] for means in observation.channel_means]
+
+    # --- judge ---------------------------------------------------------------------------------------
+
+    def profile(self, observation: Observation) -> Tensor:
+        """The profile of each example: distance and length at each tap, as logarithms, `(N, 2 x taps)`."""
+        numbers = []
+        gaussians = self._checked(observation)
+        expected = self._fitted_on(observation.logits.device).expected
+        for tap, means in enumerate(self._looked_at(observation)):
+            features = in_float64(means)
+            length = features.norm(dim=1, keepdim=True)
+            distance = gaussians[tap].distance(features / length.clamp_min(TINY))
+            numbers += [distance / expected[tap], length.squeeze(1).square()]
+        return torch.stack(numbers, 1).clamp_min(TINY).log()
+
+    @torch.inference_mode()
+    def measured(self, observation: Observation) -> Measurement:
+        """The profile of each example."""
+        self.check_fitted()
+        profile = self.profile(observation)
+        finite = profile.isfinite().all(1)
+        if observation.finite is not None:
+            finite = finite & observation.finite
+        return Measurement(profile, observation.logits, finite)
+
+    def score(self, observation: Observation) -> Tensor:
+        """The distance of each profile, `(N,)`. The detector must be calibrated."""
+        return self.scored(self.measured(observation))
+
+    @classmethod
+    def rule_fields(cls, header: Mapping[str, Any]) -> artifact.Shapes:
+        """The tensors of a fitted rule."""
+        (taps,) = header["shapes"].get("state.widths_", [0])
+        return {
+            "mean_": Field((2 * taps,), torch.float64, FINITE),
+            "whitening_": Field((2 * taps, 2 * taps), torch.float64, FINITE),
+        }
