@@ -1,7 +1,7 @@
 """Makes reference/: files of every kind of detector, and what each says of a few inputs.
 
-Later versions must load these files and say the same, and must come to the same by fitting anew. Not to be
-run again: what a version that was once in use said is what is compared with.
+Later versions must load these files and say the same, and must come to the same by fitting anew. What a
+version that was once in use said is what is compared with: only detectors that are not there yet are added.
 
     python tests/data/make_reference.py
 """
@@ -34,6 +34,7 @@ GRAMS: dict[str, dict[str, Any]] = {
 GUARDS: dict[str, dict[str, Any]] = {
     "guard": {},
     "guard-two": {"members": ["gram", "energy"], "orders": [1, 2], "level": 0.9},
+    "guard-profile": {"members": ["gram", "profile", "class_ratio", "energy"]},
     "guard-features": {"members": ["gram", "fdbd", "knn", "mahalanobis"], "storage": "float16"},
 }
 
@@ -80,10 +81,11 @@ def numbers(found: Any) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Fit, calibrate and save each; then note what it says."""
-    FOLDER.mkdir()
-    noted = {}
+    """Fit, calibrate and save each that is not there yet; then note what it says."""
+    noted = json.loads((FOLDER / "numbers.json").read_text(encoding="utf-8"))["detectors"]
     for name, detector in detectors().items():
+        if name in noted:
+            continue
         ready(detector)
         detector.save(FOLDER / f"{name}.safetensors")
         noted[name] = numbers(detector(judged()))

@@ -393,7 +393,11 @@ def run(options: Options) -> list[Line]:
     usable = [each for each in VARIANTS if {*each.members, each.form} <= known]
     if GUARD not in [each.title for each in usable]:
         raise InputError(f"the study needs {', '.join(GUARDS_MEMBERS)} among the methods")
-    sets = [each for each in ood_sets(subject.in_distribution) if _chosen(each, options.sets)]
+    sets = [
+        each
+        for each in ood_sets(subject.in_distribution)
+        if _chosen(each, options.sets) and subject.is_outlying(each)
+    ]
     measured = subject.measure([*methods, *forms], sets)
     together = {name: WithRules(each, usable, singles) for name, each in measured.items()}
     inside, validation = together.pop(subject.inside_title), together.pop(VALIDATION, None)

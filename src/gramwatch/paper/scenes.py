@@ -111,11 +111,13 @@ class SceneSubject(Subject):
         classes = self.classes if name == SCENES else None
         return self._loaded(name, split, count, classes, self._size, reduce)
 
+    def is_outlying(self, which: OodSet) -> bool:
+        """Whether a set is out-of-distribution for this network. A class that the network knows is not."""
+        return not (isinstance(which, SceneSet) and which.kind == NEAR and which.name not in self.left_out)
+
     def present(self, which: OodSet) -> bool:
-        """Whether a set can be loaded. A class that the network knows is no outlier."""
-        if isinstance(which, SceneSet) and which.kind == NEAR and which.name not in self.left_out:
-            return False
-        return super().present(which)
+        """Whether a set is out-of-distribution and can be loaded."""
+        return self.is_outlying(which) and super().present(which)
 
     def test_batches(self, which: OodSet) -> Batches:
         """The images to be judged. A fault of the normalisation normalises them in the wrong way."""

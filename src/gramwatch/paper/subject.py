@@ -395,6 +395,10 @@ class Subject:
             measured[self.inside_title], sets, rules, validation=measured.get(VALIDATION)
         )
 
+    def is_outlying(self, which: OodSet) -> bool:
+        """Whether a set is out-of-distribution for this network."""
+        return True
+
     def present(self, which: OodSet) -> bool:
         """Whether a set can be loaded; if not, the reason is told."""
         began = time.monotonic()
