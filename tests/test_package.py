@@ -25,7 +25,7 @@ def test_importing_needs_only_torch_numpy_and_safetensors():
         "import sys, torch, numpy, safetensors\n"
         "before = set(sys.modules)\n"
         "import gramwatch\n"
-        "extras = set('sklearn scipy tqdm typer rich matplotlib PIL torchvision timm numba'.split())\n"
+        "extras = set('sklearn scipy tqdm typer rich matplotlib PIL torchvision timm numba'.split()) | {'lightning'}\n"
         "print(sorted(extras & (set(sys.modules) - before)))"
     )
     assert found.strip() == "[]"
@@ -180,6 +180,7 @@ def test_no_release_with_a_known_hole_that_matters_here_is_allowed():
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     # torch.load(weights_only=True): CVE-2025-32434 until 2.6, CVE-2026-24747 until 2.10.
     # Pillow: CVE-2025-48379 until 11.3, CVE-2026-25990 until 12.1.1, CVE-2026-96639 until 13.0.
-    # tqdm: CVE-2024-34062 until 4.66.3.
-    for least in ('"torch>=2.10"', '"pillow>=13.0; python_version >=', '"tqdm>=4.66.3"'):
+    # tqdm: CVE-2024-34062 until 4.66.3. lightning: GHSA-w37p-236h-pfx3, 2.6.2 and 2.6.3 steal credentials.
+    allowed = ('"torch>=2.10"', '"pillow>=13.0; python_version >=', '"tqdm>=4.66.3"', "!=2.6.2,!=2.6.3")
+    for least in allowed:
         assert least in text
