@@ -5,6 +5,7 @@ Lightning is imported with this module, and by no other: `import gramwatch` does
 
 import copy
 from collections.abc import Iterable
+from contextlib import suppress
 from importlib import import_module
 from os import PathLike
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch import nn
 from gramwatch.errors import InputError, MissingExtraError, warn
 from gramwatch.guard import Guard
 from gramwatch.measurement import Measurement, halves
+from gramwatch.networks.foreign import import_torchvision
 from gramwatch.networks.loading import restore
 
 NAME = "guard.safetensors"
@@ -22,6 +24,8 @@ NAME = "guard.safetensors"
 
 
 def _callback() -> Any:
+    with suppress(ModuleNotFoundError):
+        import_torchvision()  # lightning imports it, too, if it is installed
     try:
         return import_module("lightning.pytorch").Callback
     except ModuleNotFoundError as error:
