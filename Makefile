@@ -45,6 +45,7 @@ bench: .venv/.bench  ## what the detector costs on the CPU, in about 20 minutes 
 	touch $@
 
 docs: .venv/.docs  ## the site, in build/site; any warning or broken link within it is an error
+	rm -rf build/site build/doctrees
 	$(BIN)/python -m sphinx -q -W --keep-going -c docs -d build/doctrees -b html . build/site
 	@echo "open build/site/index.html"
 

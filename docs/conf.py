@@ -63,6 +63,7 @@ html_copy_source = False
 html_show_sphinx = False
 html_additional_pages = {"index": "redirect.html"}
 templates_path = ["_templates"]
+pygments_dark_style = "a11y-high-contrast-dark"
 
 METHODS = sorted(path.stem for path in (ROOT / "docs" / "methods").glob("*.md") if path.stem != "README")
 RESULTS = sorted(path.stem for path in (ROOT / "docs" / "results").glob("*.md") if path.stem != "README")
