@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test test-real test-triton fuzz bench pictures lint format clean
+.PHONY: demo test test-real test-triton fuzz bench docs pictures lint format clean
 .DEFAULT_GOAL := test
 
 $(INSTALLED): pyproject.toml constraints.txt
@@ -40,10 +40,20 @@ test-triton: .venv-triton/.installed  ## the CUDA kernels on CPU tensors, by Tri
 bench: .venv/.bench  ## what the detector costs on the CPU, in about 20 minutes (docs/performance.md)
 	$(BIN)/python -m benchmarks.overhead
 
+.venv/.docs: $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	touch $@
+
+docs: .venv/.docs  ## the site, in build/site; any warning or broken link within it is an error
+	rm -rf build/site build/doctrees
+	$(BIN)/python -m sphinx -q -W --keep-going -c docs -d build/doctrees -b html . build/site
+	@echo "open build/site/index.html"
+
 pictures: $(INSTALLED)  ## draw the pictures of docs/ anew from their tables (docs/images/demo.png: make demo)
 	$(BIN)/python -m gramwatch.report.results docs/results/*.csv
 	$(BIN)/python -m gramwatch.report.why docs/images/why.png docs/results/guard-resnet20.csv docs/results/guard-wrn40_2-new.csv
 	$(BIN)/python -m gramwatch.report.schematic docs/images/schematic.png
+	$(BIN)/python -m gramwatch.report.calibration docs/images
 	$(BIN)/python -m benchmarks.document
 
 lint: $(INSTALLED)

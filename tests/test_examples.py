@@ -3,14 +3,13 @@
 import re
 import runpy
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from gramwatch.methods import METHODS
 from gramwatch.paper.compare import method_names
+from tests.pages import ROOT, code_of
 
-ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
 
 
@@ -36,8 +35,7 @@ def test_every_example_is_tested():
 
 
 def test_the_quickstart_is_that_of_the_readme_and_runs(tmp_path, monkeypatch, capsys):
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    block = "\n".join(re.findall(r"```python\n(.*?)```", readme, re.DOTALL))
+    block = code_of(ROOT / "README.md", "python")
     docstring, *code = lines((EXAMPLES / "quickstart.py").read_text(encoding="utf-8"))
     assert docstring.startswith('"""')
     assert code == lines(block)

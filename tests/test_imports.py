@@ -15,8 +15,8 @@ ENTRANCES = {"", "__main__"}
 """`gramwatch/__init__.py`, which no module of the library imports, and `python -m gramwatch`."""
 TESTS = ROOT / "tests"
 OF_THE_WHOLE = """
-    architectures benchmarks contract cuda examples export fuzz imports limits package readme real reference
-    results_page
+    architectures benchmarks contract cuda docs examples export fuzz imports limits package readme real
+    reference results_page
 """.split()
 """Tests that are named after no module: they are about all of the library, or about the repository."""
 

@@ -381,7 +381,11 @@ class Detector(ABC):
 
         """
         self.check_fitted()
-        measurement = self.measure_all(loader, "calibrating", progress)
+        return self.calibrate_on(self.measure_all(loader, "calibrating", progress), split=split, seed=seed)
+
+    @torch.inference_mode()
+    def calibrate_on(self: _D, measurement: Measurement, *, split: bool = True, seed: int = 0) -> _D:
+        """`calibrate` from the measurement of in-distribution data, as `measure_all` returns it."""
         finite = measurement.finite
         if not finite.all():
             warn(f"{int((~finite).sum())} calibration example(s) with NaN or infinity were left out")

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gramwatch import artifact
+from gramwatch import artifact, pretrained
 from gramwatch.artifact import Field
 from gramwatch.batches import Inputs, count_examples, on_device
 from gramwatch.detector import Detector
@@ -530,6 +530,23 @@ class Guard(Detector):
         member = self.members[name]
         assert isinstance(member, Method)
         return member
+
+    def save_pretrained(self, folder: str | PathLike[str]) -> None:
+        """Write a folder in Hugging Face's layout: `guard.safetensors`, `config.json` and a model card.
+
+        What you write into the card outside of the marked part is kept. A folder that holds the files of
+        something else, such as a network, is refused. The card takes the names of network, data and classes
+        from `metadata`: its entries `model`, `images`, `classes` and `preprocessing`.
+        """
+        pretrained.save(self, folder)
+
+    @classmethod
+    def from_pretrained(cls, folder: str | PathLike[str], model: nn.Module, **options: Any) -> "Guard":
+        """The guard of a folder that `save_pretrained` wrote. Nothing in the folder is executed.
+
+        `options` are those of `gramwatch.load`: `accept_other_weights`, `inputs`, `logits`.
+        """
+        return pretrained.load(cls, folder, model, **options)
 
     def _check_resumed(self, before: "Guard", checkpoint: str | PathLike[str], remedy: str) -> None:
         for name, earlier in before.members.items():

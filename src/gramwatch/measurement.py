@@ -22,7 +22,7 @@ class Detection:
     predicted: Tensor
     """The predicted class, `(N,)`."""
     score: Tensor
-    """Gram's total deviation, or the score of another method or a guard, `(N,)`: higher is more unusual."""
+    """Gram's total deviation, or the score of another method or a guard, `(N,)`. Higher is more unusual."""
     p_value: Tensor
     """How often an in-distribution input scores at least as high, `(N,)`."""
     is_ood: Tensor

@@ -284,7 +284,7 @@ class Monitor:
 
     @property
     def since(self) -> int:
-        """The number of images before the change, by the strongest bet: where its gain began (CUSUM).
+        """The number of images before the change, by the strongest bet, whose gain began there (CUSUM).
 
         This is an estimate. Without an alarm it says little.
         """

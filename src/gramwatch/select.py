@@ -38,10 +38,10 @@ class Selection:
     fdr: float
     """The false-discovery rate that was asked for."""
     ordinary: float
-    """The share of ordinary images that was assumed: 1, or Storey's estimate if it is less."""
+    """The share of ordinary images that was assumed. It is 1, or Storey's estimate if that is less."""
     needed: int | None = None
-    """If nothing was selected: the number of ranking calibration images from which on the images with the
-    smallest p-value could be selected, if these rank above all of them. None if something was selected."""
+    """The number of ranking calibration images from which on the images with the smallest p-value could be
+    selected, if these rank above all of them. None if something was selected."""
 
     @property
     def indices(self) -> Tensor:

@@ -28,6 +28,18 @@ def examples_needed(level: float) -> int:
     return math.ceil(_exact(level) / (1 - _exact(level)))
 
 
+def range_of_rates(examples: int, level: float, share: float = 0.9) -> tuple[float, float]:
+    """The rates of false alarms between which this share of calibrations lies, with so many ranking scores.
+
+    The rate of one calibration has a beta distribution if no two scores are equal.
+    """
+    from scipy.stats import beta
+
+    rank = rank_of_threshold(examples, level)
+    low, high = beta.ppf([(1 - share) / 2, (1 + share) / 2], examples + 1 - rank, rank)
+    return float(low), float(high)
+
+
 def _exact(level: float) -> Fraction:
     """The level as the fraction that the user means. The float 0.9 is above 9/10: ten times 0.9 exceeds 9."""
     exact = Fraction(float(level))

@@ -9,8 +9,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from gramwatch.cli.fit import worth
+from tests.pages import ROOT, code_of
 
-PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
+PAGE = ROOT / "docs" / "cli.md"
 
 
 def ran(words: list[str], folder: Path) -> "subprocess.CompletedProcess[str]":
@@ -24,11 +25,9 @@ def without_figures(text: str) -> str:
 
 def test_the_blocks_of_the_page_run_and_print_what_it_shows(tmp_path):
     text = PAGE.read_text(encoding="utf-8")
-    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    (shell,) = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
-    ran([sys.executable, "-c", code], tmp_path)
+    ran([sys.executable, "-c", code_of(PAGE, "python")], tmp_path)
     said = ""
-    for line in shell.splitlines():
+    for line in code_of(PAGE, "sh").splitlines():
         command = shlex.split(line)
         assert command[0] == "gramwatch"
         said += ran([sys.executable, "-m", "gramwatch", *command[1:]], tmp_path).stderr

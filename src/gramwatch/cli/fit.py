@@ -267,13 +267,10 @@ class Job:
 
 def worth(images: int, detector: "Detector") -> str:
     """What a calibration of so many images is worth."""
-    from scipy.stats import beta
+    from gramwatch.threshold import range_of_rates
 
-    from gramwatch.threshold import rank_of_threshold
-
-    level, ranking = detector.level, len(detector.calibration_scores_)
-    kept = rank_of_threshold(ranking, level)
-    low, high = beta.ppf([0.05, 0.95], ranking + 1 - kept, kept)
+    level = detector.level
+    low, high = range_of_rates(len(detector.calibration_scores_), level)
     return (
         f"calibrated on {images:,} images: enough for level {level:g}. The rate of false alarms on images of "
         f"this kind is at most {1 - level:.2%} on average, and from {low:.2%} to {high:.2%} in nine of ten "

@@ -13,7 +13,7 @@ class Energy(Method):
 
     Args:
         model: any classifier that returns logits.
-        temperature: T. The paper recommends 1.
+        temperature: `T`. The paper recommends 1.
         options: the arguments of every `Method`.
 
     """

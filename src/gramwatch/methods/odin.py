@@ -32,7 +32,7 @@ class ODIN(Method):
 
     Args:
         model: any classifier that returns logits.
-        temperature: T. The paper's is 1000.
+        temperature: `T`. The paper's is 1000.
         eps: the size of the step. The paper's is 0.0014 for DenseNet on CIFAR-10. With zero no gradient is
             needed.
         scale: the divisor of the step, one number or one for each channel of the inputs. The original
