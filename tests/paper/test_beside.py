@@ -78,6 +78,7 @@ def test_one_line_says_how_far_the_same_files_are_off() -> None:
     text = markdown_tables(lines, ["tnr"])
     said = "On the same files as published, ours less published, points of TNR at TPR 95 %: a: x +2.0."
     assert text.splitlines()[0] == said
+    assert "same files" not in markdown_tables(lines, ["tnr"], whole=False)
     assert "same files" not in markdown_tables(lines[1:], ["tnr"])
     elsewhere = replace(lines[0], in_distribution="in (indicative)")
     assert "same files" not in markdown_tables([elsewhere], ["tnr"])

@@ -206,7 +206,7 @@ def write(
     folder = options.output
     write_csv(folder / f"{name}.csv", lines)
     page = [f"## {title}", "", f"    {command()}", "", f"{protocol} {surroundings(options)}", ""]
-    tables = markdown_tables(lines, metrics, tallied, rows)
+    tables = markdown_tables(lines, metrics, tallied, rows, whole=options.subset is None)
     page += [f"![{title}]({name}.png)", "", tables, *([more, ""] if more else [])]
     (folder / f"{name}.md").write_text("\n".join(page), encoding="utf-8")
     results.draw(folder / f"{name}.csv")
