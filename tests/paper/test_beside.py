@@ -9,7 +9,7 @@ from gramwatch.evaluate import Row
 from gramwatch.metrics import METRICS
 from gramwatch.paper.beside import SEEN, Line, markdown_tables, mean_line, tally
 from gramwatch.paper.published import Entry
-from gramwatch.paper.subject import ood_sets
+from gramwatch.paper.sets import ood_sets
 from gramwatch.report.table import APART
 
 
