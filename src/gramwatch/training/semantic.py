@@ -136,11 +136,11 @@ def _check(matrix: Tensor, path: Path, words: Sequence[str]) -> None:
     for name, vector in zip(names, matrix, strict=True):
         if not vector.isfinite().all() or not vector.any():
             raise TrainingError(f"{path}: each label needs a finite vector with a direction: {name} has none")
-    first: dict[tuple[float, ...], str] = {}
-    for name, vector in zip(names, matrix.tolist(), strict=True):
-        other = first.setdefault(tuple(vector), name)
-        if other != name:
-            raise TrainingError(f"{path}: {other} and {name} have the same vector")
+    first: dict[tuple[float, ...], int] = {}
+    for number, vector in enumerate(matrix.tolist()):
+        other = first.setdefault(tuple(vector), number)
+        if other != number:
+            raise TrainingError(f"{path}: {names[other]} and {names[number]} have the same vector")
 
 
 def _read_numpy(path: Path) -> list[Tensor]:
