@@ -38,10 +38,9 @@ MODULES = {name_of(path): path for path in sorted(SOURCE.rglob("*.py"))}
 CHECKED = sorted(MODULES.keys() - OLD_NAMES - ENTRANCES)
 
 
-def imported(path: Path, at_module_level: bool = False) -> Iterator[str]:
+def imported(path: Path) -> Iterator[str]:
     """The modules of this library that a file imports, without the leading `gramwatch.`."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    for node in tree.body if at_module_level else ast.walk(tree):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 if alias.name.partition(".")[0] == "gramwatch":
@@ -87,7 +86,7 @@ def test_modules_of_one_package_do_not_import_in_a_circle():
     within = {
         module: {
             other
-            for other in imported(MODULES[module], at_module_level=True)
+            for other in imported(MODULES[module])  # inside functions, too
             if other != module and other.partition(".")[0] == module.partition(".")[0]
         }
         for module in CHECKED

@@ -233,6 +233,16 @@ def test_pieces_of_any_size_give_the_same(name, monkeypatch):
         torch.testing.assert_close(STATISTICS[name](x, (1, 2, 3), 1), whole, rtol=1e-6, atol=0)
 
 
+def test_pairs_and_their_sums_from_one_gram_matrix_are_those_of_two(monkeypatch):
+    x, orders = mixed_map(4, 7, 3, 3, zeros=0.1, seed=5).flatten(2), (4, 1, 3, 10)
+    for piece in (statistics.PIECE, 200, 1):
+        monkeypatch.setattr(statistics, "PIECE", piece)
+        pairs, sums = torch.empty(4, 4, 28), torch.empty(4, 4, 7)
+        statistics.write_pairs(x, orders, pairs=pairs, sums=sums)
+        assert pairs.equal(statistics.triangle(x, orders))
+        assert sums.equal(statistics.row_sums_of_roots(x, orders))
+
+
 @pytest.mark.parametrize("name", ["row_sums", "diagonal", "off_diagonal"])
 def test_no_square_matrix_is_formed(name):
     """4,096 channels of one pixel: an n x n matrix alone would hold 16.8 M numbers."""

@@ -341,11 +341,13 @@ class Plan:
 
         def receive(number: int, maps: Tensor) -> None:
             averaged, tables = self._uses[number]
+            wanted = []
             for i, column in tables:
                 if not filled[i].numel():
                     filled[i] = layouts[i].empty(maps)
                 at_tap = layouts[i].at[column]
-                kernels.compute(at_tap.statistic, maps, at_tap.orders, layouts[i].place(filled[i], column))
+                wanted.append((at_tap.statistic, at_tap.orders, layouts[i].place(filled[i], column)))
+            kernels.compute_each(maps, wanted)
             if averaged:
                 means[number] = maps.mean(2, dtype=torch.float32)
 

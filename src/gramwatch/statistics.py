@@ -22,6 +22,7 @@ after the root. A non-finite activation gives a non-finite statistic, never a pl
 
 import operator
 from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,8 +36,10 @@ At this order, a root exceeds the largest of N products by a factor of at most `
 products. Higher orders add nothing new. The cost grows with the largest order.
 """
 
-# `triangle` and `row_sums_of_roots` work on pieces of at most this many float64 numbers (32 MB).
+# `triangle` and `row_sums_of_roots` work on pieces of at most this many float64 numbers (32 MB). On a GPU a
+# piece is larger, because there starting a small operation takes longer than the operation.
 PIECE = 2**22
+TIMES_PIECE = {"cuda": 4}
 
 
 def check_orders(orders: Iterable[int]) -> tuple[int, ...]:
@@ -141,8 +144,7 @@ def row_sums_of_roots(x: Tensor, orders: Iterable[int], channel_axis: int = 1) -
     orders = check_orders(orders)
     maps = _maps(x, channel_axis)
     out = maps.new_empty(maps.shape[0], len(orders), maps.shape[1], dtype=torch.float32)
-    for samples, position, start, gram in _gram_pieces(maps, orders):
-        out[samples, position, start : start + gram.shape[1]] = gram.sum(2).float()
+    write_pairs(maps, orders, sums=out)
     return out
 
 
@@ -150,18 +152,79 @@ def triangle(x: Tensor, orders: Iterable[int], channel_axis: int = 1) -> Tensor:
     """The flattened upper triangle of the p-th order Gram matrix, diagonal included (Algorithm 1)."""
     orders = check_orders(orders)
     maps = _maps(x, channel_axis)
-    total, channels, pixels = maps.shape
+    total, channels, _ = maps.shape
     out = maps.new_empty(total, len(orders), channels * (channels + 1) // 2, dtype=torch.float32)
-    if pixels == 1:
-        return _vector_triangle(maps[:, :, 0], orders, out)
-    for samples, position, start, gram in _gram_pieces(maps, orders):
-        i, j = torch.triu_indices(gram.shape[1], channels, offset=start, device=gram.device)
-        first = start * channels - start * (start - 1) // 2
-        out[samples, position, first : first + i.numel()] = gram[:, i, j].float()
+    write_pairs(maps, orders, pairs=out)
     return out
 
 
-def _vector_triangle(vectors: Tensor, orders: tuple[int, ...], out: Tensor) -> Tensor:
+def write_pairs(
+    maps: Tensor, orders: tuple[int, ...], pairs: Tensor | None = None, sums: Tensor | None = None
+) -> None:
+    """Write `triangle` of maps `(N, C, pixels)` into `pairs`, `row_sums_of_roots` into `sums`, or both.
+
+    One Gram matrix serves both. It is computed in float64, a few examples and a few rows at a time, from
+    powers of channels divided by their largest magnitude. The range of float64 holds their products.
+    """
+    maps = _maps(maps, 1)
+    if pairs is not None and maps.shape[2] == 1:
+        _write_vector_pairs(maps[:, :, 0], orders, pairs)
+        pairs = None
+    if pairs is None and sums is None:
+        return
+    total, channels, pixels = maps.shape
+    piece = PIECE * TIMES_PIECE.get(maps.device.type, 1)
+    for samples in _slices(total, piece // (channels * pixels)):
+        some = maps[samples].double()
+        peak = _peak(some, 2)
+        blocks = [
+            (rows, None if pairs is None else _UpperHalf.of(rows, peak))
+            for rows in _slices(channels, piece // (len(some) * channels))
+        ]
+        for order, (power,) in _powers(orders, some / peak):
+            position = orders.index(order)
+            for rows, half in blocks:
+                gram = power[:, rows] @ power.mT
+                if sums is not None:
+                    gram = _root_of_products(gram, order)
+                    sums[samples, position, rows] = (gram @ peak * peak[:, rows]).squeeze(2)
+                if half is not None and pairs is not None:
+                    chosen = gram.flatten(1)[:, half.chosen]
+                    root = chosen if sums is not None else _root_of_products(chosen, order)
+                    pairs[samples, position, half.place] = root * half.scale
+
+
+class _UpperHalf(NamedTuple):
+    """The upper half of some rows of a Gram matrix."""
+
+    place: slice
+    """Where it lies in the whole triangle."""
+    chosen: Tensor
+    """Where it lies in the flattened rows."""
+    scale: Tensor
+    """The product of both channels' peaks, `(N, pairs)`."""
+
+    @staticmethod
+    def of(rows: slice, peak: Tensor) -> "_UpperHalf":
+        start, channels = rows.start, peak.shape[1]
+        i, j = torch.triu_indices(rows.stop - start, channels, offset=start, device=peak.device)
+        first = start * channels - start * (start - 1) // 2
+        scale = peak[:, i + start, 0] * peak[:, j, 0]
+        return _UpperHalf(slice(first, first + len(i)), i * channels + j, scale)
+
+
+def _slices(total: int, at_once: int) -> list[slice]:
+    """The numbers from 0 to `total` in slices of `at_once`, at least one each."""
+    step = max(1, at_once)
+    return [slice(start, min(start + step, total)) for start in range(0, total, step)]
+
+
+def _root_of_products(t: Tensor, order: int) -> Tensor:
+    """The signed root of sums of products of powers. Of an even order they are never negative."""
+    return _signed_root(t, order) if order % 2 else t.pow(1.0 / order)
+
+
+def _write_vector_pairs(vectors: Tensor, orders: tuple[int, ...], out: Tensor) -> None:
     """`triangle` of vectors `(N, C)`, written to `out`. With one pixel, a root undoes its power, up to sign.
 
     `root((a_i a_j)^p)` is `a_i a_j` for odd `p`, and its magnitude for even `p`.
@@ -171,7 +234,6 @@ def _vector_triangle(vectors: Tensor, orders: tuple[int, ...], out: Tensor) -> T
         pairs = torch.cat([vector[:, i : i + 1] * vector[:, i:] for i in range(vector.shape[1])], 1).float()
         for position, order in enumerate(orders):
             rows[:, position] = pairs if order % 2 else pairs.abs()
-    return out
 
 
 STATISTICS: dict[str, Statistic] = {
@@ -238,23 +300,3 @@ def _stacked(rows: list[Tensor], orders: tuple[int, ...], scale: Tensor) -> Tens
     ascending = sorted(orders)
     ordered = [rows[ascending.index(order)] for order in orders]
     return (torch.cat(ordered, 2) * scale * scale).transpose(1, 2).float()
-
-
-def _gram_pieces(maps: Tensor, orders: tuple[int, ...]) -> Iterator[tuple[slice, int, int, Tensor]]:
-    """The p-th order Gram matrices in float64, a few examples and a few rows at a time.
-
-    Yields the examples, the position of the order, the first row, and the rows `(examples, rows, C)`. The
-    powers are of channels divided by their largest magnitude. The range of float64 holds their products.
-    """
-    total, channels, pixels = maps.shape
-    samples_at_once = max(1, PIECE // (channels * pixels))
-    for first in range(0, total, samples_at_once):
-        samples = slice(first, min(first + samples_at_once, total))
-        piece = maps[samples].double()
-        peak = _peak(piece, 2)
-        rows_at_once = max(1, PIECE // (piece.shape[0] * channels))
-        for order, (power,) in _powers(orders, piece / peak):
-            for start in range(0, channels, rows_at_once):
-                rows = slice(start, start + rows_at_once)
-                gram = _signed_root(power[:, rows] @ power.mT, order)
-                yield samples, orders.index(order), start, gram * peak[:, rows] * peak.mT

@@ -38,10 +38,12 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "w.pth").touch()
     (tmp_path / "file").touch()
     (tmp_path / "folder.safetensors").mkdir()
+    (tmp_path / "few.txt").write_text("cat 1 2\ndog 3 4\n")
     return tmp_path
 
 
 TRAIN = "train mlp_300 --output a.safetensors "
+SEMANTIC = TRAIN + "--objective semantic "
 TABLE = "paper table2 --network densenet --weights w.pth "
 STUDY = "study guard --network densenet --weights w.pth "
 WRONG = [
@@ -104,6 +106,8 @@ WRONG = [
     (TRAIN + "--objective semantic --option it=1", "--option", "has the settings vectors, words, count"),
     (TRAIN + "--objective semantic --option count=many", "--option", "count must be like 5, got 'many'"),
     (TRAIN + "--objective semantic --option vectors=absent.npy", "--option", "no file absent.npy"),
+    (SEMANTIC + "--option vectors=few.txt", "--option", "few.txt has no vector for airplane, automobile"),
+    (SEMANTIC + '--option vectors=few.txt --option words=["cat","dog"]', "--option", "has 10 classes"),
     (TRAIN + "--set nonsense", "--set", "no set and no folder 'nonsense'"),
     (TRAIN + "--set gaussian", "--set", "no labels to learn"),
     (TRAIN + "--auxiliary svhn", "--auxiliary", "has no use for outliers"),

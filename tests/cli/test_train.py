@@ -6,6 +6,7 @@ import torch
 import gramwatch
 from gramwatch import networks, training
 from gramwatch.datasets import CATALOGUE, ImageSet
+from gramwatch.datasets.scenes import CLASSES
 from gramwatch.methods import TRAINED
 from gramwatch.methods.semantic import SemanticHead
 from tests.datasets.files import write_scenes
@@ -70,6 +71,24 @@ def test_the_command_trains_resumes_and_writes_what_networks_load_reads(digits, 
         *common, "--objective", "semantic", "--option", "size=7", "--option", "count=2", "--resume"
     )
     assert again.exit_code == 0, again.output
+
+
+def test_words_of_labels_are_the_names_of_the_classes(tmp_path):
+    pytest.importorskip("timm", exc_type=ImportError)
+    for split in ("train", "test"):
+        write_scenes(tmp_path, count=2, side=32, split=split)
+    path, vectors = tmp_path / "vit.safetensors", tmp_path / "words.txt"
+    lines = [f"{name} {number} 1 {number * number}" for number, name in enumerate(CLASSES)]
+    vectors.write_text("\n".join(["# made up", "lake 1 1 1", *reversed(lines)]), encoding="utf-8")
+    words = ["timm:test_vit", "--set", "scenes", "--data", tmp_path, "--output", path, "--device", "cpu"]
+    quick = ["--epochs", 1, "--batch-size", 10, "--without", "sea"]
+    done = command(*words, *quick, "--objective", "semantic", "--option", f"vectors={vectors}")
+    assert done.exit_code == 0, done.output
+    (head,) = (
+        p for p in networks.load("timm:test_vit", path).network.modules() if isinstance(p, SemanticHead)
+    )
+    numbers = [number for number, name in enumerate(CLASSES) if name != "sea"]
+    assert [labels.tolist() for labels in head.labels] == [[[n, 1, n * n] for n in numbers]]
 
 
 def test_the_command_fine_tunes_with_outliers(digits, tmp_path):

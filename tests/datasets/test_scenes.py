@@ -45,7 +45,7 @@ def test_classes_that_cannot_be_chosen_are_named(classes: tuple[str, ...], tmp_p
 
 def test_sets_without_names_of_classes_say_so(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no names of classes"):
-        load("cifar10", tmp_path, classes=("cat",))
+        load("cifar100", tmp_path, classes=("cat",))
     with pytest.raises(DataError, match="made up"):
         load("gaussian", tmp_path, classes=("cat",))
 

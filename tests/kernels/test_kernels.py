@@ -16,7 +16,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gramwatch import GramwatchWarning, kernels
+from gramwatch import GramwatchWarning, kernels, statistics
 from gramwatch.deviation import outside_range
 from gramwatch.kernels import FAST
 from gramwatch.statistics import STATISTICS
@@ -389,3 +389,33 @@ def test_shapes_do_not_compile_anew(backend):
     for shape in ((1, 3, 5), (4, 7, 9), (2, 64, 16)):
         computed(backend, "row_sums", torch.rand(shape), (1, 2))
     assert len(module._row_sums_in_range.signatures) == compiled
+
+
+@pytest.mark.parametrize("shape", [(5, 7, 9), (3, 6, 1)])
+def test_statistics_of_pairs_share_their_gram_matrices(shape, monkeypatch):
+    maps, orders = mixed_map(*shape[:2], shape[2], 1, zeros=0.2, seed=1).flatten(2), (3, 1, 2)
+    wanted = ["row_sums", "row_sums_of_roots", "triangle", "diagonal", "row_sums_of_roots"]
+    sizes = [shape[1] * (shape[1] + 1) // 2 if name == "triangle" else shape[1] for name in wanted]
+    wide = [torch.full((shape[0], 2 + len(orders) * size + 1), 7.0) for size in sizes]
+    outs = [each[:, 2:-1].unflatten(1, (len(orders), size)) for each, size in zip(wide, sizes, strict=True)]
+    called = []
+
+    def counted(*args, **given):
+        called.append(sorted(given))
+        statistics.write_pairs(*args, **given)
+
+    monkeypatch.setattr(kernels, "write_pairs", counted)
+    kernels.compute_each(maps, [(name, orders, out) for name, out in zip(wanted, outs, strict=True)])
+    assert called == [["pairs", "sums"], ["sums"]]  # the second sums of the same orders are of another table
+    for name, out, each in zip(wanted, outs, wide, strict=True):
+        torch.testing.assert_close(out, STATISTICS[name](maps, orders, 1), rtol=1e-5, atol=1e-6)
+        assert (each[:, :2] == 7).all()
+        assert (each[:, -1] == 7).all()
+
+
+def test_pairs_of_other_orders_are_computed_apart():
+    maps = mixed_map(4, 5, 3, 2, zeros=0, seed=2).flatten(2)
+    sums, pairs = torch.empty(4, 2, 5), torch.empty(4, 1, 15)
+    kernels.compute_each(maps, [("row_sums_of_roots", (1, 2), sums), ("triangle", (2,), pairs)])
+    assert sums.equal(statistics.row_sums_of_roots(maps, (1, 2)))
+    assert pairs.equal(statistics.triangle(maps, (2,)))

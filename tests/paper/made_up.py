@@ -3,7 +3,7 @@
 import csv
 from pathlib import Path
 
-from gramwatch.paper.subject import ood_sets
+from gramwatch.paper.sets import ood_sets
 
 NOISE = [each for each in ood_sets("mnist") if each.name in ("gaussian", "bernoulli")]
 

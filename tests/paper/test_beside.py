@@ -9,7 +9,7 @@ from gramwatch.evaluate import Row
 from gramwatch.metrics import METRICS
 from gramwatch.paper.beside import SEEN, Line, markdown_tables, mean_line, tally
 from gramwatch.paper.published import Entry
-from gramwatch.paper.subject import ood_sets
+from gramwatch.paper.sets import ood_sets
 from gramwatch.report.table import APART
 
 
@@ -78,6 +78,7 @@ def test_one_line_says_how_far_the_same_files_are_off() -> None:
     text = markdown_tables(lines, ["tnr"])
     said = "On the same files as published, ours less published, points of TNR at TPR 95 %: a: x +2.0."
     assert text.splitlines()[0] == said
+    assert "same files" not in markdown_tables(lines, ["tnr"], whole=False)
     assert "same files" not in markdown_tables(lines[1:], ["tnr"])
     elsewhere = replace(lines[0], in_distribution="in (indicative)")
     assert "same files" not in markdown_tables([elsewhere], ["tnr"])

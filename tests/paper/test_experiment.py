@@ -10,6 +10,7 @@ from gramwatch.cli.app import app
 from gramwatch.paper import experiment
 from gramwatch.paper.experiment import command
 from tests.paper.made_up import NOISE
+from tests.paper.test_beside import entry, line
 
 pytestmark = pytest.mark.filterwarnings("ignore::gramwatch.GramwatchWarning")
 
@@ -43,6 +44,20 @@ def test_variants_of_gram(options: experiment.Options, name: str, monkeypatch: p
     page = (options.output / f"{name}-mnist_convnet.md").read_text(encoding="utf-8")
     assert "MEAN, published" not in page
     assert {"ablation": "MEAN", "triangle": "largest, either way"}.get(name, "AUROC") in page
+
+
+@pytest.mark.parametrize("subset", [None, 60])
+def test_a_part_of_the_files_is_not_called_the_same_files(
+    options: experiment.Options, subset: int | None
+) -> None:
+    told: list[str] = []
+    beside = line("a", "x", 0.9, published=(entry(88.0),))
+    options.output.mkdir()
+    experiment.write(replace(options, subset=subset, say=told.append), "name", "title", [beside], "How.")
+    page = (options.output / "name.md").read_text(encoding="utf-8")
+    assert "90.00 (88.0, +2.00)" in page
+    for text in (page, *told):
+        assert ("the same files" in text) == (subset is None)
 
 
 def test_command_runs_and_lists(data: Path, weights: Path, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gramwatch.paper import experiment, mlp, mlp_study, subject
+from gramwatch.paper import experiment, mlp, mlp_study, sets
 from gramwatch.taps import find_taps
 
 pytestmark = pytest.mark.filterwarnings("ignore::gramwatch.GramwatchWarning")
@@ -23,7 +23,7 @@ def test_study_puts_layers_between(kind: str) -> None:
 def test_study(options: experiment.Options, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = ("the recipe", "SGD, learning rate 0.1", "row sums")
     monkeypatch.setattr(mlp_study, "VARIANTS", {name: mlp_study.VARIANTS[name] for name in chosen})
-    monkeypatch.setattr(mlp_study, "DIGITS", [each for each in subject.DIGITS if each.name == "kmnist"])
+    monkeypatch.setattr(mlp_study, "DIGITS", [each for each in sets.DIGITS if each.name == "kmnist"])
     monkeypatch.setattr(mlp, "RECIPE", {**mlp.RECIPE, "epochs": 2})
     lines = experiment.run("mlp_study", replace(options, network=None, weights={}))
     assert len(lines) == 3 * 2

@@ -7,7 +7,7 @@ import pytest
 from gramwatch.errors import InputError
 from gramwatch.paper import experiment
 from gramwatch.paper.beside import SEEN
-from gramwatch.paper.subject import OodSet
+from gramwatch.paper.sets import OodSet
 from tests.paper.made_up import NOISE
 
 pytestmark = pytest.mark.filterwarnings("ignore::gramwatch.GramwatchWarning")

@@ -13,15 +13,16 @@ from typer.testing import CliRunner
 
 from gramwatch import MissingDataError, networks
 from gramwatch.cli.app import app
-from gramwatch.datasets import CATALOGUE, faults, load
+from gramwatch.datasets import faults, load
 from gramwatch.datasets.images import made_grey
 from gramwatch.datasets.resize import resized, through
 from gramwatch.datasets.scenes import CLASSES
 from gramwatch.evaluate import Row
 from gramwatch.paper import experiment, scenes
 from gramwatch.paper.cells import Cells
-from gramwatch.paper.scenes import Facts, SceneSet, SceneSubject, scene_sets
-from gramwatch.paper.subject import MethodSpec, ood_sets
+from gramwatch.paper.scenes import Facts, SceneSubject
+from gramwatch.paper.sets import SceneSet, scene_sets
+from gramwatch.paper.subject import MethodSpec
 from gramwatch.report.why import read_figures
 from tests.paper.made_up import rows_of
 from tests.pictures import size_of_drawing
@@ -80,24 +81,6 @@ def subject(data: Path, weights: Path, tmp_path: Path) -> SceneSubject:
 
 
 # --- the sets ------------------------------------------------------------------------------------------
-
-
-def test_sets_have_names_and_titles_of_their_own_and_every_fault_is_there() -> None:
-    sets = scene_sets()
-    assert len({each.name for each in sets}) == len({each.title for each in sets}) == len(sets)
-    kinds = [each.kind for each in sets]
-    assert kinds.count("near") == 6
-    assert kinds.count("fault") == sum(len(fault.strengths) for fault in faults.FAULTS.values()) + 2
-    assert {each.fault for each in sets if each.fault} == set(faults.FAULTS)
-    assert all(each.name in CATALOGUE for each in sets if each.kind == "far")
-    assert all(each.near == (each.kind == "near") for each in sets)
-    assert ood_sets("scenes") == sets
-
-
-def test_what_is_enlarged_has_a_control_of_the_same_size() -> None:
-    controls = {each.side for each in scene_sets() if each.kind == "control"}
-    assert {each.side for each in scene_sets() if each.kind == "far"} - {None} <= controls
-    assert set(faults.FAULTS["nearest"].strengths) <= controls
 
 
 def test_the_network_is_judged_on_its_own_classes_and_the_left_out_one_is_near(

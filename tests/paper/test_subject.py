@@ -11,14 +11,8 @@ import torch
 from gramwatch import GramDetector, networks
 from gramwatch.methods import fgsm
 from gramwatch.paper import experiment, subject
-from gramwatch.paper.subject import (
-    BLOCK_ENDS,
-    PADDING,
-    GramByOrder,
-    MethodSpec,
-    mirrored_and_shifted,
-    ood_sets,
-)
+from gramwatch.paper.sets import ood_sets
+from gramwatch.paper.subject import BLOCK_ENDS, PADDING, GramByOrder, MethodSpec, mirrored_and_shifted
 from gramwatch.taps import find_taps
 from tests.paper.made_up import NOISE
 
@@ -202,24 +196,6 @@ def test_gram_by_order_is_gram_taken_apart(options: experiment.Options) -> None:
 def test_block_ends_are_taps(name: str) -> None:
     names = {tap.name for tap in find_taps(networks.build(name).eval(), torch.rand(2, 3, 32, 32))}
     assert set(BLOCK_ENDS[name]) <= names
-
-
-def test_sets_fit_their_in_distribution() -> None:
-    cifar, mnist = ood_sets("cifar10"), ood_sets("mnist")
-    assert "cifar10" not in {each.name for each in cifar}
-    assert {each.title for each in cifar if each.near} == {"CIFAR-100", "CIFAR-100 subset"}
-    assert not any(each.near or each.name == "mnist" for each in mnist)
-    published = {each.name: each.published for each in cifar}
-    assert published["gaussian"] is None
-    assert published["gaussian_normalised"] == "Gaussian"
-    parts = {each.name: each for each in ood_sets("cifar100_parts")}
-    assert not {"cifar100", "cifar100_subset", "cifar100_parts"} & parts.keys()
-    assert parts["cifar10"].near
-    for inside in ("cifar10", "cifar100_parts", "mnist"):
-        found = {each.name: each for each in ood_sets(inside)}
-        assert found["isun"].exact
-        assert not found["svhn_subset"].exact
-    assert "svhn_subset" not in {each.name for each in ood_sets("svhn")}
 
 
 # --- what is fitted ----------------------------------------------------------------------------------

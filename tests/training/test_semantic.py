@@ -78,13 +78,20 @@ def test_files_of_label_vectors_that_do_not_serve_are_refused(tmp_path):
     np.save(tmp_path / "flat.npy", np.zeros(4))
     refused("flat.npy", r"shape \(4,\): expected numbers")
     np.save(tmp_path / "zero.npy", np.zeros((3, 4)))
-    refused("zero.npy", "finite vector with a direction")
-    (tmp_path / "w.txt").write_text("cat 1 2\ndog 1 2 3\ncow 1 x\n", encoding="utf-8")
+    refused("zero.npy", "finite vector with a direction: label 0 has none")
+    np.save(tmp_path / "same.npy", np.ones((2, 3, 4)))
+    refused("same.npy", "label 0 and label 1 have the same vector")
+    lines = ["cat 1 2", "dog 1 2 3", "cow 1 x", "hen 1 nan", "pig inf 1", "tree 3 4", "rat 0 0"]
+    (tmp_path / "w.txt").write_text("\n".join(lines), encoding="utf-8")
+    refused("w.txt", "a finite vector with a direction: hen has none", ["cat", "hen"])
+    refused("w.txt", "a finite vector with a direction: pig has none", ["pig", "cat"])
+    refused("w.txt", "a finite vector with a direction: rat has none", ["cat", "rat"])
+    refused("w.txt", "oak tree and maple tree have the same vector", ["cat", "oak tree", "maple tree"])
     refused("w.txt", "name the labels' words")
     refused("w.txt", "no vector for ship, car", ["cat", "ship", "car"])
     refused("w.txt", r"the vectors have \[2, 3\] numbers", ["cat", "dog"])
     refused("w.txt", "line of 'cow' holds more than numbers", ["cow"])
-    np.save(tmp_path / "two.npy", np.ones((2, 4)))
+    np.save(tmp_path / "two.npy", np.eye(2, 4))
     with pytest.raises(TrainingError, match="vectors for 2 labels, the network has 3"):
         objective_of("semantic", {"vectors": [str(tmp_path / "two.npy")]}).prepare(small_mlp())
     with pytest.raises(TrainingError, match="ReLU has no linear layer"):

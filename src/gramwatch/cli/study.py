@@ -88,7 +88,7 @@ def study(
 def _check(name: str, options: "Options") -> None:
     """Make sure that the network and the sets exist, and that the study of Guard has Guard's members."""
     from gramwatch.guard import MEMBERS
-    from gramwatch.paper.subject import ood_sets
+    from gramwatch.paper.sets import ood_sets
 
     known_network(options.chosen_network(), "--network")
     names = list(dict.fromkeys(ood.name for ood in ood_sets(options.inside())))

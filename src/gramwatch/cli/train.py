@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -110,6 +111,7 @@ def train(
     chosen = _objective(objective, option or [])
     _check_sets(set_, objective, chosen.needs_outliers, auxiliary)
     classes = _classes(set_, without or [])
+    chosen = _with_words(chosen, classes or datasets.source_of(set_, "train").classes)
     place = chosen_device(device)
     _check_output(output, resume)
     tuned = None if weights is None else networks.load(network, weights)
@@ -174,6 +176,19 @@ def _objective(name: str, settings: list[str]) -> "Objective":
         chosen = training.objective_of(name, dict(_setting(text) for text in settings))
     for file in getattr(chosen, "vectors", ()):
         existing_file(Path(file), "--option")
+    return chosen
+
+
+def _with_words(chosen: "Objective", classes: Sequence[str]) -> "Objective":
+    """Semantic labels from files of words: by default the words are the names of the classes."""
+    from gramwatch import training
+
+    if not isinstance(chosen, training.Semantic) or not chosen.vectors:
+        return chosen
+    chosen = replace(chosen, words=chosen.words or tuple(classes))
+    if chosen.words:
+        with about("--option"):  # a wrong file is named before any image is read
+            chosen.labels(len(classes) or len(chosen.words))
     return chosen
 
 

@@ -137,6 +137,7 @@ CIFAR10 = Source(
             size=170_498_071,
         ),
     ),
+    classes=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
 )
 CIFAR100 = Source(
     "CIFAR-100",

@@ -9,7 +9,7 @@ lose the digits that a float64 network is used for.
 """
 
 import importlib
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from functools import cache
 from types import ModuleType
 
@@ -17,10 +17,12 @@ import torch
 from torch import Tensor
 
 from gramwatch.errors import warn
-from gramwatch.statistics import STATISTICS
+from gramwatch.statistics import STATISTICS, write_pairs
 
 FAST = ("row_sums", "diagonal", "off_diagonal")
 """The statistics that have kernels."""
+_OF_PAIRS = {"triangle": "pairs", "row_sums_of_roots": "sums"}
+"""The statistics that are written in place, and the argument of `write_pairs` that takes them."""
 
 _MODULES = {"cpu": "gramwatch.kernels.cpu", "cuda": "gramwatch.kernels.cuda"}
 _given_up: set[tuple[Hashable, ...]] = set()
@@ -38,8 +40,32 @@ def compute(statistic: str, maps: Tensor, orders: tuple[int, ...], out: Tensor) 
             return kernels.compute(statistic, maps, orders, out)  # type: ignore[no-any-return]
         except Exception as error:
             _give_up(signature, error)
-    out.copy_(STATISTICS[statistic](maps, orders, 1))
+    if statistic in _OF_PAIRS:
+        write_pairs(maps, orders, **{_OF_PAIRS[statistic]: out})
+    else:
+        out.copy_(STATISTICS[statistic](maps, orders, 1))
     return None
+
+
+Wanted = Sequence[tuple[str, tuple[int, ...], Tensor]]
+"""Names of statistics, their orders, and where to write them."""
+
+
+def compute_each(maps: Tensor, wanted: Wanted) -> None:
+    """Write several statistics of the same maps."""
+    for statistic, orders, out in _without_shared(maps, wanted) if len(wanted) > 1 else wanted:
+        compute(statistic, maps, orders, out)
+
+
+def _without_shared(maps: Tensor, wanted: Wanted) -> Wanted:
+    """Write `triangle` and `row_sums_of_roots` of the same orders from one Gram matrix. Return the rest."""
+    sums = {orders: out for statistic, orders, out in wanted if statistic == "row_sums_of_roots"}
+    written: list[Tensor] = []
+    for statistic, orders, out in wanted:
+        if statistic == "triangle" and orders in sums:
+            write_pairs(maps, orders, pairs=out, sums=sums[orders])
+            written += [out, sums[orders]]
+    return [each for each in wanted if not any(each[2] is out for out in written)]
 
 
 def deviations(

@@ -11,7 +11,8 @@ from gramwatch.gram import GramRule
 from gramwatch.paper import published
 from gramwatch.paper.beside import SHORT, Line, markdown
 from gramwatch.paper.experiment import Options, entries_for, lines_of, protocol_of, write
-from gramwatch.paper.subject import MethodSpec, ood_sets
+from gramwatch.paper.sets import ood_sets
+from gramwatch.paper.subject import MethodSpec
 
 STATISTICS = {"diagonal": "diagonal", "off-diagonal": "off_diagonal", "complete": "row_sums"}
 BOUNDS = {"Min/Max": "min_max", "Mean/Var": "mean_variance"}

@@ -129,9 +129,13 @@ def markdown_tables(
     metrics: Sequence[str] = SHOWN,
     tallied: bool = True,
     rows: str = SETS,
+    whole: bool = True,
 ) -> str:
-    """One table for each metric: sets x methods, each cell `ours (published, difference)`, and the tally."""
-    parts = [text for text in (same_files(lines, metrics),) if text and rows == SETS]
+    """One table for each metric: sets x methods, each cell `ours (published, difference)`, and the tally.
+
+    `whole` says that all images of each set were judged. If not, no set is the same files as published.
+    """
+    parts = [text for text in (same_files(lines, metrics),) if text and whole and rows == SETS]
     parts += [""] if parts else []
     for metric in metrics:
         parts += [

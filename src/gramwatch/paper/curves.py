@@ -24,7 +24,8 @@ from gramwatch.paper.experiment import (
     untuned,
     write,
 )
-from gramwatch.paper.subject import MethodSpec, OodSet, Subject, ood_sets, rules_of
+from gramwatch.paper.sets import OodSet, ood_sets
+from gramwatch.paper.subject import MethodSpec, Subject, rules_of
 from gramwatch.taps import find_taps
 
 Parts = Mapping[str, Callable[[Tensor], Tensor]]

@@ -20,8 +20,9 @@ from gramwatch.paper import published
 from gramwatch.paper.beside import Line, markdown_tables, write_csv
 from gramwatch.paper.cells import Cells
 from gramwatch.paper.compare import GRAM, method_names
-from gramwatch.paper.scenes import SCENES, SceneSubject
-from gramwatch.paper.subject import BLOCK_ENDS, INDICATIVE, MethodSpec, OodSet, Subject
+from gramwatch.paper.scenes import SceneSubject
+from gramwatch.paper.sets import INDICATIVE, SCENES, OodSet, ood_sets
+from gramwatch.paper.subject import BLOCK_ENDS, MethodSpec, Subject
 from gramwatch.report import pyplot, results
 from gramwatch.version import __version__
 
@@ -206,7 +207,7 @@ def write(
     folder = options.output
     write_csv(folder / f"{name}.csv", lines)
     page = [f"## {title}", "", f"    {command()}", "", f"{protocol} {surroundings(options)}", ""]
-    tables = markdown_tables(lines, metrics, tallied, rows)
+    tables = markdown_tables(lines, metrics, tallied, rows, whole=options.subset is None)
     page += [f"![{title}]({name}.png)", "", tables, *([more, ""] if more else [])]
     (folder / f"{name}.md").write_text("\n".join(page), encoding="utf-8")
     results.draw(folder / f"{name}.csv")
@@ -248,8 +249,6 @@ def overview(data: Path | None, say: Callable[[str], None]) -> None:
     for name, (what, needed) in EXPERIMENTS.items():
         say(f"  {name:17} {what}\n{'':20}needs {needed}")
     say(f"\ndata in {data or datasets.default_root()}:")
-    from gramwatch.paper.subject import ood_sets
-
     shown = {each.name: None for inside in ("cifar10", "mnist") for each in ood_sets(inside)}
     for name in ("cifar10", *shown):
         say(f"  {name:20} {'present' if _present(name, data) else 'not present'}")

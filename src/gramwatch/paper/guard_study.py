@@ -27,7 +27,8 @@ from gramwatch.paper import against
 from gramwatch.paper.beside import SHORT, Line, markdown
 from gramwatch.paper.experiment import Options, lines_of, methods_of, protocol_of, untuned, write
 from gramwatch.paper.scenes import SceneSubject, apart_of, facts_of, tables_of, write_facts
-from gramwatch.paper.subject import BLOCK_ENDS, VALIDATION, MethodSpec, OodSet, ood_sets, rules_of
+from gramwatch.paper.sets import OodSet, ood_sets
+from gramwatch.paper.subject import BLOCK_ENDS, VALIDATION, MethodSpec, rules_of
 from gramwatch.report.table import APART
 
 GRAM, GUARD = "Gram", "Guard"

@@ -17,7 +17,8 @@ from gramwatch.evaluate import Evaluation
 from gramwatch.paper.beside import Line
 from gramwatch.paper.cells import Cells
 from gramwatch.paper.experiment import Options, entries_for, lines_of, protocol_of, write
-from gramwatch.paper.subject import MethodSpec, OodSet, Subject, ood_sets, rules_of
+from gramwatch.paper.sets import OodSet, ood_sets
+from gramwatch.paper.subject import MethodSpec, Subject, rules_of
 
 NETWORKS = ("mlp_300", "mlp_300_150", "mlp_300_150_50")
 MEAN, STD = 0.1307, 0.3081

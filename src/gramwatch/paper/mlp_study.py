@@ -13,7 +13,8 @@ from gramwatch import networks
 from gramwatch.paper.beside import Line
 from gramwatch.paper.experiment import Options, entries_for, write
 from gramwatch.paper.mlp import MEAN, METHODS, PAIRS, RECIPE, STD, in_words, judged, trained
-from gramwatch.paper.subject import DIGITS, MethodSpec, OodSet
+from gramwatch.paper.sets import DIGITS, OodSet
+from gramwatch.paper.subject import MethodSpec
 
 NETWORK = "mlp_300_150_50"
 

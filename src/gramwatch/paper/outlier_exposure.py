@@ -16,7 +16,8 @@ from gramwatch.evaluate import Evaluation
 from gramwatch.gram import GramRule
 from gramwatch.paper.beside import SEEN, Line, mean_line
 from gramwatch.paper.experiment import Options, entries_for, lines_of, methods_of, protocol_of, write
-from gramwatch.paper.subject import OodSet, Subject, ood_sets
+from gramwatch.paper.sets import OodSet, ood_sets
+from gramwatch.paper.subject import Subject
 
 PLAIN, EXPOSED = "cross_entropy", "outlier_exposure"
 GRAM = "Gram, divided by the confidence"

@@ -1,9 +1,7 @@
-"""Photographs of scenes as in-distribution: the sets that judge their networks.
+"""Photographs of scenes as in-distribution: their images, and the facts and tables of their sets.
 
-Near: a class that was left out of training. Far: other photographs, textures, digits and noise. Images that
-are smaller than the network's images are enlarged. Controls: test photographs that were reduced to the same
-size and enlarged in the same way. Faults: test photographs with a fault of the camera or the pipeline, and
-the accuracy of the network on them. Controls, and faults that cost no accuracy, are shown apart.
+Images that are smaller than the network's images are enlarged. The accuracy of the network is measured on
+controls and faults. Controls, and faults that cost no accuracy, are shown apart.
 """
 
 import csv
@@ -22,71 +20,14 @@ from gramwatch.datasets.resize import resized, through
 from gramwatch.datasets.scenes import CLASSES
 from gramwatch.evaluate import Measured, Row
 from gramwatch.paper.beside import markdown
-from gramwatch.paper.subject import Batches, OodSet, Subject
+from gramwatch.paper.sets import CONTROL, FAR, FAULT, NEAR, SCENES, OodSet, SceneSet, scene_sets
+from gramwatch.paper.subject import Batches, Subject
 from gramwatch.report.table import APART
 
-SCENES = "scenes"
-NEAR, FAR, CONTROL, FAULT = "near", "far", "control", "fault"
 COUNT = 800
 """The largest number of images of a set."""
 MILD = 1.0
 """A fault that costs at most this many points of accuracy is shown apart."""
-
-
-@dataclass(frozen=True)
-class SceneSet(OodSet):
-    """A set that judges a network trained on scenes."""
-
-    kind: str = FAR
-    """`NEAR`, `FAR`, `CONTROL` or `FAULT`."""
-    side: int | None = None
-    """The size from which images are enlarged. None: images are not enlarged."""
-    grey: bool = False
-    """Whether a control is made grey."""
-    fault: str = ""
-    strength: float = 0
-
-
-def scene_sets() -> list[SceneSet]:
-    """All sets. Which classes are near depends on the network; `SceneSubject.present` knows it."""
-    near = [SceneSet(f"{name}, left out", name, near=True, kind=NEAR) for name in CLASSES]
-    return [*near, *_FAR, *_CONTROLS, *_faults()]
-
-
-_FAR = (
-    SceneSet("MiniPlaces without scenes", "miniplaces_without_scenes"),
-    SceneSet("Tiny ImageNet, enlarged from 64", "tiny_imagenet", side=64),
-    SceneSet("DTD", "dtd"),
-    SceneSet("DTD, 10 classes, enlarged from 32", "dtd_10_classes", side=32),
-    SceneSet("MNIST, enlarged from 28", "mnist", side=28),
-    SceneSet("Gaussian noise", "gaussian"),
-    SceneSet("Bernoulli noise", "bernoulli"),
-    SceneSet("blobs", "blobs"),
-)
-# 64, 32 and 28 pixels are the sizes of the sets above. 112, 96 and 64 are those of the fault "nearest".
-_CONTROLS = (
-    *(
-        SceneSet(f"scenes through {side}", f"control_{side}", kind=CONTROL, side=side)
-        for side in (112, 96, 64, 32)
-    ),
-    SceneSet("scenes through 28, grey", "control_28", kind=CONTROL, side=28, grey=True),
-)
-
-
-def _faults() -> list[SceneSet]:
-    camera = [
-        SceneSet(
-            fault.title.format(strength),
-            name if len(fault.strengths) == 1 else f"{name}_{strength:g}",
-            kind=FAULT,
-            fault=name,
-            strength=strength,
-        )
-        for name, fault in FAULTS.items()
-        for strength in fault.strengths
-    ]
-    pipeline = [SceneSet(title, name, kind=FAULT) for name, (title, _) in NORMALISATIONS.items()]
-    return [*camera, *pipeline]
 
 
 class SceneSubject(Subject):

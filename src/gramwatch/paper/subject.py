@@ -1,4 +1,4 @@
-"""One network under study: the sets it is judged on, the methods that judge it, and the cells they fill.
+"""One network under study: the methods that judge it, and the cells they fill.
 
 All methods that need training data are fitted in one pass, and all are measured in one pass over each set.
 What each says of each set is a cell of its own.
@@ -29,6 +29,7 @@ from gramwatch.methods.odin import ODIN
 from gramwatch.networks import Loaded
 from gramwatch.observation import Observation
 from gramwatch.paper.cells import Cells
+from gramwatch.paper.sets import PART_OF, TITLES, OodSet, ood_sets
 from gramwatch.training.images import PADDING
 
 TUNING = 1000
@@ -49,111 +50,6 @@ BLOCK_ENDS: Mapping[str, tuple[str, ...]] = {
     },
 }
 """Where Mahalanobis looks: the ends of the blocks, as its authors have it. Elsewhere, all taps."""
-
-
-@dataclass(frozen=True)
-class OodSet:
-    """An out-of-distribution set, and the published set that it is, or is like."""
-
-    title: str
-    name: str
-    """As `gramwatch.datasets.load` knows it."""
-    reduce: str | None = None
-    published: str | None = None
-    """The published set whose figures stand beside ours."""
-    exact: bool = False
-    """Whether it is that set itself, and not only made in the same way."""
-    near: bool = False
-    """Whether it is so near to the training data that the paper leaves it out of its means."""
-    source: str = ""
-    """Where the images come from, for methods that trained on others of the same source."""
-    split: str = "test"
-
-
-def _published(title: str, name: str, near: bool = False, source: str = "") -> OodSet:
-    return OodSet(title, name, published=title, exact=True, near=near, source=source)
-
-
-_TINY = "tiny_imagenet"
-ODIN_SETS = (
-    _published("iSUN", "isun"),
-    _published("LSUN (R)", "lsun_resize"),
-    _published("LSUN (C)", "lsun_crop"),
-    _published("TinyImgNet (R)", "imagenet_resize", source=_TINY),
-    _published("TinyImgNet (C)", "imagenet_crop", source=_TINY),
-)
-PHOTOGRAPHS = (
-    OodSet("Tiny ImageNet, nearest", _TINY, "nearest", "TinyImgNet (R)", source=_TINY),
-    OodSet("Tiny ImageNet, anti-aliased", _TINY, "antialiased", source=_TINY),
-    OodSet("Tiny ImageNet, crops", _TINY, "crop", "TinyImgNet (C)", source=_TINY),
-    OodSet("MiniPlaces, nearest", "miniplaces", "nearest"),
-    OodSet("MiniPlaces, anti-aliased", "miniplaces", "antialiased"),
-)
-DIGITS = (
-    OodSet("MNIST", "mnist"),
-    OodSet("Fashion-MNIST", "fashion_mnist", published="Fashion-MNIST", exact=True),
-    OodSet("KMNIST", "kmnist", published="KMNIST", exact=True),
-)
-# Made up in the space that their authors have them in: normalised values for CIFAR, pixels for SVHN.
-NORMALISED_NOISE = (
-    OodSet("Gaussian noise (normalised)", "gaussian_normalised", published="Gaussian"),
-    OodSet("Rademacher noise", "rademacher", published="Rademacher"),
-    OodSet("blobs (normalised)", "blobs_normalised", published="Blob"),
-)
-PIXEL_NOISE = (
-    OodSet("Gaussian noise", "gaussian", published="Gaussian"),
-    OodSet("Bernoulli noise", "bernoulli", published="Bernoulli"),
-    OodSet("blobs", "blobs", published="Blob"),
-)
-TEXTURES = (
-    OodSet("DTD", "dtd", "antialiased", published="Texture", exact=True),
-    OodSet("DTD, 10 classes", "dtd_10_classes", published="Texture"),
-)
-NATURAL = (
-    _published("SVHN", "svhn"),
-    OodSet("SVHN, first 1,083 training images", "svhn_subset", published="SVHN"),
-    _published("CIFAR-10", "cifar10"),
-    _published("CIFAR-100", "cifar100"),
-    OodSet("CIFAR-100 subset", "cifar100_subset", published="CIFAR-100"),
-)
-TITLES = {
-    "cifar10": "CIFAR-10",
-    "cifar100": "CIFAR-100",
-    "cifar100_parts": "CIFAR-100 (indicative)",
-    "svhn": "SVHN",
-    "mnist": "MNIST",
-}
-"""In-distribution sets, as tables call them."""
-PART_OF = {"cifar100_parts": "cifar100"}
-"""In-distribution sets that are a part of a published one. Their validation images are a split."""
-INDICATIVE = {
-    "cifar100_parts": "Indicative: 6,000 images, mostly of the training split; of each class 40 to fit, 10 "
-    "to validate and 10 to test."
-}
-"""What a page must say of an in-distribution set."""
-_SAME = {"cifar100": ("cifar100", "cifar100_subset"), "svhn": ("svhn", "svhn_subset")}
-"""The sets that hold images of an in-distribution set."""
-
-
-def ood_sets(in_distribution: str) -> list[OodSet]:
-    """Every set that a network trained on this data is judged by: the published ones first."""
-    if in_distribution == "scenes":
-        from gramwatch.paper.scenes import scene_sets  # that module imports this module
-
-        return [*scene_sets()]
-    inside = PART_OF.get(in_distribution, in_distribution)
-    photographs = inside in ("cifar10", "cifar100")
-    noise, other_noise = (NORMALISED_NOISE, PIXEL_NOISE)[:: 1 if photographs else -1]
-    noises = [*noise, *(replace(each, published=None) for each in other_noise)]
-    found = [*ODIN_SETS, *NATURAL, *PHOTOGRAPHS, *TEXTURES, *DIGITS, *noises]
-    if inside == "mnist":
-        isun = next(each for each in ODIN_SETS if each.name == "isun")
-        found = [*reversed(DIGITS), isun, *NATURAL, *PHOTOGRAPHS, *TEXTURES, *noises]
-    return [
-        replace(each, near=photographs and each.name.startswith("cifar"))
-        for each in found
-        if each.name not in _SAME.get(inside, (inside,))
-    ]
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,8 @@ from gramwatch.paper.experiment import (
     protocol_of,
     write,
 )
-from gramwatch.paper.subject import FGSM, MethodSpec, OodSet, Subject, ood_sets, rules_of
+from gramwatch.paper.sets import OodSet, ood_sets
+from gramwatch.paper.subject import FGSM, MethodSpec, Subject, rules_of
 
 TABLES = ("tab:exp_ood_results", "released figures", "appendix:dpn+", "appendix:OE")
 HOW = {

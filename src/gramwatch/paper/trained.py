@@ -16,7 +16,8 @@ from gramwatch.methods import TRAINED
 from gramwatch.paper import published
 from gramwatch.paper.beside import SEEN, Line, mean_line
 from gramwatch.paper.experiment import Options, lines_of, methods_of, protocol_of, write
-from gramwatch.paper.subject import MethodSpec, OodSet, ood_sets, rules_of
+from gramwatch.paper.sets import OodSet, ood_sets
+from gramwatch.paper.subject import MethodSpec, rules_of
 
 PLAIN = "cross_entropy"
 TITLES = {

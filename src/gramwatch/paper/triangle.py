@@ -6,7 +6,8 @@ Beside them, row sums as the paper's text has them: the root first, then the sum
 from gramwatch.paper.beside import SHORT, Line, markdown
 from gramwatch.paper.experiment import Options, entries_for, lines_of, protocol_of, write
 from gramwatch.paper.published import SHOWN
-from gramwatch.paper.subject import MethodSpec, ood_sets, rules_of
+from gramwatch.paper.sets import ood_sets
+from gramwatch.paper.subject import MethodSpec, rules_of
 
 STATISTICS = {
     "row sums": "row_sums",

@@ -32,7 +32,8 @@ class Semantic(Objective):
 
     Args:
         vectors: files with the labels' vectors, see `read_vectors`. Without files, vectors are random.
-        words: the names of the labels, in order. They are looked up in files of word vectors.
+        words: the names of the labels, in order. They are looked up in files of word vectors. By default
+            `gramwatch train` takes the names of the classes, if the set has them.
         count: K, the number of sets of random vectors.
         size: the number of entries of a random vector.
         seed: the seed of random vectors.
@@ -114,7 +115,8 @@ def read_vectors(path: str | PathLike[str], words: Sequence[str] = ()) -> list[T
 
     Args:
         path: a NumPy file, `.npy`, of shape `(K, classes, size)` or `(classes, size)`; or a text file of word
-            vectors. A line of the text has a word and its numbers. A first line of counts is skipped.
+            vectors. A line of the text has a word and its numbers. Lines of other words are skipped, and so
+            is a first line of counts.
         words: the names of the labels, in order. If a name is not in the file, its lower-case form is looked
             up, and then the last word of that ("fish" for "aquarium fish").
 
@@ -124,9 +126,21 @@ def read_vectors(path: str | PathLike[str], words: Sequence[str] = ()) -> list[T
         raise TrainingError(f"there is no file {path} of label vectors")
     matrices = _read_numpy(path) if path.suffix == ".npy" else [_read_words(path, words)]
     for matrix in matrices:
-        if not matrix.isfinite().all() or (matrix.norm(dim=1) == 0).any():
-            raise TrainingError(f"{path}: each label needs a finite vector with a direction")
+        _check(matrix, path, words)
     return matrices
+
+
+def _check(matrix: Tensor, path: Path, words: Sequence[str]) -> None:
+    """Make sure that every label has a direction of its own."""
+    names = words if len(words) == len(matrix) else [f"label {number}" for number in range(len(matrix))]
+    for name, vector in zip(names, matrix, strict=True):
+        if not vector.isfinite().all() or not vector.any():
+            raise TrainingError(f"{path}: each label needs a finite vector with a direction: {name} has none")
+    first: dict[tuple[float, ...], int] = {}
+    for number, vector in enumerate(matrix.tolist()):
+        other = first.setdefault(tuple(vector), number)
+        if other != number:
+            raise TrainingError(f"{path}: {names[other]} and {names[number]} have the same vector")
 
 
 def _read_numpy(path: Path) -> list[Tensor]:
