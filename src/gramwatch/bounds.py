@@ -100,8 +100,11 @@ class MinMax(Bounds):
     state_names: ClassVar[tuple[str, ...]] = ("minimum", "maximum")
 
     def _empty(self, classes: int, features: tuple[int, ...], device: torch.device) -> dict[str, Tensor]:
-        infinity = torch.full((classes + 1, *features), torch.inf, dtype=torch.float32, device=device)
-        return {"minimum": infinity, "maximum": -infinity}
+        shape = (classes + 1, *features)
+        return {  # not one minus the other: on the device "meta", that makes PyTorch import for seconds
+            "minimum": torch.full(shape, torch.inf, dtype=torch.float32, device=device),
+            "maximum": torch.full(shape, -torch.inf, dtype=torch.float32, device=device),
+        }
 
     def _forget(self) -> None:
         self._never: Tensor | None = None
