@@ -545,6 +545,7 @@ class GramDetector(Detector):
         """Continue the fit of another detector."""
         for name in ("_taps", "_bounds", "_form", "_class_counts"):
             setattr(self, name, getattr(before, name))
+        self._largest = None
 
 
 def _check_choice(name: str, value: str, choices: Iterable[str]) -> None:
