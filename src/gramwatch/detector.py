@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from gramwatch import artifact
 from gramwatch.batches import Inputs, mapped, on_device, on_device_ahead, repeated
-from gramwatch.distributed import Group, together
+from gramwatch.distributed import Group, files_of_ranks, together
 from gramwatch.errors import ArtifactError, CalibrationError, GramwatchError, InputError, NotFittedError, warn
 from gramwatch.measurement import AsMeasured, Calibration, Detection, Measurement, check_enough
 from gramwatch.observation import Needs, Observation, Plan, Statistics
@@ -307,10 +307,11 @@ class Detector(ABC):
         """
         with together(self.model, "fit") as group:
             self.check_adding(checkpoint is not None)
-            own = None if checkpoint is None else group.own(checkpoint)
+            files = [] if checkpoint is None else files_of_ranks(checkpoint, group.size)
+            own = files[group.rank] if files else None
             begin_on_ranks(group, self.leaves, keep=self._fits.interrupted)
             done = self._resume(own)
-            self._fits.begin(own, [] if checkpoint is None else group.own_files(checkpoint))
+            self._fits.begin(own, files)
 
             def write(done: int) -> None:
                 if own is not None and all(leaf.has_examples for leaf in self.leaves):

@@ -10,7 +10,6 @@ import hashlib
 import itertools
 import json
 import os
-import pickle
 import random
 import threading
 import time
@@ -47,6 +46,12 @@ class Shard:
 
     loader: Iterable[Any]
 
+    def __iter__(self) -> Iterator[Any]:
+        return iter(batches_in(self.loader))
+
+    def __len__(self) -> int:
+        return len(batches_in(self.loader))  # type: ignore[arg-type]
+
 
 def rank_and_size() -> tuple[int, int]:
     """The rank of this process, and the number of ranks. A process by itself is rank 0 of 1."""
@@ -57,6 +62,12 @@ def rank_and_size() -> tuple[int, int]:
     if dist.is_torchelastic_launched():
         return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     return 0, 1
+
+
+def files_of_ranks(path: str | os.PathLike[str], size: int) -> list[str]:
+    """The names of the ranks' own files, where all were given the same name."""
+    name = os.fspath(path)
+    return [name] if size == 1 else [f"{name}.rank{rank}of{size}" for rank in range(size)]
 
 
 _current: "Group | None" = None
@@ -112,7 +123,9 @@ def _join_process_group(model: nn.Module) -> None:
     if not dist.is_initialized():
         device = device_of(model)
         cuda = device is not None and device.type == "cuda"
-        dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
+        # NCCL needs a GPU for every rank of a machine.
+        nccl = cuda and torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+        dist.init_process_group("cpu:gloo,cuda:nccl" if nccl else "gloo")
         atexit.register(_leave_process_group)
 
 
@@ -137,14 +150,6 @@ class Group:
         """The result of a function that rank 0 calls for all."""
         return function()
 
-    def own(self, path: str | os.PathLike[str]) -> str:
-        """The name of this rank's own file, where all ranks were given the same name."""
-        return self.own_files(path)[self.rank]
-
-    def own_files(self, path: str | os.PathLike[str]) -> list[str]:
-        """The names of all ranks' own files."""
-        return [os.fspath(path)]
-
     def send(self, to: int, header: Any, tensors: Mapping[str, Tensor]) -> None:
         """Send plain values and tensors to a rank."""
         raise RankError("there is no other rank")
@@ -163,7 +168,7 @@ class Group:
         If all ranks were given the same examples, batches are dealt out: rank r gets the batches r, r + size,
         and so on. If their examples differ, these are the ranks' parts already.
         """
-        return batches_in(loader.loader if isinstance(loader, Shard) else loader)
+        return loader
 
 
 class _Ranks(Group):
@@ -386,14 +391,10 @@ class _Ranks(Group):
 
     # --- data ----------------------------------------------------------------------------------------
 
-    def own_files(self, path: str | os.PathLike[str]) -> list[str]:
-        """The names of all ranks' own files."""
-        return [f"{os.fspath(path)}.rank{rank}of{self.size}" for rank in range(self.size)]
-
     def part(self, loader: Iterable[Any], read: Callable[[Any], Inputs]) -> Iterable[Any]:
         """The part of a loader's batches for this rank."""
         if isinstance(loader, Shard):
-            return _Watched(batches_in(loader.loader), self.check)
+            return _Watched(loader, self.check)
         batches = batches_in(loader)
         if _has_numbers(batches):
             return _Watched(self._part_of_indices(batches, read), self.check)
@@ -421,7 +422,7 @@ class _Ranks(Group):
             with _same_dice():
                 assert loader.collate_fn is not None
                 digest = _digest([read(loader.collate_fn([loader.dataset[number]])) for number in few])
-            digest += hashlib.sha256(pickle.dumps(numbers)).hexdigest()
+            digest += hashlib.sha256(repr(numbers).encode()).hexdigest()
         if self._all_have_the_same(digest):
             # The order may be random, so that one rank decides.
             batches = self.once(lambda: batches)[self.rank :: self.size]
