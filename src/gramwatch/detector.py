@@ -691,18 +691,19 @@ def begin_on_ranks(group: Group, leaves: Iterable[Detector], keep: bool = False)
             leaf.reset()
 
 
-def _unfinished(leaf: Detector) -> tuple[Any, dict[str, Tensor]]:
-    """The states of a fit, as a checkpoint holds them. None and no tensors before the first example."""
-    if not leaf.has_examples:
+def packed(detector: Detector) -> tuple[Any, dict[str, Tensor]]:
+    """The states of a fit, as a file holds them. None and no tensors before the first example."""
+    if not all(leaf.has_examples for leaf in detector.leaves):
         return None, {}
-    header, tensors = leaf.contents()
+    header, tensors = detector.contents()
     return (json.loads(json.dumps(header)), tensors) if tensors else (None, {})
 
 
-def _restored(leaf: Detector, header: Any, tensors: Mapping[str, Tensor]) -> Detector:
-    other, _ = type(leaf).described(header, leaf.network)
-    other.restore(header, tensors)
-    return other
+def unpacked(like: _D, header: Any, tensors: Mapping[str, Tensor]) -> _D:
+    """A detector with these states, of the same kind and network as another one."""
+    detector, _ = type(like).described(header, like.network)
+    detector.restore(header, tensors)
+    return detector
 
 
 def _reduced(leaf: Detector, group: Group) -> None:
@@ -710,14 +711,14 @@ def _reduced(leaf: Detector, group: Group) -> None:
     step = 1
     while step < group.size:
         if group.rank % (2 * step):
-            group.send(group.rank - step, *_unfinished(leaf))
+            group.send(group.rank - step, *packed(leaf))
             return
         if group.rank + step < group.size:
             header, tensors = group.receive(group.rank + step)
             if header is not None:
-                other = _restored(leaf, header, tensors)
+                other = unpacked(leaf, header, tensors)
                 del tensors  # a state may be large
-                add = leaf.take_over if _unfinished(leaf)[0] is None else leaf.add_unfinished
+                add = leaf.take_over if packed(leaf)[0] is None else leaf.add_unfinished
                 add(other)
         step *= 2
 
@@ -728,10 +729,10 @@ def _finished_on_ranks(leaf: Detector, group: Group, left_out: int) -> None:
     state: tuple[Any, dict[str, Tensor]] = (None, {})
     if group.rank == 0:
         leaf.finish(left_out)
-        state = _unfinished(leaf)
+        state = packed(leaf)
     header, tensors = group.broadcast(*state)
     if group.rank:
-        leaf.adopt(_restored(leaf, header, tensors))
+        leaf.adopt(unpacked(leaf, header, tensors))
 
 
 @torch.inference_mode()
