@@ -29,7 +29,7 @@ from gramwatch.errors import InputError, RankError, warn
 
 BEAT = 1.0
 """Seconds between two signs of life of a rank."""
-SILENT = 20.0
+SILENT = 15.0
 """A rank counts as ended after this many seconds without a sign of life."""
 LATE = 30.0
 """A warning names the ranks that have not made the same call after this many seconds."""
