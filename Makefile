@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test test-real test-triton fuzz bench docs pictures lint format clean
+.PHONY: demo test test-real test-triton test-ray fuzz bench docs pictures lint format clean
 .DEFAULT_GOAL := test
 
 $(INSTALLED): pyproject.toml constraints.txt
@@ -32,6 +32,15 @@ fuzz: $(INSTALLED)  ## damaged and forged files of every kind, for four minutes
 
 test-triton: .venv-triton/.installed  ## the CUDA kernels on CPU tensors, by Triton's interpreter
 	TRITON_INTERPRET=1 .venv-triton/bin/python -m pytest -n 2 tests/kernels
+
+# Ray is large, and a local cluster takes its time to start: it has an environment of its own.
+.venv-ray/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-ray
+	.venv-ray/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,ray]'
+	touch $@
+
+test-ray: .venv-ray/.installed  ## fit and score with Ray Data on a local cluster, in about a minute
+	OMP_NUM_THREADS=1 .venv-ray/bin/python -m pytest tests/test_ray_data.py
 
 .venv/.bench: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
@@ -66,4 +75,4 @@ format: $(INSTALLED)
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf .venv .venv-triton build dist gramwatch-demo gramwatch-evaluation
+	rm -rf .venv .venv-triton .venv-ray build dist gramwatch-demo gramwatch-evaluation

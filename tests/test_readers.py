@@ -53,7 +53,7 @@ def test_keys_are_taken_as_they_come(tmp_path):
 def test_a_batch_of_unreadable_images_has_no_inputs():
     (batch,) = Images(["missing.png"], PREPARE)
     assert batch.inputs is None
-    assert list(Images(["missing.png"], PREPARE).inputs(Tally())) == []
+    assert [len(inputs) for inputs in Images(["missing.png"], PREPARE).inputs(Tally())] == [0]
 
 
 def test_the_number_of_batches_is_known_if_that_of_images_is():

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         MissingDataError,
         MissingExtraError,
         NotFittedError,
+        RankError,
         TapError,
         TrainingError,
     )
@@ -51,6 +52,7 @@ __all__ = [
     "MissingExtraError",
     "Monitor",
     "NotFittedError",
+    "RankError",
     "Selection",
     "Tap",
     "TapError",
@@ -69,7 +71,7 @@ __all__ = [
 _MODULES = {
     "detector": "Detector",
     "errors": "ArtifactError CalibrationError DataError GramwatchError GramwatchWarning InputError "
-    "MissingDataError MissingExtraError NotFittedError TapError TrainingError",
+    "MissingDataError MissingExtraError NotFittedError RankError TapError TrainingError",
     "evaluate": "Evaluation evaluate fit_together",
     "gram": "GramDetector",
     "guard": "Guard",
@@ -82,7 +84,8 @@ _MODULES = {
 """The public names of each module."""
 _WHERE = {name: module for module, names in _MODULES.items() for name in names.split()}
 _WITHOUT_NAMES = """
-    artifact batches bounds deviation joint kernels methods metrics observation replay statistics threshold
+    artifact batches bounds deviation distributed joint kernels methods metrics observation replay statistics
+    threshold
 """.split()
 """Modules that `import gramwatch` also makes available: `gramwatch.methods`."""
 

@@ -65,12 +65,14 @@ class Bounds(ABC):
         """The state's tensors, by name."""
         return {name: tensor[: self.classes] for name, tensor in self._state.items()}
 
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Replace the state by one of the same shapes."""
+    def load_state(self, state: Mapping[str, Tensor], *, in_place: bool = False) -> None:
+        """Replace the state by one of the same shapes. In place it takes no further memory."""
         for name, tensor in self.state().items():
             if state[name].shape != tensor.shape:
                 raise ValueError(f"{name} has shape {tuple(state[name].shape)}, not {tuple(tensor.shape)}")
-        loaded = {name: torch.empty_like(tensor) for name, tensor in self._state.items()}
+        loaded = self._state
+        if not in_place:
+            loaded = {name: torch.empty_like(tensor) for name, tensor in self._state.items()}
         for name, tensor in loaded.items():
             tensor[: self.classes] = state[name]
         self._replace(loaded)
@@ -100,8 +102,11 @@ class MinMax(Bounds):
     state_names: ClassVar[tuple[str, ...]] = ("minimum", "maximum")
 
     def _empty(self, classes: int, features: tuple[int, ...], device: torch.device) -> dict[str, Tensor]:
-        infinity = torch.full((classes + 1, *features), torch.inf, dtype=torch.float32, device=device)
-        return {"minimum": infinity, "maximum": -infinity}
+        shape = (classes + 1, *features)
+        return {  # not one minus the other: on the device "meta", that makes PyTorch import for seconds
+            "minimum": torch.full(shape, torch.inf, dtype=torch.float32, device=device),
+            "maximum": torch.full(shape, -torch.inf, dtype=torch.float32, device=device),
+        }
 
     def _forget(self) -> None:
         self._never: Tensor | None = None

@@ -5,11 +5,14 @@ method adds four things: what it needs from a pass, how it learns from an observ
 the rule that turns its measurement into a score.
 """
 
+import json
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
+from itertools import chain
 from os import PathLike
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -18,7 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from gramwatch import artifact
-from gramwatch.batches import Inputs, on_device, on_device_ahead
+from gramwatch.batches import Inputs, mapped, on_device, on_device_ahead, repeated
+from gramwatch.distributed import Group, files_of_ranks, together
 from gramwatch.errors import ArtifactError, CalibrationError, GramwatchError, InputError, NotFittedError, warn
 from gramwatch.measurement import AsMeasured, Calibration, Detection, Measurement, check_enough
 from gramwatch.observation import Needs, Observation, Plan, Statistics
@@ -163,6 +167,19 @@ class Detector(ABC):
     def _merge(self, other: Any) -> None:
         """Add the fit of another detector of the same kind."""
 
+    def add_unfinished(self, other: Any) -> None:
+        """Add the fit of another detector before `finish`."""
+        self._merge(other)
+
+    def adopt(self, finished: Any) -> None:
+        """Take over the finished fit of another detector."""
+        self.take_over(finished)
+
+    @property
+    def why_not_merged(self) -> str:
+        """Why two fits cannot become one; empty if they can."""
+        return ""
+
     def check_inputs(self, inputs: Inputs) -> None:  # noqa: B027
         """Refuse inputs whose form differs from the form of the training data."""
 
@@ -284,20 +301,25 @@ class Detector(ABC):
             loader: yields a tensor, a tuple or list whose first item is the input, or a mapping.
             checkpoint: a file to which progress is written every minute, on interruption and at the end. If
                 it exists, its batches are skipped: the loader must yield the same batches in the same order.
-                `save` deletes it.
+                `save` deletes it. If several processes fit, each has a file of its own beside it.
             progress: show a progress bar (on a terminal only).
 
         """
-        self.check_adding(checkpoint is not None)
-        done = self._resume(checkpoint)
-        self._fits.begin(checkpoint)
+        with together(self.model, "fit") as group:
+            self.check_adding(checkpoint is not None)
+            files = [] if checkpoint is None else files_of_ranks(checkpoint, group.size)
+            own = files[group.rank] if files else None
+            begin_on_ranks(group, self.leaves, keep=self._fits.interrupted)
+            done = self._resume(own)
+            self._fits.begin(own, files)
 
-        def write(done: int) -> None:
-            if checkpoint is not None and all(leaf.has_examples for leaf in self.leaves):
-                self._write(checkpoint, batches=done)
+            def write(done: int) -> None:
+                if own is not None and all(leaf.has_examples for leaf in self.leaves):
+                    self._write(own, batches=done)
 
-        fit_all([self], loader, progress, self._fits, done, write)
-        self.check_useful()
+            fit_all([self], loader, progress, self._fits, done, write)
+            if group.rank == 0:
+                self.check_useful()
         return self
 
     @property
@@ -381,11 +403,23 @@ class Detector(ABC):
 
         """
         self.check_fitted()
-        return self.calibrate_on(self.measure_all(loader, "calibrating", progress), split=split, seed=seed)
+        with together(self.model, "calibrate") as group:
+            measurement = self.measure_all(loader, "calibrating", progress)
+            calibration = group.once(lambda: self._calibrated(measurement, split, seed))
+        self.forget_calibration()
+        self._calibration = calibration
+        return self
 
     @torch.inference_mode()
     def calibrate_on(self: _D, measurement: Measurement, *, split: bool = True, seed: int = 0) -> _D:
         """`calibrate` from the measurement of in-distribution data, as `measure_all` returns it."""
+        calibration = self._calibrated(measurement, split, seed)
+        self.forget_calibration()
+        self._calibration = calibration
+        return self
+
+    def _calibrated(self, measurement: Measurement, split: bool, seed: int) -> Calibration:
+        """The calibration from the measurement of in-distribution examples."""
         finite = measurement.finite
         if not finite.all():
             warn(f"{int((~finite).sum())} calibration example(s) with NaN or infinity were left out")
@@ -403,9 +437,7 @@ class Detector(ABC):
         except ValueError as error:
             raise CalibrationError(str(error)) from None
         self.check_rule(calibration.rule)
-        self.forget_calibration()
-        self._calibration = calibration
-        return self
+        return calibration
 
     def __call__(self, inputs: Any) -> Detection:
         """Judge a batch in one forward pass.
@@ -492,11 +524,9 @@ class Detector(ABC):
         self, loader: Iterable[Any], doing: str = "measuring", progress: bool = True
     ) -> Measurement:
         """`measure` over a whole loader, on the CPU."""
-        batches = (inputs for inputs, _ in self.network.batches(loader, doing, progress))
-        parts = [self.measure(inputs) for inputs in on_device_ahead(batches, self.model)]
-        if not parts:
-            raise InputError(f"the loader yielded no example: {doing} needs some")
-        return Measurement.joined(parts)
+        return measured_all(self.network, loader, lambda inputs: {"": self.measure(inputs)}, doing, progress)[
+            ""
+        ]
 
     # --- save and load -------------------------------------------------------------------------------
 
@@ -559,9 +589,9 @@ class Detector(ABC):
 # --- several detectors of one network ----------------------------------------------------------------
 
 
-def plan_for(leaves: Sequence[Detector], look: Look) -> Plan:
-    """The plan for these detectors."""
-    known = {asked: taps for leaf in leaves for asked, taps in leaf.known_taps.items()}
+def plan_for(leaves: Sequence[Detector], look: Look, known: Mapping[Statistics, Taps] | None = None) -> Plan:
+    """The plan for these detectors. `known` are taps that are known besides those of the detectors."""
+    known = {**(known or {}), **{asked: taps for leaf in leaves for asked, taps in leaf.known_taps.items()}}
     plan = Plan(look, [leaf.needs for leaf in leaves], known)
     plan.explained = partial(explained, leaves)
     for leaf in leaves:
@@ -592,6 +622,127 @@ def leaves_of(detectors: Iterable[Detector]) -> list[Detector]:
     return list(dict.fromkeys(leaf for detector in detectors for leaf in detector.leaves))
 
 
+def measured_all(
+    network: Network,
+    loader: Iterable[Any],
+    measure: Callable[[Inputs], Mapping[str, Measurement]],
+    doing: str,
+    progress: bool,
+) -> dict[str, Measurement]:
+    """The measurements of a whole loader, by detector, on the CPU. Ranks measure their parts.
+
+    The result has the batches in turns: the first of every rank, the second of every rank, and so on. If the
+    ranks deal out the batches of one loader, this is the order of the loader.
+    """
+    numbers: list[int] = []
+    parts: list[Mapping[str, Measurement]] = []
+    with together(network.model, doing) as group:
+        part = group.part(loader, network.inputs_of)
+        numbered = network.numbered(part, doing, progress and group.rank == 0)
+        for number, inputs in on_device_ahead(((n, inputs) for n, inputs, _ in numbered), network.model):
+            numbers.append(number)
+            parts.append(measure(inputs))
+        counts = [len(next(iter(measured.values()))) for measured in parts]
+        mine = {
+            name: Measurement.joined([part[name] for part in parts]) for name in (parts[0] if parts else ())
+        }
+        return _in_turns(group.gather((numbers, counts, _sharing_logits(mine))), doing)
+
+
+def _in_turns(
+    ranks: Sequence[tuple[list[int], list[int], dict[str, Measurement]]], doing: str
+) -> dict[str, Measurement]:
+    """One measurement of all ranks: their numbers of batches, the examples in each, and the measurements."""
+    given = [measured for _, _, measured in ranks if measured]
+    if not given:
+        raise InputError(f"the loader yielded no example: {doing} needs some")
+    if len(ranks) == 1:
+        return given[0]
+    turns, start = [], 0
+    for numbers, counts, _ in ranks:
+        for number, count in zip(numbers, counts, strict=True):
+            turns.append((number, start, count))
+            start += count
+    turns.sort()  # of one number, the first rank begins
+    order = torch.cat([torch.arange(start, start + count) for _, start, count in turns])
+    names = given[0]
+    return _sharing_logits(
+        {n: Measurement.of_pieces([measured[n] for measured in given])[order] for n in names}
+    )
+
+
+def _sharing_logits(measured: dict[str, Measurement]) -> dict[str, Measurement]:
+    """The same with one copy of equal logits: detectors that share a pass have the same."""
+    first = next(iter(measured.values()), None)
+    return {
+        name: replace(each, logits=first.logits)
+        if first is not None and each.logits.equal(first.logits)
+        else each
+        for name, each in measured.items()
+    }
+
+
+# --- the fit of several ranks ------------------------------------------------------------------------
+
+
+def begin_on_ranks(group: Group, leaves: Iterable[Detector], keep: bool = False) -> None:
+    """Before a fit by several ranks: let rank 0 alone keep earlier fits, so that they count once.
+
+    With `keep`, every rank keeps its own: an interrupted fit has left a part on each.
+    """
+    if group.size == 1:
+        return
+    for leaf in leaves:
+        if leaf.learns and leaf.why_not_merged:
+            raise ValueError(f"several ranks cannot fit '{leaf.name}'. {leaf.why_not_merged}")
+        if leaf.learns and group.rank and not keep:
+            leaf.reset()
+
+
+def packed(detector: Detector) -> tuple[Any, dict[str, Tensor]]:
+    """The states of a fit, as a file holds them. None and no tensors before the first example."""
+    if not all(leaf.has_examples for leaf in detector.leaves):
+        return None, {}
+    header, tensors = detector.contents()
+    return (json.loads(json.dumps(header)), tensors) if tensors else (None, {})
+
+
+def unpacked(like: _D, header: Any, tensors: Mapping[str, Tensor]) -> _D:
+    """A detector with these states, of the same kind and network as another one."""
+    detector, _ = type(like).described(header, like.network)
+    detector.restore(header, tensors)
+    return detector
+
+
+def _reduced(leaf: Detector, group: Group) -> None:
+    """Join the states of all ranks on rank 0, in pairs: 1 to 0, 3 to 2, ..., then 2 to 0, and so on."""
+    step = 1
+    while step < group.size:
+        if group.rank % (2 * step):
+            group.send(group.rank - step, *packed(leaf))
+            return
+        if group.rank + step < group.size:
+            header, tensors = group.receive(group.rank + step)
+            if header is not None:
+                other = unpacked(leaf, header, tensors)
+                del tensors  # a state may be large
+                add = leaf.take_over if packed(leaf)[0] is None else leaf.add_unfinished
+                add(other)
+        step *= 2
+
+
+def _finished_on_ranks(leaf: Detector, group: Group, left_out: int) -> None:
+    """Finish a fit on rank 0, which has the states of all, and give it to all ranks."""
+    _reduced(leaf, group)
+    state: tuple[Any, dict[str, Tensor]] = (None, {})
+    if group.rank == 0:
+        leaf.finish(left_out)
+        state = packed(leaf)
+    header, tensors = group.broadcast(*state)
+    if group.rank:
+        leaf.adopt(unpacked(leaf, header, tensors))
+
+
 @torch.inference_mode()
 def fit_all(
     detectors: Sequence[Detector],
@@ -605,37 +756,89 @@ def fit_all(
     network = detectors[0].network
     for detector in (*detectors, *leaves_of(detectors)):
         detector.forget_calibration()
-    plan: Plan | None = None
-    learning: list[Detector] = []
-    left_out: dict[Detector, Tensor | int] = {}
+    passed = _TrainingPass(detectors, fits)
+    with together(network.model, "fit") as group:
+        if any(leaf.learns for leaf in leaves_of(detectors)):
+            part = group.part(loader, network.inputs_of)
+            shown = network.batches(part, "fitting", progress and group.rank == 0)
+            batches = on_device_ahead(shown, network.model)
+            if group.size > 1:
+                batches = passed.begin_together(batches, group)
+            fits.run(batches, passed.take, done, write, may_be_empty=passed.begun)
+        leaves = leaves_of(detectors)
+        left_out, where = passed.left_out_by_all(leaves, group)
+        if any(left_out) and group.rank == 0:
+            warn(f"{max(left_out)} training example(s) with NaN or infinity were left out{where}")
+        for leaf, count in zip(leaves, left_out, strict=True):
+            if group.size > 1 and leaf in passed.learning:
+                _finished_on_ranks(leaf, group, count)
+            else:
+                leaf.finish(count)
 
-    def take(batch: tuple[Inputs, Tensor | None]) -> None:
-        nonlocal plan
-        if plan is None:
-            with explained(leaves_of(detectors), batch[0]):
-                look = Look(network, batch[0])
-                for detector in detectors:
-                    detector.settle(look)
-                learning.extend(leaf for leaf in leaves_of(detectors) if leaf.learns)
-                plan = plan_for(learning, look)
-        if not learning:
+
+class _TrainingPass:
+    """One pass over training data: its plan, and how many examples were left out."""
+
+    def __init__(self, detectors: Sequence[Detector], fits: "Fits") -> None:
+        self._detectors, self._fits = detectors, fits
+        self._plan: Plan | None = None
+        self._left_out: dict[Detector, Tensor | int] = {}
+        self.learning: list[Detector] = []
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is a plan."""
+        return self._plan is not None
+
+    def _begin(self, inputs: Inputs, known: Mapping[Statistics, Taps] | None = None) -> Plan:
+        """Look at the network, at the first batch."""
+        with explained(leaves_of(self._detectors), inputs):
+            look = Look(self._detectors[0].network, inputs)
+            for detector in self._detectors:
+                detector.settle(look)
+            self.learning = [leaf for leaf in leaves_of(self._detectors) if leaf.learns]
+            self._plan = plan_for(self.learning, look, known)
+        return self._plan
+
+    def begin_together(
+        self, batches: Iterator[tuple[Inputs, Tensor | None]], group: Group
+    ) -> Iterator[tuple[Inputs, Tensor | None]]:
+        """Look at the network with one example on all ranks, so that all watch the same taps.
+
+        It is the first example of the first rank that has any. Taps of an earlier fit come first.
+        """
+        first = next(batches, None)
+        example = None if first is None else mapped(repeated(first[0], 1), Tensor.cpu)
+        known = {
+            asked: taps for leaf in leaves_of(self._detectors) for asked, taps in leaf.known_taps.items()
+        }
+        ranks = group.gather((example, known))
+        examples = [example for example, _ in ranks if example is not None]
+        if not examples:
+            raise InputError("the loader yielded no example: there is nothing to fit")
+        known = {asked: taps for _, each in reversed(ranks) for asked, taps in each.items()}
+        self._begin(on_device(examples[0], self._detectors[0].model), known)
+        return batches if first is None else chain([first], batches)
+
+    def take(self, batch: tuple[Inputs, Tensor | None]) -> None:
+        """Let all detectors learn from a batch."""
+        plan = self._plan or self._begin(batch[0])
+        if not self.learning:
             return
         for observations in plan.run(*batch):
-            fits.torn = True
-            for leaf, observation in zip(learning, observations, strict=True):
+            self._fits.torn = True
+            for leaf, observation in zip(self.learning, observations, strict=True):
                 leaf.note(observation)
-                left_out[leaf] = left_out.get(leaf, 0) + leaf.take(observation)
-        fits.torn = False
+                self._left_out[leaf] = self._left_out.get(leaf, 0) + leaf.take(observation)
+        self._fits.torn = False
 
-    if any(leaf.learns for leaf in leaves_of(detectors)):
-        batches = on_device_ahead(network.batches(loader, "fitting", progress), network.model)
-        fits.run(batches, take, done, write)
-    counts = {leaf: int(left_out.get(leaf, 0)) for leaf in leaves_of(detectors)}
-    if any(counts.values()):
-        where = next(filter(None, (leaf.where_not_finite() for leaf in counts)), "")
-        warn(f"{max(counts.values())} training example(s) with NaN or infinity were left out{where}")
-    for leaf, count in counts.items():
-        leaf.finish(count)
+    def left_out_by_all(self, leaves: Sequence[Detector], group: Group) -> tuple[list[int], str]:
+        """How many examples of all ranks each detector left out, and where the first one was."""
+        counts = [int(self._left_out.get(leaf, 0)) for leaf in leaves]
+        where = next(filter(None, (leaf.where_not_finite() for leaf in leaves)), "") if any(counts) else ""
+        ranks = group.gather((counts, where))
+        total = [sum(each) for each in zip(*(counts for counts, _ in ranks), strict=True)]
+        return total, next(filter(None, (where for _, where in ranks)), "")
 
 
 class Fits:
@@ -644,10 +847,18 @@ class Fits:
     def __init__(self) -> None:
         self._interrupted = 0
         self._checkpoint: Path | None = None
+        self._all_checkpoints: list[Path] = []
         self.torn = False
         """True while a batch is in the states of one detector but not yet of all, or only in part."""
 
-    def begin(self, checkpoint: str | PathLike[str] | None) -> None:
+    @property
+    def interrupted(self) -> bool:
+        """Whether the last fit was interrupted."""
+        return self._interrupted > 0
+
+    def begin(
+        self, checkpoint: str | PathLike[str] | None, of_all_ranks: Iterable[str | PathLike[str]] = ()
+    ) -> None:
         """Begin a fit. Warn if it follows an interrupted fit."""
         if self._interrupted and (checkpoint is None or not Path(checkpoint).exists()):
             warn(
@@ -656,13 +867,20 @@ class Fits:
             )
         self._interrupted = 0
         self._checkpoint = None if checkpoint is None else Path(checkpoint)
+        self._all_checkpoints = [Path(each) for each in of_all_ranks]
 
     def run(
-        self, batches: Iterable[_B], take: Callable[[_B], None], done: int, write: Callable[[int], None]
+        self,
+        batches: Iterable[_B],
+        take: Callable[[_B], None],
+        done: int,
+        write: Callable[[int], None],
+        may_be_empty: bool = False,
     ) -> None:
         """Call `take` with every batch after the first `done` batches.
 
-        `write(done)` is called every minute, on interruption, and at the end.
+        `write(done)` is called every minute, on interruption, and at the end. No batch is an error, unless
+        other ranks have some.
         """
         seen, done_before, saved_at = 0, done, time.monotonic()
         try:
@@ -681,7 +899,7 @@ class Fits:
                 write(done)
             self.torn = False
             raise
-        if seen == 0:
+        if seen == 0 and not may_be_empty:
             raise InputError("the loader yielded no example: there is nothing to fit")
         if seen < done:
             raise InputError(f"the checkpoint holds {done} batches, but the loader yielded only {seen}")
@@ -693,10 +911,11 @@ class Fits:
         write(done)
 
     def saved(self, path: str | PathLike[str]) -> None:
-        """Delete the checkpoint after the detector was saved to `path`."""
-        checkpoint, self._checkpoint = self._checkpoint, None
-        if checkpoint is not None and checkpoint.resolve() != Path(path).resolve():
-            checkpoint.unlink(missing_ok=True)
+        """Delete the checkpoint, of all ranks, after the detector was saved to `path`."""
+        checkpoints, self._all_checkpoints, self._checkpoint = self._all_checkpoints, [], None
+        for checkpoint in checkpoints:
+            if checkpoint.resolve() != Path(path).resolve():
+                checkpoint.unlink(missing_ok=True)
 
 
 def listed(names: list[str], most: int = 8) -> str:

@@ -43,6 +43,10 @@ class TrainingError(GramwatchError, ValueError):
     """A network cannot be trained with the given arguments, or its training failed."""
 
 
+class RankError(GramwatchError, RuntimeError):
+    """Another process of the same run failed or ended."""
+
+
 class MissingDataError(DataError, FileNotFoundError):
     """A set of images, or a part of it, is missing."""
 

@@ -7,7 +7,7 @@ import csv
 import io
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from gramwatch.batches import Inputs, on_device_ahead
-from gramwatch.detector import Detector, Fits, explained, fit_all, leaves_of, plan_for
+from gramwatch.batches import Inputs
+from gramwatch.detector import (
+    Detector,
+    Fits,
+    begin_on_ranks,
+    explained,
+    fit_all,
+    leaves_of,
+    measured_all,
+    plan_for,
+)
+from gramwatch.distributed import together
 from gramwatch.errors import CalibrationError, GramwatchError, InputError, warn
 from gramwatch.measurement import AsMeasured, Measurement, Rule
 from gramwatch.methods.msp import MSP
@@ -145,18 +155,21 @@ def evaluate(
     if draws < 1:
         raise ValueError(f"draws must be at least 1, got {draws}")
     by_name = _by_name(detectors)
-    together = Together(by_name)
-    inside = together.measure(in_distribution, "in-distribution", progress)
-    sets = {name: together.measure(loader, name, progress) for name, loader in out_of_distribution.items()}
-    result = evaluate_measured(
-        inside,
-        sets,
-        {name: detector.rule() for name, detector in by_name.items()},
-        draws=draws,
-        validation_share=validation_share,
-        seed=seed,
-        check=lambda name, rule: by_name[name].check_rule(rule),
-    )
+    with together(next(iter(by_name.values())).model, "evaluate") as group:
+        shared = Together(by_name)
+        inside = shared.measure(in_distribution, "in-distribution", progress)
+        sets = {name: shared.measure(loader, name, progress) for name, loader in out_of_distribution.items()}
+        result = group.once(
+            lambda: evaluate_measured(
+                inside,
+                sets,
+                {name: detector.rule() for name, detector in by_name.items()},
+                draws=draws,
+                validation_share=validation_share,
+                seed=seed,
+                check=lambda name, rule: by_name[name].check_rule(rule),
+            )
+        )
     return Evaluation(result.rows, f"{result.protocol} {_outliers_seen(by_name)}")
 
 
@@ -228,9 +241,12 @@ def fit_together(detectors: Mapping[str, Detector], loader: Iterable[Any], *, pr
     """
     for detector in detectors.values():
         detector.check_adding(checkpoint=False)
-    fit_all(list(detectors.values()), loader, progress, Fits())
+    leaves = leaves_of(detectors.values())
+    with together(leaves[0].model, "fit_together") as group:
+        begin_on_ranks(group, leaves)
+        fit_all(list(detectors.values()), loader, progress, Fits())
     for leaf in leaves_of(detectors.values()):
-        if leaf.says_nothing:
+        if leaf.says_nothing and group.rank == 0:
             warn(f"{leaf.says_nothing}. Until then it says the same of every input")
 
 
@@ -255,20 +271,8 @@ class Together:
     def measure(self, loader: Iterable[Any], doing: str, progress: bool = True) -> dict[str, Measurement]:
         """The measurements of one set, by detector, on the CPU."""
         network = next(iter(self._detectors.values())).network
-        parts: dict[str, list[Measurement]] = {name: [] for name in self._detectors}
-        batches = (inputs for inputs, _ in network.batches(loader, doing, progress))
-        for inputs in on_device_ahead(batches, network.model):
-            for name, measurement in self._batch(inputs).items():
-                parts[name].append(measurement)
-        if not next(iter(parts.values())):
-            raise InputError(f"the loader yielded no example: {doing} needs some")
-        joined: dict[str, Measurement] = {}
-        for name, measurements in parts.items():
-            joined[name] = Measurement.joined(measurements)
-            if name in self._sharing:  # detectors of a shared pass have the same logits: one copy is enough
-                first = next(iter(self._sharing))
-                joined[name] = replace(joined[name], logits=joined[first].logits)
-        return joined
+        found = measured_all(network, loader, self._batch, doing, progress)
+        return {name: found[name] for name in self._detectors}
 
     def _batch(self, inputs: Inputs) -> dict[str, Measurement]:
         """The measurements of one batch, by detector."""

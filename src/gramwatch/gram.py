@@ -265,7 +265,7 @@ class GramDetector(Detector):
             and self._class_counts.device != device
         ):
             bounds = self._empty_bounds(len(self._class_counts), device)
-            bounds.load_state(self._bounds.state())
+            bounds.load_state(self._bounds.state(), in_place=True)
             self._class_counts, self._bounds = self._class_counts.to(device), bounds
 
     # --- inputs --------------------------------------------------------------------------------------
@@ -537,7 +537,8 @@ class GramDetector(Detector):
         if self.bounds == "min_max":
             _check_ranges(tensors["bounds.minimum"], tensors["bounds.maximum"])
         self._bounds = self._empty_bounds(int(header["classes"]), place)
-        self._bounds.load_state({name: tensors[f"bounds.{name}"] for name in self._bounds.state()})
+        saved = {name: tensors[f"bounds.{name}"] for name in self._bounds.state()}
+        self._bounds.load_state(saved, in_place=True)
         how = header["calibration"]
         if how is not None:
             expectation, maximum = tensors["calibration.expectation"], float(how["maximum"])
@@ -549,6 +550,7 @@ class GramDetector(Detector):
         """Continue the fit of another detector."""
         for name in ("_taps", "_bounds", "_form", "_class_counts"):
             setattr(self, name, getattr(before, name))
+        self._largest = None
 
 
 def _check_choice(name: str, value: str, choices: Iterable[str]) -> None:

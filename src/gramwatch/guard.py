@@ -564,6 +564,12 @@ class Guard(Detector):
         self.members = {name: member for name, member in self.members.items() if name in before.members}
         self._plan = None
 
+    def adopt(self, finished: "Guard") -> None:
+        """Take over the finished fit of another guard."""
+        super().adopt(finished)
+        for name, member in self.members.items():
+            member.adopt(finished.members[name])
+
 
 def why_not(member: Detector, look: Look) -> str:
     """Why a network does not support a member; empty if it does."""

@@ -64,6 +64,17 @@ class Tally:
                 self.read += 1
                 self.changes[image.change] += 1
 
+    @staticmethod
+    def of_all(tallies: "Iterable[Tally]") -> "Tally":
+        """One tally of several, such as those of several processes."""
+        total = Tally()
+        for each in tallies:
+            total.read += each.read
+            total.unreadable |= each.unreadable
+            total.changes += each.changes
+            total.errors = [*total.errors, *each.errors][:3]
+        return total
+
     @property
     def failed(self) -> int:
         """The number of images that could not be read."""
@@ -127,7 +138,10 @@ class Images:
 
 @dataclass(frozen=True)
 class Inputs:
-    """The inputs of images, batch by batch. What was read is counted."""
+    """The inputs of images, batch by batch. What was read is counted.
+
+    If no image of a batch can be read, the batch is empty, so that every batch keeps its number.
+    """
 
     images: Images
     tally: Tally
@@ -141,8 +155,7 @@ class Inputs:
     def __iter__(self) -> Iterator[Tensor]:
         for batch in self.images:
             self.tally.add(batch)
-            if batch.inputs is not None:
-                yield batch.inputs
+            yield torch.empty(0) if batch.inputs is None else batch.inputs
 
 
 class _Chunks:

@@ -12,6 +12,7 @@ from gramwatch.cli.doctor import doctor
 from gramwatch.cli.evaluate import evaluate
 from gramwatch.cli.fit import fit
 from gramwatch.cli.info import info
+from gramwatch.cli.launch import first
 from gramwatch.cli.merge import merge
 from gramwatch.cli.paper import paper
 from gramwatch.cli.score import score
@@ -40,7 +41,8 @@ class Commands(TyperGroup):
 
 
 def _fail(reason: str, code: int) -> NoReturn:
-    typer.echo(f"gramwatch: {reason}", err=True)
+    if first():  # what fails on another rank alone reaches rank 0 as a RankError
+        typer.echo(f"gramwatch: {reason}", err=True)
     raise typer.Exit(code)
 
 

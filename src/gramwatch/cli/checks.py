@@ -8,6 +8,7 @@ from textwrap import shorten
 
 import typer
 
+from gramwatch.cli.launch import first
 from gramwatch.errors import GramwatchError
 
 
@@ -26,7 +27,8 @@ def interruptible(kept: Callable[[], str]) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        typer.echo(f"\ngramwatch: interrupted. {kept()}", err=True)
+        if first():
+            typer.echo(f"\ngramwatch: interrupted. {kept()}", err=True)
         raise typer.Exit(130) from None
 
 

@@ -1,7 +1,6 @@
 """What the commands for a person's own network share: options, images, and opening a guard."""
 
 import json
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from gramwatch.cli.checks import about
+from gramwatch.cli.launch import cores, processes
 from gramwatch.errors import ArtifactError, InputError
 
 if TYPE_CHECKING:
@@ -101,10 +101,9 @@ def chosen_taps(text: str) -> str | list[str]:
     return text.split(",") if "," in text or "*" in text else text
 
 
-def default_workers() -> int:
-    """One less than the cores that this process may use, at least 1 and at most 8."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(8, cores - 1))
+def default_workers(processes: int = 1) -> int:
+    """One less than the cores that each of the processes may use, at least 1 and at most 8."""
+    return max(1, min(8, cores() // processes - 1))
 
 
 # --- images ------------------------------------------------------------------------------------------
@@ -131,6 +130,10 @@ class Pictures:
         labels = None if self.labels is None else [self.labels[i] for i in numbers]
         return Pictures([self.keys[i] for i in numbers], self.opener, labels, self.about)
 
+    def part(self, rank: int, size: int, batch_size: int) -> "Pictures":
+        """The images of one of several processes: of every `size` batches one."""
+        return self.chosen(i for i in range(self.count or 0) if i // batch_size % size == rank)
+
     def without(self, keys: "set[str]") -> "Pictures":
         """The images without those of these keys."""
         return self.chosen(i for i, key in enumerate(self.keys) if key not in keys)
@@ -139,7 +142,7 @@ class Pictures:
         """The images as batches."""
         from gramwatch.readers import Images
 
-        count = default_workers() if workers is None else workers
+        count = default_workers(processes()) if workers is None else workers
         return Images(self.keys, preprocessing, opener=self.opener, batch_size=batch_size, workers=count)
 
 

@@ -1,8 +1,7 @@
 """`gramwatch fit`: a guard for a network of one's own, from a folder of images."""
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -30,10 +29,12 @@ from gramwatch.cli.common import (
     pictures,
     shown_errors,
 )
+from gramwatch.cli.launch import device_of_rank, first, launch, processes
 from gramwatch.errors import CalibrationError, DataError, InputError
 
 if TYPE_CHECKING:
     from gramwatch.detector import Detector
+    from gramwatch.distributed import Shard
     from gramwatch.models import Model
     from gramwatch.preprocessing import Preprocessing
     from gramwatch.readers import Tally
@@ -79,6 +80,9 @@ def fit(
     checkpoint: Annotated[
         Path | None, typer.Option(help="A file for progress. The same command goes on from it.")
     ] = None,
+    nproc: Annotated[
+        int, typer.Option(min=1, help="The number of processes on this machine that share the work.")
+    ] = 1,
     quiet: Annotated[bool, Quiet] = False,
     as_json: Annotated[bool, Json] = False,
 ) -> None:
@@ -91,16 +95,20 @@ def fit(
 
     gramwatch fit torchvision:resnet50 train --pretrained --calibrate validation -o guard.safetensors
 
+    gramwatch fit timm:resnet18 photos/train --weights net.safetensors --nproc 4 -o guard.safetensors
+
     gramwatch fit mypackage.nets:build train.csv --size 64 --resize bilinear --mean 0.5,0.5,0.5 --std
     0.5,0.5,0.5 -o guard.safetensors
 
     """
     from gramwatch.models import resolve
 
-    voice = Voice(quiet, as_json)
+    voice = Voice(quiet or not first(), as_json and first())
     given = Given.of(size, resize, mean, std)
     _check(output, weights, level)
-    place = chosen_device(device)
+    if nproc > 1 and processes() == 1:
+        raise typer.Exit(launch(nproc))
+    place = device_of_rank(chosen_device(device))
     with about("MODEL"):
         resolved = resolve(model, weights, pretrained=pretrained, size=size)
         preprocessing = given.applied(resolved.preprocessing, model)
@@ -128,7 +136,8 @@ def fit(
             "preprocessing": preprocessing.to_json() | {"given": given.names},
             "images": {"data": data, "count": fitted.read, "resizing": dict(fitted.changes)},
         } | ({"classes": names} if names else {})
-        detector.save(output)
+        if first():
+            detector.save(output)
     voice.say(f"written: {output}")
     voice.summary(
         {
@@ -152,7 +161,10 @@ def _check(output: Path, weights: Path | None, level: float) -> None:
 
 
 def _kept(checkpoint: Path | None) -> str:
-    if checkpoint is not None and checkpoint.exists():
+    from gramwatch.distributed import files_of_ranks, rank_and_size
+
+    files = [] if checkpoint is None else files_of_ranks(checkpoint, rank_and_size()[1])
+    if any(map(os.path.exists, files)):
         return f"Progress is in {checkpoint}: the same command goes on from there."
     remedy = "" if checkpoint else " With --checkpoint FILE a fit can go on after an interruption."
     return f"Nothing was written.{remedy}"
@@ -216,38 +228,40 @@ class Job:
 
     def fit(self, images: Pictures, checkpoint: Path | None) -> "Tally":
         """Fit on all readable images."""
-        from gramwatch.readers import Tally
-
-        tally = Tally()
-        read = images.read(self.preprocessing, self.batch_size, self.workers)
-        with self._unreadable_told(tally):
-            self.detector.fit(read.inputs(tally), checkpoint=checkpoint, progress=not self.voice.quiet)
-        return tally
+        quiet = self.voice.quiet
+        return self._shown(
+            images, lambda inputs: self.detector.fit(inputs, checkpoint=checkpoint, progress=not quiet)
+        )
 
     def calibrate(self, images: Pictures, seed: int) -> "Tally":
         """Calibrate on all readable images, and say what the threshold is worth."""
-        from gramwatch.readers import Tally
-
-        tally = Tally()
-        read = images.read(self.preprocessing, self.batch_size, self.workers)
-        with self._unreadable_told(tally):
-            self.detector.calibrate(read.inputs(tally), seed=seed, progress=not self.voice.quiet)
+        quiet = self.voice.quiet
+        tally = self._shown(
+            images, lambda inputs: self.detector.calibrate(inputs, seed=seed, progress=not quiet)
+        )
         self.voice.say(worth(tally.read, self.detector))
         return tally
 
-    @contextmanager
-    def _unreadable_told(self, tally: "Tally") -> Iterator[None]:
-        """Name the images that could not be read. It is an error if none could."""
+    def _shown(self, images: Pictures, show: "Callable[[Shard], object]") -> "Tally":
+        """Call `show` with the images of this process. Name the images that could not be read by any."""
+        from gramwatch.distributed import Shard, rank_and_size, together
+        from gramwatch.readers import Tally
+
+        tally, part = Tally(), images.part(*rank_and_size(), self.batch_size)
+        read = part.read(self.preprocessing, self.batch_size, self.workers)
         try:
-            yield
+            show(Shard(read.inputs(tally)))
         except InputError:
             if tally.read or not tally.failed:
                 raise
             raise DataError(f"no image could be read. {tally.errors[0]}") from None
+        with together(self.detector.model, "counting images") as group:
+            tally = Tally.of_all(group.gather(tally))
         if tally.failed:
             self.voice.note(f"{tally.failed:,} image(s) could not be read and are left out:")
             for line in shown_errors(tally.errors, tally.failed):
                 self.voice.say(f"  {line}")
+        return tally
 
     def folder_names(self, fitting: Pictures, calibrated: Pictures, seed: int) -> list[str]:
         """The names of the class folders, if the network's classes agree with them."""

@@ -236,11 +236,18 @@ class Method(Detector):
     def check_merge(self, other: Detector) -> None:
         """Make sure that another detector can be merged into this one."""
         super().check_merge(other)
-        if self.learns and not self.running:
-            raise ValueError(
-                f"{self.name} cannot be merged: what it learns from two parts of the data does not say what "
-                "it would learn from both. Fit it on all the data"
-            )
+        if self.why_not_merged:
+            raise ValueError(f"{self.name} cannot be merged: {self.why_not_merged}")
+
+    @property
+    def why_not_merged(self) -> str:
+        """Why two fits cannot become one; empty if they can."""
+        if not self.learns or self.running:
+            return ""
+        return (
+            "what it learns from two parts of the data does not say what it would learn from both. Fit it on "
+            "all the data"
+        )
 
     def _merge(self, other: Any) -> None:
         if self.learns:
@@ -445,6 +452,11 @@ class Method(Detector):
     def take_over(self, before: "Method") -> None:
         """Continue from the state of another detector."""
         self._set(before.state())
+
+    def adopt(self, finished: "Method") -> None:
+        """Take over the finished fit of another detector."""
+        super().adopt(finished)
+        self._fitted = finished.is_fitted
 
     def _set(self, state: Mapping[str, Tensor]) -> None:
         for name, tensor in state.items():

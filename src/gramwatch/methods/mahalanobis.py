@@ -176,18 +176,28 @@ class ClassDistances(Method):
         if any(rank > width for width, rank in pairs) or (self.ranks_ is not None and not classes):
             raise ValueError("its covariance has more directions than channels, or there is no class")
 
+    def _add_learnt(self, other: Method) -> None:
+        self.add_unfinished(other)
+        self.finish()
+
     @torch.inference_mode(False)
     @torch.no_grad()
-    def _add_learnt(self, other: Method) -> None:
+    def add_unfinished(self, other: Method) -> None:
+        """Add the sums of another detector. Class means and covariances wait for `finish`."""
         assert isinstance(other, ClassDistances)
-        mine, theirs = self._seen(torch.device("cpu")), other._seen(torch.device("cpu"))
+        mine = self._sums or self._seen(torch.device("cpu"))
         assert mine is not None
+        theirs = other._seen(mine.counts.device)
         assert theirs is not None
         if not torch.equal(mine.widths, theirs.widths):
             raise InputError(f"{self.name}: the two were fitted on other taps")
         mine.join(theirs)
         self._sums = mine
-        self.finish()
+
+    def take_over(self, before: Method) -> None:
+        """Continue from the sums of another detector."""
+        self._sums = None
+        super().take_over(before)
 
     @torch.inference_mode(False)
     def _fitted_on(self, device: torch.device) -> "_Fitted":

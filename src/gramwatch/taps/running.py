@@ -89,16 +89,32 @@ class Network:
 
     def batches(self, loader: Iterable[Any], doing: str, progress: bool) -> Iterator[tuple[Inputs, Any]]:
         """The inputs and the labels of every batch that is not empty, with a progress bar on a terminal."""
+        for _, inputs, labels in self.numbered(loader, doing, progress):
+            yield inputs, labels
+
+    def numbered(
+        self, loader: Iterable[Any], doing: str, progress: bool
+    ) -> Iterator[tuple[int, Inputs, Any]]:
+        """The same, with the number of each batch in the loader. Empty batches have numbers too."""
         from tqdm.auto import tqdm
 
         hidden = None if progress else True
-        for batch in tqdm(batches_in(loader), desc=doing, unit="batch", disable=hidden, leave=False):
-            given, labels = split_batch(batch)
-            inputs = self.read(batch if callable(self.inputs) else given)
+        shown = tqdm(batches_in(loader), desc=doing, unit="batch", disable=hidden, leave=False)
+        for number, batch in enumerate(shown):
+            inputs, labels = self.read_batch(batch)
             count = count_examples(inputs)
             if count:
                 whole = isinstance(labels, Tensor) and labels.ndim == 1 and not labels.is_floating_point()
-                yield inputs, labels if whole and len(labels) == count else None
+                yield number, inputs, labels if whole and len(labels) == count else None
+
+    def inputs_of(self, batch: Any) -> Inputs:
+        """The network's arguments, made from a loader's batch."""
+        return self.read_batch(batch)[0]
+
+    def read_batch(self, batch: Any) -> tuple[Inputs, Any]:
+        """The network's arguments and the labels, made from a loader's batch."""
+        given, labels = split_batch(batch)
+        return self.read(batch if callable(self.inputs) else given), labels
 
     def _accepts(self, name: str) -> bool:
         """Whether the network's `forward` takes a keyword argument of this name."""

@@ -1,0 +1,97 @@
+"""docs/scale.md: its figures are those of docs/data/scale.json, which hold what is promised."""
+
+import json
+
+import pytest
+import torch
+
+from benchmarks import document, scale, scale_ranks
+from gramwatch import Guard, distributed
+from tests.fed import quietly
+from tests.guarded import images, made
+
+PAGE = (document.DOCS / "scale.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def result():
+    return json.loads((document.DOCS / "data" / "scale.json").read_text(encoding="utf-8"))
+
+
+def test_the_page_holds_what_its_results_say(result):
+    assert document.filled(PAGE, scale.pages(result)) == PAGE
+    result["exactness"][3]["bounds_differing"] += 1
+    result["speed"]["best"] += 0.1
+    result["memory"]["peaks"][0] += 1
+    changed = scale.pages(result)
+    for part in ("exactness", "speed", "memory", "hours"):
+        assert document.filled(PAGE, {part: changed[part]}) != PAGE, part
+
+
+def test_the_results_are_what_is_promised(result):
+    rows = result["exactness"]
+    assert {(row["ranks"], row["loader"]) for row in rows} == {
+        (ranks, loader) for ranks in (1, 2, 3, 4, 8) for loader in scale_ranks.LOADERS
+    }
+    for row in rows:
+        assert row["bounds"] > 100_000
+        assert row["bounds_differing"] == row["counts_differing"] == 0
+        assert row["sums"] > 10_000
+        assert row["sums_difference"] <= 1e-6
+        assert row["score_difference"] <= 1e-6
+        assert row["all_ranks_equal"]
+    assert any(0 in row["examples"] for row in rows)
+    assert result["killed"]["seconds"] < 30
+    assert all(f"rank {result['killed']['unlucky']} ended" in text for text in result["killed"]["said"])
+    assert result["speed"]["best"] >= 1.7
+
+
+def test_the_page_has_the_constants_of_the_code(result):
+    assert f"shows none for {distributed.SILENT:.0f} seconds" in PAGE.replace("\n", " ")
+    assert f"After {distributed.LATE:.0f} seconds a warning" in PAGE
+    assert distributed.TOO_LATE == 600
+    assert "after ten minutes it is an error" in PAGE
+    assert distributed.BEAT == 1
+    assert result["killed"]["silent"] == distributed.SILENT
+    for count, classes in scale.SETS.values():
+        assert f"{count:,}" in PAGE
+        assert f"{classes:,}" in PAGE
+
+
+@pytest.mark.parametrize("storage", ["float32", "float16"])
+def test_the_size_of_a_state_is_computed_for_any_number_of_classes(storage):
+    guard = Guard(made(), orders=(1, 2), storage=storage)
+    quietly(guard.fit, images(200, 1).split(50), progress=False)
+    tensors = guard.contents()[1]
+    small = ("exponent", "ranks_", "classes_", "widths_")  # a few bytes for each class, order or tap
+    kept = [tensor for name, tensor in tensors.items() if not name.endswith(small)]
+    actual = sum(tensor.numel() * tensor.element_size() for tensor in kept)
+    full = all(
+        torch.equal(t, tensors[n.replace("ranks_", "widths_")]) for n, t in tensors.items() if "ranks_" in n
+    )
+    classes = len(guard.members["gram"].class_counts_)
+    assert full  # else the whitening is smaller than computed
+    assert scale.state_bytes(guard, classes, half=storage == "float16") == actual
+
+
+def test_hours_and_traffic():
+    assert scale.hours(7_200, rate=2, processes=1, share=0.5) == 1
+    assert scale.hours(7_200, rate=2, processes=4, share=0.5) == 0.5
+    assert scale.exchanged(10, 8) == {"all": 140, "busiest": 30}
+    assert scale.exchanged(10, 5) == {"all": 80, "busiest": 30}
+    assert [scale.size(n) for n in (5_000, 2.5e6, 361e6, 4.06e9, 2.1e12)] == [
+        "5 kB", "2.5 MB", "361 MB", "4.1 GB", "2.1 TB",
+    ]  # fmt: skip
+
+
+def test_a_difference_is_found():
+    expected = {"a bounds.minimum": torch.tensor([1.0, 2.0]), "a sums_": torch.tensor([1.0, -4.0])}
+    expected |= {"score": torch.tensor([2.0]), "p_value": torch.tensor([0.5]), "a count_": torch.tensor(3)}
+    found = {name: tensor.clone() for name, tensor in expected.items()}
+    assert scale.compared(found, expected)["bounds_differing"] == 0
+    found["a bounds.minimum"][0] += 1e-7
+    found["a sums_"][0] += 0.04
+    found["a count_"] += 1
+    row = scale.compared(found, expected)
+    assert (row["bounds_differing"], row["counts_differing"]) == (1, 1)
+    assert row["sums_difference"] == pytest.approx(0.01)
