@@ -5,10 +5,22 @@ import json
 import pytest
 import torch
 
-from benchmarks import cancellation, document, guard, measure, others, overhead, react, released, tables
+from benchmarks import (
+    cancellation,
+    document,
+    guard,
+    last_stage,
+    measure,
+    others,
+    overhead,
+    react,
+    released,
+    tables,
+)
 from benchmarks.networks import settle
 from gramwatch import find_taps
 from gramwatch.deviation import outside_range
+from gramwatch.measurement import Measurement
 from gramwatch.networks import wide_resnet_40_2
 from tests import oracle
 from tests.pictures import size_of_drawing
@@ -353,6 +365,30 @@ def test_react_is_judged_at_every_percentile():
     rows = react.rows(found, {"inside": dict.fromkeys(found, inside), **scores})
     assert [row["clip"] for row in rows] == [None, 0, 1, 2, 3]
     assert all(row[title] == pytest.approx(100 * 4 / 6) for row in rows for title in react.SETS.values())
+
+
+def test_a_variant_of_the_last_stage_changes_one_thing():
+    """A tensor of the last stage deviates outside at even orders alone, after ReLUs alone."""
+    names = [f"layer{stage}.0.{kind}" for stage in last_stage.STAGES for kind in ("conv1", "relu")]
+    taps = {"by order": names, "held out": names, **dict.fromkeys(last_stage.PAIRS, names)}
+    inside = torch.rand(100, 8, 10, generator=torch.Generator().manual_seed(0)) + 0.1
+    outside = inside.clone()
+    outside[:, 7, 1::2] += 100
+    logits = torch.tensor([[0.0, 3.0]]).repeat(100, 1)
+
+    def measured(values: torch.Tensor) -> dict[str, Measurement]:
+        found = {name: values.flatten(1) for name in ("by order", "held out")}
+        found |= {name: values.sum(2) for name in last_stage.PAIRS}
+        return {
+            name: Measurement(each, logits, torch.ones(100, dtype=torch.bool)) for name, each in found.items()
+        }
+
+    rows = {row["variant"]: row["tnr"] for row in last_stage.rows(taps, measured(inside), measured(outside))}
+    assert len(rows) == len(last_stage.VARIANTS)
+    assert all(all(tnr < 20 for tnr in found[:3]) for found in rows.values())
+    low = {variant for variant, found in rows.items() if found[3] < 20}
+    assert low == {"odd orders alone", "before ReLUs alone"}
+    assert all(found[3] == 100 for variant, found in rows.items() if variant not in low)
 
 
 def test_cancellation_is_found_and_one_statistic_that_decides_too():

@@ -7,13 +7,16 @@ When a CSV changes, this writes the new figures into the page:
 Then run the tests: a sentence whose words are no longer so fails. Change it together with its check.
 """
 
+import json
 import re
 from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
 from tests.figures import (
+    DOCS,
     NUMBER,
     RESULTS,
     Figure,
@@ -198,6 +201,21 @@ def behind_published(ood: str, method: str = "Gram", metric: str = "tnr", sign: 
     """By how much the MLPs are behind the published figure: least and most."""
     pairs = [with_published(each, method, ood, metric) for each in mlps]
     return [difference(theirs, ours) if sign > 0 else difference(ours, theirs) for ours, theirs in pairs]
+
+
+def last_stage(column: str) -> Figure:
+    """A number of images in the study of ResNet-34's last part."""
+    return Figure(f"last_stage.json ({column})", lambda: float(_last_stage()[column]))
+
+
+def of_variants(stage: int) -> Callable[[], list[float]]:
+    """The TNR of one part in every variant of that study, the first as in the tables."""
+    return lambda: [row["tnr"][stage - 1] for row in _last_stage()["rows"]]
+
+
+def _last_stage() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((DOCS / "data" / "last_stage.json").read_text(encoding="utf-8"))
+    return found
 
 
 def fitted_on(page: str) -> Figure:
@@ -644,6 +662,7 @@ BEST_OF_LOGITS = {
 BELOW_PUBLISHED = [
     difference(*with_published(cifar100, "Gram", ood)[::-1]) for ood in (ISUN, SVHN, NEAREST, CROPS)
 ]
+IN_FIGURE = on_page("depth-resnet34.md", r"Tiny ImageNet, nearest, Gram: .* ([\d.]+) \(fig:ood_layerwise\)")
 BY_TNR = (DPN, "Gram", "OE", "VD", SEMANTIC, "MSP")
 JOINED = ("Gram over MSP", "Gram less MSP", "Gram", "MSP")
 
@@ -767,13 +786,42 @@ DETAILS = [
         "Tiny ImageNet, nearest, one part at a time from the first to the last: {}, {}, {} and {} on"
         " ResNet-34 ({}, {}, {} and {}); {}, {} and {} on the CIFAR-100 DenseNet ({}, {} and {})."
         " The first three parts of ResNet-34 are as published, to within {} points. The last is {} points"
-        " lower.",
+        " lower; the next item is about it.",
         *of_stage(depth34, NEAREST, 1, 2, 3, 4),
         *published_curve(depth34, stages(4)),
         *of_stage(depth100, NEAREST, 1, 2, 3),
         *published_curve(depth100, stages(3)),
         most(gap(*with_published(depth34, stage, NEAREST)) for stage in stages(3)),
         difference(*with_published(depth34, stages(4)[3], NEAREST)[::-1]),
+    ),
+    says(
+        "From the third part to the last, the published curve rises by {} points, and ours falls by {}.",
+        difference(*published_curve(depth34, stages(4)[:1:-1])),
+        difference(*of_stage(depth34, NEAREST, 3, 4)),
+    ),
+    says(
+        "changes one thing at a time, with {} training images and {} images of each set, so differences of a"
+        " few points mean nothing. The last part has {} as in our tables, and {} to {} in eleven variants.",
+        last_stage("train"),
+        last_stage("test"),
+        Figure("last_stage.json (as in the tables)", lambda: of_variants(4)()[0]),
+        Figure("last_stage.json (least)", lambda: min(of_variants(4)()[1:])),
+        Figure("last_stage.json (most)", lambda: max(of_variants(4)()[1:])),
+        so=[Truth(lambda: "there are other variants now", lambda: len(of_variants(4)()) == 1 + 11)],
+    ),
+    says(
+        "In every variant the last part is below the third, by {} points or more.",
+        Figure(
+            "last_stage.json (third less last, least)",
+            lambda: min(a - b for a, b in zip(of_variants(3)(), of_variants(4)(), strict=True)),
+        ),
+    ),
+    says(
+        "And the figure has ({}) for the whole network where Table 2 has ({}), so it is of another run than"
+        " the tables.",
+        IN_FIGURE,
+        depth34.published("Gram", NEAREST),
+        so=[above(IN_FIGURE, depth34.published("Gram", NEAREST), by=0.5)],
     ),
     says(
         "The first dense block of the DenseNet for CIFAR-10 finds {} of Tiny ImageNet, nearest, {} of crops"
