@@ -5,6 +5,7 @@ torch.compile. Reading a tap is an operator of its own in that graph. The operat
 they wrote into a shared tensor, the compiler might not use CUDA graphs.
 """
 
+import contextlib
 import itertools
 import types
 from collections.abc import Callable, Sequence
@@ -16,8 +17,9 @@ from torch.utils._pytree import tree_map_only
 
 from gramwatch import kernels
 from gramwatch.errors import warn_once
+from gramwatch.taps.operations import OPERATIONS
 from gramwatch.taps.running import is_compiled, unwrap, wrappers
-from gramwatch.taps.tap import as_maps
+from gramwatch.taps.tap import as_maps, mark
 
 # The compiler may choose the strides of a tap. The kernels take all strides, and a copy would be dear.
 _ANY_STRIDES = (torch.Tag.flexible_layout,)
@@ -54,6 +56,7 @@ def compiled_as(model: nn.Module, function: Callable[[Any], Any]) -> Callable[[A
     code = function.__code__.replace(co_name=name)
     own = types.FunctionType(code, function.__globals__, name, function.__defaults__, function.__closure__)
     options = options_of(model)
+    _show_watched_functions()
     compiled: Callable[[Any], Any] = torch.compile(own, fullgraph=True, **options)
     if not _records(options.get("backend")):
         return compiled
@@ -61,6 +64,15 @@ def compiled_as(model: nn.Module, function: Callable[[Any], Any]) -> Callable[[A
 
 
 _numbers = itertools.count(1)
+
+
+def _show_watched_functions() -> None:
+    """Let torch.compile show every watched function to the watch. It would not show `mark` and hardswish."""
+    torch.compiler.allow_in_graph(mark)
+    with contextlib.suppress(ImportError, AttributeError):
+        from torch._dynamo.variables.torch import get_overridable_functions
+
+        get_overridable_functions().update(OPERATIONS)
 
 
 def options_of(model: nn.Module) -> dict[str, Any]:

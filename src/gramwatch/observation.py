@@ -393,8 +393,10 @@ class Plan:
 
     def _do_without_graph(self, error: Exception) -> None:
         """Run the network uncompiled from now on, and warn."""
-        reason = next(filter(None, map(str.strip, str(error).splitlines())), "")
-        why = f"torch.compile cannot watch it in one graph ({type(error).__name__}: {reason})"
+        first, *lines = str(error).strip().splitlines() or [""]
+        context = [line.strip() for line in lines if "debug context:" in line]
+        reason = ", ".join([f"{type(error).__name__}: {first}", *context])
+        why = f"torch.compile cannot watch it in one graph ({reason})"
         warn_uncompiled(self.network.module, why)
         from torch._dynamo.exc import FailOnRecompileLimitHit
 

@@ -140,7 +140,7 @@ class Watch(TorchFunctionMode):
             self._calls = call + 1
             number = self._taps.numbers.get(call)
             if number is not None:
-                tensor = args[0] if operation == "mark" else made_by(result)
+                tensor = made_by(result)
                 if self._repeat is None or not self._repeats(number, tensor, operation):
                     self._receive(number, tensor)
         return result

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gramwatch.taps.tap import mark, marked
+from gramwatch.taps.tap import mark
 
 _CONVOLUTIONS = "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d convolution"
 _ACTIVATIONS = (
@@ -54,7 +54,7 @@ def operation_of(func: Any) -> str:
 
 def _watched_functions() -> dict[Any, str]:
     """Every function of PyTorch that counts as an operation of `KINDS`, and that operation."""
-    found: dict[Any, str] = dict.fromkeys((mark, torch.ops.gramwatch.marked, marked._opoverload), "mark")
+    found: dict[Any, str] = {mark: "mark"}
     places = (torch, torch.nn.functional, Tensor, torch._C._nn, torch.ops.aten)
     for operation in KINDS:
         for place, name in itertools.product(places, (operation, f"{operation}_", f"_{operation}")):

@@ -21,18 +21,7 @@ def mark(x: Tensor, name: str) -> Tensor:
     """
     if has_torch_function_unary(x):
         return handle_torch_function(mark, (x,), x, name)
-    if torch.compiler.is_dynamo_compiling():
-        marked(x, name)
     return x
-
-
-@torch.library.custom_op("gramwatch::marked", mutates_args=())
-def marked(x: Tensor, name: str) -> None:
-    """Nothing. torch.compile looks into `mark`, but shows this operator to the watch inside."""
-
-
-@marked.register_fake
-def _(x: Tensor, name: str) -> None: ...
 
 
 def as_maps(x: Tensor, channel_axis: int) -> Tensor:
