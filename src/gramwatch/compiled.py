@@ -21,7 +21,7 @@ from gramwatch.taps.operations import OPERATIONS
 from gramwatch.taps.running import is_compiled, unwrap, wrappers
 from gramwatch.taps.tap import as_maps, mark
 
-# The compiler may choose the strides of a tap. The kernels take all strides, and a copy would be dear.
+# The compiler may choose the strides of a tap. The kernels take all strides, and a copy would be costly.
 _ANY_STRIDES = (torch.Tag.flexible_layout,)
 
 

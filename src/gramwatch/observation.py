@@ -380,7 +380,7 @@ class Plan:
             return self._read_eagerly(inputs, gradients)
         try:
             with judging(self.network.module, compiled=True):
-                output, *rest = self._in_graph(ordinary(inputs))
+                return _Read(*self._in_graph(ordinary(inputs)))
         except torch.cuda.OutOfMemoryError:
             raise
         except Exception as error:
@@ -389,7 +389,6 @@ class Plan:
             read = self._read_eagerly(inputs)  # if the network itself fails, its error is raised here
             self._do_without_graph(error)
             return read
-        return _Read(self.network.logits_of(output), *rest)
 
     def _do_without_graph(self, error: Exception) -> None:
         """Run the network uncompiled from now on, and warn."""
@@ -411,7 +410,7 @@ class Plan:
                 why = "a part of it is compiled, which hides its tensors. Compile the whole network instead"
                 warn_uncompiled(self.network.module, why)
             return None
-        module, taps, uses, head_call = self.network.module, self.taps, self._uses, self._head_call
+        network, taps, uses, head_call = self.network, self.taps, self._uses, self._head_call
         layouts = list(self.tables.values())
 
         def read(inputs: Inputs) -> tuple[Any, ...]:
@@ -432,9 +431,9 @@ class Plan:
             def at_head(x: Tensor, *_: Tensor | None) -> None:
                 features.append(x.flatten(1).float())
 
-            output = run_watched(module, inputs, taps, receive, None, (head_call, at_head))
+            output = run_watched(network.module, inputs, taps, receive, None, (head_call, at_head))
             tables = [torch.cat([found[i].flatten(1) for i in range(len(found))], 1) for found in columns]
-            return output, tables, means, features
+            return network.logits_of(output), tables, means, features
 
         return compiled_as(self.network.model, read)
 

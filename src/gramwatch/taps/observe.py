@@ -74,7 +74,8 @@ def _run(
         receive(number, taps.maps(number, tensor, examples))
 
     with judging(network.module), torch.set_grad_enabled(gradients):
-        return network.logits_of(run_watched(network.module, inputs, taps, hand_over, repeat, head))
+        output = run_watched(network.module, inputs, taps, hand_over, repeat, head)
+    return network.logits_of(output)
 
 
 def ordinary(inputs: Inputs) -> Inputs:
