@@ -203,6 +203,44 @@ def test_a_recorded_pass_is_the_one_that_is_computed(net, monkeypatch):
     assert_close(guard(x), after)
 
 
+@pytest.mark.parametrize("options", [{}, {"dynamic": True}, {"mode": "reduce-overhead"}])
+@pytest.mark.parametrize("way", ["torch.compile", "module.compile"])
+def test_a_compiled_network_is_judged_as_the_uncompiled_one(net, way, options):
+    torch.backends.cudnn.allow_tf32 = False
+    train, validation = torch.randn(430, 3, 16, 16), torch.randn(900, 3, 16, 16)
+    plain = gramwatch.Guard(copy.deepcopy(net).cuda()).fit(train.split(100))
+    plain.calibrate(validation.split(100))
+    net.cuda()
+    compiled = torch.compile(net, **options) if way == "torch.compile" else net
+    if way == "module.compile":
+        net.compile(**options)
+    guard = gramwatch.Guard(compiled).fit(train.split(100)).calibrate(validation.split(100))
+    # Several verdicts are held, because a CUDA graph of torch.compile overwrites its results.
+    batches = [torch.randn(n, 3, 16, 16, device="cuda") for n in (50, 50, 50, 7, 1)]
+    found = [guard(x) for x in batches]
+    for one, x in zip(found, batches, strict=True):
+        assert_close(one, plain(x))
+    assert guard._plan._in_graph is not None
+
+
+def test_a_pass_of_a_compiled_network_is_recorded(net, monkeypatch):
+    torch.backends.cudnn.allow_tf32 = False
+    guard = gramwatch.Guard(torch.compile(net.cuda())).fit(torch.randn(400, 3, 16, 16).split(100))
+    guard.calibrate(torch.randn(900, 3, 16, 16).split(100))
+    batches = [scale * torch.randn(50, 3, 16, 16, device="cuda") for scale in (1, 1.2, 1.4, 1.6, 1.8)]
+    computed = [guard(x) for x in batches]
+    guard.record_pass = True
+    monkeypatch.setattr(replay, "CALLS", 2)
+    for x, expected in zip(batches, computed, strict=True):
+        assert_close(guard(x), expected)
+    assert [each is not None for each in guard._recorded._recorded.values()] == [True]
+    assert guard._plan._in_graph is not None
+    with torch.no_grad():  # weights that change in place are followed
+        for weight in net.parameters():
+            weight.mul_(1.05)
+    assert not torch.allclose(guard(batches[0]).logits, computed[0].logits)
+
+
 @pytest.mark.parametrize("record", [False, True])
 def test_a_batch_in_pieces_is_not_recorded_but_judged(net, record, monkeypatch):
     torch.backends.cudnn.allow_tf32 = False

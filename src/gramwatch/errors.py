@@ -78,7 +78,7 @@ def warn_once(about: object, message: str) -> None:
 def _stacklevel() -> int:
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and (
-        frame.f_globals.get("__name__", "").startswith(("gramwatch.", "torch."))
+        frame.f_globals.get("__name__", "").startswith(("gramwatch.", "torch.", "functools"))
     ):
         level, frame = level + 1, frame.f_back
     return level

@@ -416,7 +416,8 @@ class Guard(Detector):
         return self._judged(Measurement.together(measured))
 
     def _tables(self) -> list[Tensor]:
-        return [table for gram in self.grams.values() for table in gram.tables()]
+        """The tensors that kernels read which PyTorch does not see: ours, and those of torch.compile."""
+        return [*(table for gram in self.grams.values() for table in gram.tables()), *self._weights]
 
     # --- save and load -------------------------------------------------------------------------------
 

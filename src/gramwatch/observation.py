@@ -11,17 +11,19 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from gramwatch import kernels
 from gramwatch.batches import Inputs, Signature, count_examples, finite_with, mapped, on_device, signature
+from gramwatch.compiled import channel_means, compiled_as, statistics
 from gramwatch.errors import InputError, TapError
 from gramwatch.statistics import distinct_orders
-from gramwatch.taps import Look, Network, Tap, Taps, observe, unwrap
-from gramwatch.taps.running import warn_if_compiled
+from gramwatch.taps import Look, Network, Tap, Taps, judging, observe, unwrap
+from gramwatch.taps.observe import ordinary, run_watched
+from gramwatch.taps.running import is_compiled, warn_uncompiled, wrappers
 
 WIDEST_TRIANGLE = 1024
 """With `statistic="auto"`, vectors up to this many channels are judged by pairs, wider ones by row sums."""
@@ -96,6 +98,11 @@ class Head:
     """`(classes, features)`"""
     bias: Tensor
     """`(classes,)`"""
+
+    @staticmethod
+    def of(weight: Tensor, bias: Tensor | None) -> "Head":
+        """The layer with this weight, and with a bias of zero if it has none."""
+        return Head(weight, weight.new_zeros(len(weight)) if bias is None else bias)
 
     def __call__(self, features: Tensor) -> Tensor:
         """The logits of features `(N, D)`."""
@@ -201,6 +208,18 @@ class GramTable:
         return table.as_strided(shape, (self.starts[-1], at.features, 1), self.starts[number])
 
 
+class _Read(NamedTuple):
+    """What was read in one pass."""
+
+    logits: Tensor
+    tables: list[Tensor]
+    """Gram statistics, one table for each `GramTable`."""
+    means: dict[int, Tensor]
+    """Channel means by the number of the tap."""
+    features: list[Tensor]
+    """The input of the layer that makes the logits, if a detector needs it."""
+
+
 class Plan:
     """What to watch in a network and what to compute, for several detectors.
 
@@ -215,14 +234,11 @@ class Plan:
         self, look: Look, needs: Sequence[Needs], known: Mapping[Statistics, Taps] | None = None
     ) -> None:
         self.network, self.needs = look.network, list(needs)
-        warn_if_compiled(self.network.model)
         self.form: Signature | None = None
         """Shapes and dtypes of the inputs that all detectors accepted last."""
         self.explained: Callable[[Inputs], AbstractContextManager[None]] = lambda inputs: nullcontext()
         """A context for inputs of a new form. It refuses inputs that a detector does not accept, and explains
         an error of the network."""
-        self.head: Head | None = None
-        """The linear layer that makes the logits, after the first pass. None if no detector needs it."""
         known = known or {}
         selections = _distinct(need.means for need in needs)
         self._mean_taps = {selection: look.taps(selection) for selection in selections}
@@ -234,6 +250,8 @@ class Plan:
         }
         self._head_call = look.head if self._needs_head else None
         self._check_head()
+        self.head = Head.of(*look.head_layer) if self._head_call is not None and look.head_layer else None
+        """The linear layer that makes the logits. None if no detector needs it."""
         watched = [
             *self._mean_taps.values(),
             *self._feature_taps.values(),
@@ -329,12 +347,101 @@ class Plan:
 
     def differentiable(self, inputs: Inputs) -> list[Observation]:
         """One forward pass whose observations can be differentiated with respect to the inputs."""
+        if self._in_graph is not None:
+            warn_uncompiled(self.network.module, "a method needs gradients")
         with torch.inference_mode(False), torch.enable_grad():
             return self._pass(inputs, None, _form(inputs), gradients=True)
 
     def _pass(
         self, inputs: Inputs, labels: Tensor | None, form: Signature, gradients: bool = False
     ) -> list[Observation]:
+        read = self._read(inputs, gradients)
+        logits = read.logits.float()
+        base = Observation(
+            logits,
+            read.features[0] if read.features else None,
+            self.head,
+            labels=None if labels is None else labels.to(logits.device),
+            form=form,
+        )
+        tables = dict(zip(self.tables, read.tables, strict=True))
+        distinct = list(dict.fromkeys(self.needs))
+        observations = [self._observation(base, needs, read.means, tables) for needs in distinct]
+        finite = finite_with([inputs, logits], [observation.averages for observation in observations])
+        by_needs = {
+            needs: replace(observation, finite=finite_examples)
+            for needs, observation, finite_examples in zip(distinct, observations, finite, strict=True)
+        }
+        return [by_needs[needs] for needs in self.needs]
+
+    def _read(self, inputs: Inputs, gradients: bool) -> "_Read":
+        """One forward pass. A compiled network stays compiled, unless gradients are needed."""
+        if self._in_graph is None or gradients:
+            return self._read_eagerly(inputs, gradients)
+        try:
+            with judging(self.network.module, compiled=True):
+                return _Read(*self._in_graph(ordinary(inputs)))
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except Exception as error:
+            if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+                raise  # the recording may be what fails
+            read = self._read_eagerly(inputs)  # if the network itself fails, its error is raised here
+            self._do_without_graph(error)
+            return read
+
+    def _do_without_graph(self, error: Exception) -> None:
+        """Run the network uncompiled from now on, and warn."""
+        first, *lines = str(error).strip().splitlines() or [""]
+        context = [line.strip() for line in lines if "debug context:" in line]
+        reason = ", ".join([f"{type(error).__name__}: {first}", *context])
+        why = f"torch.compile cannot watch it in one graph ({reason})"
+        warn_uncompiled(self.network.module, why)
+        from torch._dynamo.exc import FailOnRecompileLimitHit
+
+        if not isinstance(error, FailOnRecompileLimitHit):  # sizes that were compiled before stay compiled
+            self._in_graph = None
+
+    @cached_property
+    def _in_graph(self) -> Callable[[Inputs], Any] | None:
+        """A pass under watch as one compiled function. None if the network is not compiled as a whole."""
+        if not any(map(is_compiled, wrappers(self.network.model))):
+            if any(map(is_compiled, self.network.model.modules())):
+                why = "a part of it is compiled, which hides its tensors. Compile the whole network instead"
+                warn_uncompiled(self.network.module, why)
+            return None
+        network, taps, uses, head_call = self.network, self.taps, self._uses, self._head_call
+        layouts = list(self.tables.values())
+
+        def read(inputs: Inputs) -> tuple[Any, ...]:
+            examples = count_examples(inputs)
+            columns: list[dict[int, Tensor]] = [{} for _ in layouts]
+            means: dict[int, Tensor] = {}
+            features: list[Tensor] = []
+
+            def receive(number: int, tensor: Tensor) -> None:
+                averaged, tables = uses[number]
+                x, axis = taps.listed[number].examples_apart(tensor, examples)
+                for i, column in tables:
+                    at = layouts[i].at[column]
+                    columns[i][column] = statistics(x, axis, at.statistic, at.orders, at.features)
+                if averaged:
+                    means[number] = channel_means(x, axis)
+
+            def at_head(x: Tensor, *_: Tensor | None) -> None:
+                features.append(x.flatten(1).float())
+
+            output = run_watched(network.module, inputs, taps, receive, None, (head_call, at_head))
+            tables = [torch.cat([found[i].flatten(1) for i in range(len(found))], 1) for found in columns]
+            return network.logits_of(output), tables, means, features
+
+        return compiled_as(self.network.model, read)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The state of a copy. It compiles its own network."""
+        return {name: value for name, value in vars(self).items() if name != "_in_graph"}
+
+    def _read_eagerly(self, inputs: Inputs, gradients: bool = False) -> "_Read":
         means: dict[int, Tensor] = {}
         layouts, filled = list(self.tables.values()), [torch.empty(0)] * len(self.tables)
         features: list[Tensor] = []
@@ -361,32 +468,13 @@ class Plan:
                 layouts[i].place(filled[i], column).copy_(statistics)
             return True
 
-        def at_head(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+        def at_head(x: Tensor, *_: Tensor | None) -> None:
             features.append(x.flatten(1).float())
-            if self.head is None:
-                weight = weight.detach().flatten(1).float()
-                zero = weight.new_zeros(len(weight))
-                self.head = Head(weight, zero if bias is None else bias.detach().float())
 
         logits = observe(
             self.network, self.taps, inputs, receive, repeat, (self._head_call, at_head), gradients
-        ).float()
-        base = Observation(
-            logits,
-            features[0] if features else None,
-            self.head,
-            labels=None if labels is None else labels.to(logits.device),
-            form=form,
         )
-        tables = dict(zip(self.tables, filled, strict=True))
-        distinct = list(dict.fromkeys(self.needs))
-        observations = [self._observation(base, needs, means, tables) for needs in distinct]
-        finite = finite_with([inputs, logits], [observation.averages for observation in observations])
-        by_needs = {
-            needs: replace(observation, finite=finite_examples)
-            for needs, observation, finite_examples in zip(distinct, observations, finite, strict=True)
-        }
-        return [by_needs[needs] for needs in self.needs]
+        return _Read(logits, filled, means, features)
 
     def _observation(
         self,

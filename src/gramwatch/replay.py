@@ -134,7 +134,16 @@ def asks_for_values(function: Callable[[], Any], device: str) -> bool:
     return asking.asked
 
 
-class _Asking(TorchDispatchMode):
+class _WithCompiled(TorchDispatchMode):
+    """A mode under which compiled code runs as it is compiled. PyTorch would run it uncompiled otherwise."""
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Whether compiled code runs under the mode."""
+        return True
+
+
+class _Asking(_WithCompiled):
     def __init__(self, device: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._device = device
@@ -170,7 +179,7 @@ def _forget_capture(device: torch.device) -> None:
         generator.graphsafe_set_state(generator.clone_state())
 
 
-class _Kept(TorchDispatchMode):
+class _Kept(_WithCompiled):
     """Keeps the GPU memory that operations read and that no recorded operation allocated.
 
     It keeps the memory, not the tensors: a parameter that moves to another device is still the same tensor,

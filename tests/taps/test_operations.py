@@ -10,6 +10,7 @@ from torch import nn
 import gramwatch
 from gramwatch import TapError, find_taps, mark
 from gramwatch.taps import find_head
+from gramwatch.taps.operations import KINDS, OPERATIONS, operation_of
 from tests.taps.watching import CLASSES, Head, Net, Rows, after, axes, channels_at, check_alone, watched
 
 # --- convolutions, linear layers, activations --------------------------------------------------------
@@ -196,6 +197,17 @@ FUNCTIONS = {
     "x.sigmoid_": (lambda x: x.sigmoid_(), "sigmoid"),
     "torch.prelu": (lambda x: torch.prelu(x, torch.full((1,), 0.3)), "prelu"),
 }
+
+
+def test_every_function_of_pytorch_with_a_watched_name_is_watched():
+    from torch.overrides import get_ignored_functions, get_overridable_functions
+
+    every = {f for functions in get_overridable_functions().values() for f in functions}
+    every |= {f for f in get_ignored_functions() if hasattr(F, getattr(f, "__name__", "-"))}
+    named = {f: operation_of(f) for f in every if operation_of(f) in KINDS}
+    assert {f: OPERATIONS.get(f) for f in named} == named
+    assert F.hardswish in named
+    assert {f: operation_of(f) for f in OPERATIONS} == OPERATIONS
 
 
 @pytest.mark.parametrize("case", FUNCTIONS)

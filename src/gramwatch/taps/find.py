@@ -28,9 +28,9 @@ from gramwatch.taps.operations import (
     MOVES,
     PRODUCTS,
     RECURRENT,
-    is_watched,
     made_by,
     operation_of,
+    watched,
 )
 from gramwatch.taps.running import (
     LogitsAdapter,
@@ -40,7 +40,6 @@ from gramwatch.taps.running import (
     judging,
     outside_compilation,
     unwrap,
-    warn_if_compiled,
 )
 from gramwatch.taps.tap import Tap, Taps
 
@@ -96,6 +95,8 @@ class Look:
         self.network, self._given = network, inputs
         self._model = unwrap(network.model)
         self._all: Taps | None = None
+        self.head_layer: tuple[Tensor, Tensor | None] | None = None
+        """The weight `(classes, features)` and the bias of the head, after `head` has found it."""
 
     @functools.cached_property
     def _inputs(self) -> Inputs:
@@ -110,7 +111,6 @@ class Look:
 
     @outside_compilation
     def _run(self) -> "tuple[_Probe, Tensor]":
-        warn_if_compiled(self.network.model)
         with judging(self._model), first_look(self.network, self._inputs):
             probe = _Probe(self._model)
             logits = self.network.logits_of(probe.run(repeated(self._inputs, 2)))
@@ -189,20 +189,21 @@ class Look:
         seen: list[tuple[Tensor, Tensor, Tensor | None]] = []
         with (
             judging(self._model),
-            Watch(
-                Taps((), self.operations), 2, _ignore, None, (layers[0], lambda *given: seen.append(given))
-            ),
+            Watch(Taps((), self.operations), _ignore, None, (layers[0], lambda *given: seen.append(given))),
         ):
             logits = self.network.logits_of(call(self._model, repeated(self._inputs, 2))).float()
         x, weight, bias = seen[0]
-        features, weight = x.flatten(1).float(), weight.flatten(1).float()
+        features, weight = x.flatten(1).float(), weight.detach().flatten(1).float()
         if bias is not None and bias.ndim != 1:
             return None  # the network adds a matrix, which is no bias
         if features.shape[0] != 2 or weight.shape != (logits.shape[1], features.shape[1]):
             return None
-        computed = features @ weight.T + (0.0 if bias is None else bias.float())
-        near = torch.allclose(computed, logits, rtol=1e-2, atol=1e-3 * float(logits.abs().max()))
-        return layers[0] if near else None
+        bias = None if bias is None else bias.detach().float()
+        computed = features @ weight.T + (0.0 if bias is None else bias)
+        if not torch.allclose(computed, logits, rtol=1e-2, atol=1e-3 * float(logits.abs().max())):
+            return None
+        self.head_layer = weight, bias
+        return layers[0]
 
 
 _HINT_PACKED = (
@@ -355,7 +356,7 @@ class _Probe(TorchFunctionMode):
         known = [(t, tuple(t.shape), self._traces[id(t)]) for t in given if id(t) in self._traces]
         is_constant = all(_storage(t) in self._constants for t in given)
         result = func(*args, **kwargs)
-        if is_watched(operation, args):
+        if watched(func, args):
             output = made_by(result)
             for state in tensors_in(result) if operation in RECURRENT else ():
                 self._traces[id(state)] = _Trace((state.ndim - 1,))
@@ -363,7 +364,7 @@ class _Probe(TorchFunctionMode):
         elif known or operation in LAYOUTS:
             for output in tensors_in(result):
                 self._traces[id(output)] = self._followed(func, operation, args, kwargs, output, known)
-        self.packed |= operation in RECURRENT and not is_watched(operation, args)
+        self.packed |= operation in RECURRENT and not watched(func, args)
         for output in [*tensors_in(result), *(given[:1] if operation == "__setitem__" else [])]:
             self._alive.append(output)
             (self._constants.add if is_constant else self._constants.discard)(_storage(output))
@@ -457,8 +458,8 @@ class _Sizes(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        operation = operation_of(func)
-        if is_watched(operation, args):
+        operation = watched(func, args)
+        if operation is not None:
             self.operations.append(operation)
             self.shapes.append(tuple(made_by(result).shape))
         return result

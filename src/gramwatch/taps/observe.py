@@ -3,7 +3,6 @@
 import sys
 import weakref
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -12,8 +11,16 @@ from torch.overrides import TorchFunctionMode
 
 from gramwatch.batches import Inputs, count_examples, mapped
 from gramwatch.errors import TapError
-from gramwatch.taps.operations import KINDS, RECURRENT, WATCHED_LATER, is_watched, known, layer_arguments
-from gramwatch.taps.running import Network, call, judging, warn_if_compiled
+from gramwatch.taps.operations import (
+    OPERATIONS,
+    RECURRENT,
+    WATCHED_LATER,
+    layer_arguments,
+    made_by,
+    watched,
+    writes,
+)
+from gramwatch.taps.running import Network, call, is_compiled, judging, warn_uncompiled
 from gramwatch.taps.tap import Taps
 
 
@@ -58,36 +65,63 @@ def _run(
     gradients: bool,
 ) -> Tensor:
     network = model if isinstance(model, Network) else Network.of(model)
-    if network is not model:
-        warn_if_compiled(network.model)
-    if not isinstance(inputs, Tensor) or inputs.is_inference():  # the network may write into its inputs
-        with torch.inference_mode(False):
-            inputs = mapped(inputs, lambda t: t.clone() if t.is_inference() else t)
-    examples = len(inputs) if isinstance(inputs, Tensor) else count_examples(inputs)
-    watched = bool(taps.listed) or head[0] is not None  # if nothing is watched, any path will do
-    watch = Watch(taps, examples, receive, repeat, head) if watched else nullcontext()
+    if network is not model and any(map(is_compiled, network.model.modules())):
+        warn_uncompiled(network.module, "`observe` hands over tensors, which compiled code hides")
+    inputs = ordinary(inputs)
+    examples = count_examples(inputs)
+
+    def hand_over(number: int, tensor: Tensor) -> None:
+        receive(number, taps.maps(number, tensor, examples))
+
     with judging(network.module), torch.set_grad_enabled(gradients):
-        with watch:
-            output = call(network.module, inputs)
-        if isinstance(watch, Watch):
-            watch.finish()
+        output = run_watched(network.module, inputs, taps, hand_over, repeat, head)
     return network.logits_of(output)
 
 
+def ordinary(inputs: Inputs) -> Inputs:
+    """The inputs without inference tensors, because the network may write into its inputs."""
+    if isinstance(inputs, Tensor) and not inputs.is_inference():
+        return inputs
+    with torch.inference_mode(False):
+        return mapped(inputs, lambda t: t.clone() if t.is_inference() else t)
+
+
+def run_watched(
+    module: nn.Module,
+    inputs: Inputs,
+    taps: Taps,
+    receive: Callable[[int, Tensor], None],
+    repeat: Callable[[int, int], bool | None] | None,
+    head: "tuple[int | None, Callable[[Tensor, Tensor, Tensor | None], None] | None]",
+) -> Any:
+    """The network's output. Every tapped tensor is handed over as the network makes it."""
+    if not taps.listed and head[0] is None:  # nothing is watched, so any path will do
+        return call(module, inputs)
+    watch = Watch(taps, receive, repeat, head)
+    with watch:
+        output = call(module, inputs)
+    watch.finish()
+    return output
+
+
 class Watch(TorchFunctionMode):
-    """Hands over every tapped tensor, and makes sure that the network makes the expected calls."""
+    """Hands over every tapped tensor, and makes sure that the network makes the expected calls.
+
+    A compiled network is traced by torch.compile with this mode inside. So it compares functions by identity,
+    and works on names and weak references only if `repeat` is given.
+    """
 
     def __init__(
         self,
         taps: Taps,
-        examples: int,
         receive: Callable[[int, Tensor], None],
         repeat: Callable[[int, int], bool | None] | None,
         head: "tuple[int | None, Callable[[Tensor, Tensor, Tensor | None], None] | None]",
     ) -> None:
         super().__init__()
         self._head_call, self._take_head = head
-        self._taps, self._examples, self._receive, self._repeat = taps, examples, receive, repeat
+        self._taps, self._receive = taps, receive
+        self._repeat = repeat if taps.marked else None
         self._handed_over: dict[int, tuple[weakref.ref[Tensor], int]] = {}
         self._calls = 0
 
@@ -95,10 +129,10 @@ class Watch(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **kwargs) if kwargs else func(*args)
-        operation, writes = known(func)
-        if self._handed_over and operation != "mark" and (writes or _overwrites(result, args, kwargs)):
+        operation = OPERATIONS.get(func)
+        if self._handed_over and operation != "mark" and (writes(func) or _overwrites(result, args, kwargs)):
             self._handed_over.clear()
-        if operation in KINDS and (operation not in RECURRENT or is_watched(operation, args)):
+        if operation is not None and (operation not in RECURRENT or watched(func, args)):
             call, expected = self._calls, self._taps.operations
             if call >= len(expected) or expected[call] != operation:
                 self._refuse(operation)
@@ -107,31 +141,21 @@ class Watch(TorchFunctionMode):
             self._calls = call + 1
             number = self._taps.numbers.get(call)
             if number is not None:
-                # Attention also returns its weights, a recurrent layer its state.
-                self._hand_over(number, result[0] if isinstance(result, tuple) else result, operation)
+                tensor = made_by(result)
+                if self._repeat is None or not self._repeats(number, tensor, operation):
+                    self._receive(number, tensor)
         return result
 
-    def _hand_over(self, number: int, tensor: Tensor, operation: str) -> None:
-        taps = self._taps
-        if taps.marked:
-            if operation == "mark" and self._repeats(number, tensor):
-                return
-            self._handed_over[id(tensor)] = (weakref.ref(tensor), number)
-        shape = tensor.shape
-        if len(shape) > 2 and shape[1] == taps.plain[number] and shape[0] == self._examples:
-            maps = tensor.flatten(2)  # as in nearly every convolutional network
-        else:
-            maps = taps.listed[number].maps(tensor, self._examples)
-        self._receive(number, maps)
-
-    def _repeats(self, number: int, tensor: Tensor) -> bool:
+    def _repeats(self, number: int, tensor: Tensor, operation: str) -> bool:
         """Whether a marked tensor is that of an earlier tap, with the same axes, and `repeat` accepts it."""
         before, earlier = self._handed_over.get(id(tensor), (None, -1))
-        if self._repeat is None or before is None or before() is not tensor:
-            return False
-        tap, first = self._taps.listed[number], self._taps.listed[earlier]
-        alike = (first.batch_axis, first.channel_axis) == (tap.batch_axis, tap.channel_axis)
-        return alike and self._repeat(number, earlier) is not False
+        if operation == "mark" and before is not None and before() is tensor:
+            tap, first = self._taps.listed[number], self._taps.listed[earlier]
+            alike = (first.batch_axis, first.channel_axis) == (tap.batch_axis, tap.channel_axis)
+            if alike and self._repeat is not None and self._repeat(number, earlier) is not False:
+                return True
+        self._handed_over[id(tensor)] = (weakref.ref(tensor), number)
+        return False
 
     def _refuse(self, operation: str) -> None:
         expected = self._taps.operations

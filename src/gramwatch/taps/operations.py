@@ -1,10 +1,14 @@
 """The PyTorch functions whose results are watched, and how other functions treat the channel axis."""
 
 import functools
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
+
+from gramwatch.taps.tap import mark
 
 _CONVOLUTIONS = "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d convolution"
 _ACTIVATIONS = (
@@ -48,15 +52,38 @@ def operation_of(func: Any) -> str:
     return name.partition(".")[0].strip("_") if not name.startswith("__") else name
 
 
-def is_watched(operation: str, args: tuple[Any, ...]) -> bool:
-    """Whether the result of a call is watched. A recurrent layer is not watched on a packed sequence.
+def _watched_functions() -> dict[Any, str]:
+    """Every function of PyTorch that counts as an operation of `KINDS`, and that operation."""
+    found: dict[Any, str] = {mark: "mark"}
+    places = (torch, torch.nn.functional, Tensor, torch._C._nn, torch.ops.aten)
+    for operation in KINDS:
+        for place, name in itertools.product(places, (operation, f"{operation}_", f"_{operation}")):
+            function = getattr(place, name, None)
+            if not callable(function):
+                continue
+            found[function] = operation
+            if place is torch.ops.aten:
+                found.update({getattr(function, overload): operation for overload in function.overloads()})
+    return found
 
-    A packed sequence has no axis of examples. Its second argument has the number of examples of each step.
+
+OPERATIONS = _watched_functions()
+"""The operation of every watched function. Functions are compared by identity: torch.compile can follow that
+in a compiled network, but no work on names."""
+
+
+def watched(func: Any, args: tuple[Any, ...]) -> str | None:
+    """The operation of a call; None if the call is not watched.
+
+    A recurrent layer is not watched on a packed sequence, which has no axis of examples. Its second argument
+    has the number of examples of each step.
     """
-    if operation not in RECURRENT:
-        return operation in KINDS
-    second = args[1] if len(args) > 1 else None
-    return not (isinstance(second, Tensor) and not second.is_floating_point())
+    operation = OPERATIONS.get(func)
+    if operation in RECURRENT:
+        second = args[1] if len(args) > 1 else None
+        if isinstance(second, Tensor) and not second.is_floating_point():
+            return None
+    return operation
 
 
 def layer_arguments(
@@ -72,11 +99,11 @@ def layer_arguments(
 
 
 @functools.lru_cache(4096)
-def known(func: Any) -> tuple[str, bool]:
-    """A function's operation, and whether its name says that it writes into an existing tensor."""
+def writes(func: Any) -> bool:
+    """Whether a function's name says that it writes into an existing tensor."""
     name: str = getattr(func, "__name__", "")
     in_place = name.endswith("_") and not name.endswith("__")
-    return operation_of(func), in_place or name.startswith("__i") or name in ("__set__", "__setitem__")
+    return in_place or name.startswith("__i") or name in ("__set__", "__setitem__")
 
 
 def made_by(result: Any) -> Tensor:

@@ -258,36 +258,32 @@ def outside_compilation(function: Callable[_P, _T]) -> Callable[_P, _T]:
     return run
 
 
-def unwrap(model: nn.Module) -> nn.Module:
-    """The network inside DataParallel, DistributedDataParallel and torch.compile wrappers."""
-    wrappers = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+def wrappers(model: nn.Module) -> Iterator[nn.Module]:
+    """The DataParallel, DistributedDataParallel and torch.compile wrappers of a network, then the network."""
+    parallel = (nn.DataParallel, nn.parallel.DistributedDataParallel)
     while True:
-        if isinstance(model, wrappers):
+        yield model
+        if isinstance(model, parallel):
             model = model.module
         elif isinstance(getattr(model, "_orig_mod", None), nn.Module):
             model = model._orig_mod  # type: ignore[assignment]
         else:
-            return model
+            return
 
 
-_looked_at: "weakref.WeakSet[nn.Module]" = weakref.WeakSet()
+def unwrap(model: nn.Module) -> nn.Module:
+    """The network inside its wrappers."""
+    *_, network = wrappers(model)
+    return network
 
 
-def warn_if_compiled(model: nn.Module) -> None:
-    """Warn once per network that detectors run its compiled parts uncompiled."""
-    if model in _looked_at:
-        return
-    _looked_at.add(model)
-    if any(map(_is_compiled, model.modules())):
-        network = unwrap(model)
-        warn_once(
-            network,
-            f"{type(network).__name__} is compiled, in whole or in part. Compiled code hides its tensors, so "
-            "detectors run the network uncompiled",
-        )
+def warn_uncompiled(network: nn.Module, why: str) -> None:
+    """Warn once per network that detectors run it uncompiled, and why."""
+    warn_once(network, f"{type(network).__name__} is compiled, but detectors run it uncompiled: {why}")
 
 
-def _is_compiled(module: nn.Module) -> bool:
+def is_compiled(module: nn.Module) -> bool:
+    """Whether a module is compiled as a whole, by `torch.compile(module)` or `module.compile()`."""
     whole = isinstance(getattr(module, "_orig_mod", None), nn.Module)
     return whole or getattr(module, "_compiled_call_impl", None) is not None
 
@@ -309,8 +305,10 @@ _uncompiled: list[ExitStack | None] = []
 
 
 @contextmanager
-def judging(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode, without gradients, uncompiled. The last thread that leaves restores the old state.
+def judging(model: nn.Module, compiled: bool = False) -> Iterator[None]:
+    """Evaluation mode, without gradients. The last thread that leaves restores the old state.
+
+    Unless `compiled`, code that torch.compile has compiled runs uncompiled.
 
     Inference mode is not used: if the network computes a tensor once and keeps it, training must be able to
     use that tensor.
@@ -324,12 +322,13 @@ def judging(model: nn.Module) -> Iterator[None]:
                 for module, _ in flags:
                     module.training = False
             _judged[model] = (threads + 1, flags)
-            _uncompiled.append(_compile_nothing() if "torch._dynamo" in sys.modules else None)
+            if not compiled:
+                _uncompiled.append(_compile_nothing() if "torch._dynamo" in sys.modules else None)
         try:
             yield
         finally:
             with _lock:
-                if (stack := _uncompiled.pop()) is not None:
+                if not compiled and (stack := _uncompiled.pop()) is not None:
                     stack.close()
                 threads, flags = _judged.pop(model)
                 if threads > 1:

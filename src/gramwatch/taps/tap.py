@@ -24,6 +24,12 @@ def mark(x: Tensor, name: str) -> Tensor:
     return x
 
 
+def as_maps(x: Tensor, channel_axis: int) -> Tensor:
+    """A tensor whose first axis is the examples as `(examples, channels, pixels)`."""
+    x = x if channel_axis == 1 else x.movedim(channel_axis, 1)
+    return x.flatten(2) if x.ndim > 2 else x.unsqueeze(2)
+
+
 @dataclass(frozen=True)
 class Tap:
     """One watched tensor of a network.
@@ -78,6 +84,10 @@ class Tap:
 
         If nothing is folded into the batch, the number of pixels may differ from that of `shape`.
         """
+        return as_maps(*self.examples_apart(x, examples))
+
+    def examples_apart(self, x: Tensor, examples: int) -> tuple[Tensor, int]:
+        """The tensor of a batch with the examples alone on its first axis, and the axis of its channels."""
         fold = self.shape[self.batch_axis]
         expected = list(self.shape)
         expected[self.batch_axis] = fold * examples
@@ -88,12 +98,10 @@ class Tap:
                 f"treats this input differently from the one its taps were found with{folded}"
             )
         if fold == 1 and self.batch_axis == 0 and self.channel_axis > 0:  # as in nearly every network
-            x = x if self.channel_axis == 1 else x.movedim(self.channel_axis, 1)
-            return x.flatten(2) if x.ndim > 2 else x.unsqueeze(2)
+            return x, self.channel_axis
         parts = (examples, fold) if self.examples_first else (fold, examples)
         x = x.unflatten(self.batch_axis, parts).movedim(self.batch_axis + (not self.examples_first), 0)
-        # The examples are now the first axis, and the channels are one axis further than before.
-        return x.movedim(self.channel_axis + 1, 1).unsqueeze(-1).flatten(2)
+        return x, self.channel_axis + 1  # `unflatten` has added an axis before it
 
     def alike(self, other: "Tap") -> bool:
         """Whether another tap is equal except for the number of pixels, which depends on the input size."""
@@ -156,6 +164,13 @@ class Taps(Sequence[Tap]):
             and len(self) == len(other)
             and all(mine.alike(theirs) for mine, theirs in zip(self, other, strict=True))
         )
+
+    def maps(self, number: int, x: Tensor, examples: int) -> Tensor:
+        """The tensor of the tap of this number, as `Tap.maps` returns it."""
+        shape = x.shape
+        if len(shape) > 2 and shape[1] == self.plain[number] and shape[0] == examples:
+            return x.flatten(2)  # as in nearly every convolutional network
+        return self.listed[number].maps(x, examples)
 
     def select(self, patterns: str | Iterable[str]) -> "Taps":
         """Only the taps whose name matches one of the names or globs (`"layer1.*"`)."""
