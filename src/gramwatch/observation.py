@@ -27,6 +27,8 @@ from gramwatch.taps.running import is_compiled, warn_uncompiled, wrappers
 
 WIDEST_TRIANGLE = 1024
 """With `statistic="auto"`, vectors up to this many channels are judged by pairs, wider ones by row sums."""
+MOST_MISSED = 20
+"""After so many passes in a row in which PyTorch compiled nothing, a compiled network runs uncompiled."""
 MOST_STATISTICS = 2**30
 """If the statistics of a batch would take more bytes, the batch is run in pieces."""
 
@@ -380,15 +382,22 @@ class Plan:
             return self._read_eagerly(inputs, gradients)
         try:
             with judging(self.network.module, compiled=True):
-                return _Read(*self._in_graph(ordinary(inputs)))
+                read = _Read(*self._in_graph(ordinary(inputs)))
+            self._missed = 0
+            return read
         except torch.cuda.OutOfMemoryError:
             raise
         except Exception as error:
             if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
                 raise  # the recording may be what fails
             read = self._read_eagerly(inputs)  # if the network itself fails, its error is raised here
-            self._do_without_graph(error)
+            # Another thread that runs a network uncompiled keeps PyTorch from compiling, for all threads.
+            self._missed = self._missed + 1 if "found no compiled frames" in str(error) else MOST_MISSED
+            if self._missed >= MOST_MISSED:
+                self._do_without_graph(error)
             return read
+
+    _missed = 0
 
     def _do_without_graph(self, error: Exception) -> None:
         """Run the network uncompiled from now on, and warn."""
