@@ -16,7 +16,7 @@ import gramwatch
 from gramwatch import GramDetector, Guard, InputError, RankError, distributed
 from gramwatch.distributed import Shard
 from gramwatch.methods import FDBD, KNN, Mahalanobis
-from tests.guarded import images, made
+from tests.guarded import Net, images, made
 from tests.ranked import Run
 
 TRAIN, VALIDATION, TEST = images(187, 1), images(90, 2), images(20, 3)
@@ -150,11 +150,16 @@ def further(rank, size):
     return states(guard)
 
 
-JOBS = (program, loaders, random_loaders, shards, sampler, further)
+JOBS = (program, shards, sampler, loaders, random_loaders, further)
+
+
+def jobs_of(size):
+    """Eight processes take their time on one core: they do what depends on their number."""
+    return JOBS if size < 8 else JOBS[:3]
 
 
 def all_jobs(rank, size):
-    return {job.__name__: job(rank, size) for job in JOBS}
+    return {job.__name__: job(rank, size) for job in jobs_of(size)}
 
 
 # --- as one process ----------------------------------------------------------------------------------
@@ -195,26 +200,29 @@ def difference(mine, other):
     return float(gap.max() / other[finite].abs().max().clamp_min(1e-30)) if gap.numel() else 0.0
 
 
-@pytest.mark.parametrize("job", JOBS, ids=lambda job: job.__name__)
-def test_the_result_is_that_of_one_process(ran, alone, job):
+def test_the_result_is_that_of_one_process(ran, alone):
     size, results = ran
-    expected = by_one_process(job, size, alone)
     assert len(results) == size
-    for result in results:
-        assert not isinstance(result, BaseException), result
-        found = result[job.__name__]
-        assert found.keys() == expected.keys()
-        for name, tensor in expected.items():
-            if is_exact(name, tensor):
-                assert torch.equal(found[name], tensor), name
-            else:
-                assert difference(found[name], tensor) <= CLOSE, name
+    for job in jobs_of(size):
+        expected = by_one_process(job, size, alone)
+        for result in results:
+            assert not isinstance(result, BaseException), result
+            assert_same(result[job.__name__], expected, job.__name__)
+
+
+def assert_same(found, expected, job):
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        if is_exact(name, tensor):
+            assert torch.equal(found[name], tensor), f"{job}: {name}"
+        else:
+            assert difference(found[name], tensor) <= CLOSE, f"{job}: {name}"
 
 
 def test_all_ranks_end_with_the_same_bits(ran):
-    _, (first, *others) = ran
+    size, (first, *others) = ran
     for other in others:
-        for job in JOBS:
+        for job in jobs_of(size):
             for name, tensor in first[job.__name__].items():
                 assert torch.equal(other[job.__name__][name], tensor), f"{job.__name__}: {name}"
 
@@ -381,14 +389,21 @@ def test_one_rank_can_work_by_itself(tmp_path):
     assert second is None
 
 
+class Doubled(Net):
+    """Its logits are not made by a linear layer alone, so that fDBD cannot be used."""
+
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
 def broken_examples(rank, size):
     batches = [batch.clone() for batch in TRAIN.split(BATCH)]
     for batch in batches:
         batch[0] = torch.nan
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        detector = GramDetector(made(), orders=(1,)).fit(batches, progress=False)
-    return [str(warning.message) for warning in caught], int(detector.class_counts_.sum())
+        guard = Guard(made(Doubled), orders=(1,), members=("gram", "fdbd")).fit(batches, progress=False)
+    return [str(warning.message) for warning in caught], int(guard.members["gram"].class_counts_.sum())
 
 
 def test_warnings_are_about_all_ranks_and_said_once(tmp_path):
@@ -396,6 +411,7 @@ def test_warnings_are_about_all_ranks_and_said_once(tmp_path):
     batches = len(TRAIN.split(BATCH))
     assert counted == same == len(TRAIN) - batches
     assert any(f"{batches} training example(s) with NaN or infinity were left out" in text for text in said)
+    assert sum("fdbd is left out of the guard" in text for text in said) == 1
     assert other == []
 
 

@@ -817,7 +817,8 @@ class _TrainingPass:
         if not examples:
             raise InputError("the loader yielded no example: there is nothing to fit")
         known = {asked: taps for _, each in reversed(ranks) for asked, taps in each.items()}
-        self._begin(on_device(examples[0], self._detectors[0].model), known)
+        with group.one_voice():
+            self._begin(on_device(examples[0], self._detectors[0].model), known)
         return batches if first is None else chain([first], batches)
 
     def take(self, batch: tuple[Inputs, Tensor | None]) -> None:

@@ -13,6 +13,7 @@ import os
 import random
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from gramwatch.batches import Inputs, batches_in, device_of, tensors_in
-from gramwatch.errors import InputError, RankError, warn
+from gramwatch.errors import GramwatchWarning, InputError, RankError, warn
 
 BEAT = 1.0
 """Seconds between two signs of life of a rank."""
@@ -162,6 +163,14 @@ class Group:
         """The plain values and tensors of rank 0."""
         return header, dict(tensors)
 
+    @contextmanager
+    def one_voice(self) -> Iterator[None]:
+        """A block in which all ranks do the same, so that rank 0 warns for all."""
+        with warnings.catch_warnings():
+            if self.rank:
+                warnings.simplefilter("ignore", GramwatchWarning)
+            yield
+
     def part(self, loader: Iterable[Any], read: Callable[[Any], Inputs]) -> Iterable[Any]:
         """The part of a loader's batches for this rank. `read` makes the network's inputs of a batch.
 
@@ -209,10 +218,13 @@ class _Ranks(Group):
         """Wait until all ranks are done. Rank 0 leaves last, because it may be the host of the store."""
         self.gather(None)
         self.stop()
-        if self.rank:
-            self._store.set(f"left/{self.rank}", b"1")
-            return
-        self._until([f"left/{rank}" for rank in range(1, self.size)], SILENT)
+        with suppress(RuntimeError):  # of the store. The work is done
+            if self.rank:
+                self._store.set(f"left/{self.rank}", b"1")
+                return
+            self._until([f"left/{rank}" for rank in range(1, self.size)], SILENT)
+            for rank, key in itertools.product(range(self.size), ("left", "beat", f"met/{self._meetings}")):
+                self._store.delete_key(f"{key}/{rank}")
 
     def stop(self) -> None:
         """Show no further signs of life."""
@@ -223,7 +235,7 @@ class _Ranks(Group):
     def fail(self, error: BaseException) -> None:
         """Tell the others why this rank failed, and give them time to notice."""
         self.stop()
-        text = f"rank {self.rank} failed: {type(error).__name__}: {error}"
+        text = f"rank {self.rank} failed: {type(error).__name__}{': ' if str(error) else ''}{error}"
         with suppress(RuntimeError):  # of the store, or because another rank failed first
             self._store.compare_set("failed", "", json.dumps(text))
             self._store.set(f"noticed/{self.rank}", b"1")
@@ -245,10 +257,7 @@ class _Ranks(Group):
                 if self._stopped.wait(BEAT):
                     return
         except RuntimeError as error:  # of the store
-            self._failure = (
-                f"the process that keeps the ranks together has ended, or cannot be reached. That is rank 0, "
-                f"or torchrun ({str(error).splitlines()[0]:.200})"
-            )
+            self._failure = _unreachable(error)
 
     def _found_failure(self, seen: dict[int, tuple[bytes, float]]) -> str:
         """What has happened to the other ranks. Empty if nothing has."""
@@ -271,13 +280,20 @@ class _Ranks(Group):
     def _until(self, keys: Sequence[str], most: float) -> bool:
         """Wait until all keys are in the store. False if it takes too long."""
         begun = time.monotonic()
-        while not self._store.check(list(keys)):
+        while not self._has(keys):
             waited = time.monotonic() - begun
             if waited > most:
                 return False
             self.check()
             time.sleep(min(_POLL + waited / 20, 10 * _POLL))
         return True
+
+    def _has(self, keys: Sequence[str]) -> bool:
+        try:
+            found: bool = self._store.check(list(keys))
+        except RuntimeError as error:
+            raise RankError(_unreachable(error)) from error
+        return found
 
     def _meet(self) -> None:
         """Wait until all ranks are here."""
@@ -295,7 +311,7 @@ class _Ranks(Group):
         """Wait for ranks that have not made this call yet, but not for ever."""
         if self._until(here, LATE):
             return
-        missing = [rank for rank in range(self.size) if not self._store.check([here[rank]])]
+        missing = [rank for rank in range(self.size) if not self._has([here[rank]])]
         remedy = "Every rank must make this call. For work on one rank: with gramwatch.distributed.alone()"
         warn(f"still waiting for rank {', '.join(map(str, missing))}. {remedy}")
         if not self._until(here, TOO_LATE - LATE):
@@ -449,6 +465,13 @@ _ARGUMENTS = """
     prefetch_factor persistent_workers
 """.split()
 """The arguments of a `DataLoader` that do not say which examples form a batch."""
+
+
+def _unreachable(error: RuntimeError) -> str:
+    return (
+        "the process that keeps the ranks together has ended, or cannot be reached. That is rank 0, or "
+        f"torchrun ({str(error).splitlines()[0]:.200})"
+    )
 
 
 class _Watched:
