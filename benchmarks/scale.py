@@ -127,6 +127,7 @@ def exactness() -> list[dict[str, Any]]:
 def speed(rounds: int, name: str = "WRN-40-2", count: int = 1_024, batch: int = 64) -> dict[str, Any]:
     """One process and two, of one thread each, in turns."""
     seconds: dict[int, list[float]] = {1: [], 2: []}
+    cpu: dict[int, list[float]] = {1: [], 2: []}
     loads = []
     for turn in range(rounds):
         for ranks in (1, 2) if turn % 2 == 0 else (2, 1):
@@ -134,13 +135,17 @@ def speed(rounds: int, name: str = "WRN-40-2", count: int = 1_024, batch: int = 
             with tempfile.TemporaryDirectory() as folder:
                 torchrun(ranks, "speed", folder, name, count, batch)
                 seconds[ranks].append(max(each["seconds"] for each in read(Path(folder))))
-            print(f"{ranks} process(es): {seconds[ranks][-1]:.2f} s, load before {loads[-1]:.1f}", flush=True)
+                cpu[ranks].append(max(each["cpu"] for each in read(Path(folder))))
+            took = f"{seconds[ranks][-1]:.2f} s, {cpu[ranks][-1]:.2f} s of the busiest process"
+            print(f"{ranks} process(es): {took}, load before {loads[-1]:.1f}", flush=True)
     pairs = [one / two for one, two in zip(seconds[1], seconds[2], strict=True)]
     return {
         "network": name,
         "images": count,
         "batch": batch,
         "seconds": {str(ranks): values for ranks, values in seconds.items()},
+        "cpu_seconds": {str(ranks): values for ranks, values in cpu.items()},
+        "cpu_speed_up": statistics.median(cpu[1]) / statistics.median(cpu[2]),
         "speed_up": statistics.median(pairs),
         "least": min(pairs),
         "most": max(pairs),

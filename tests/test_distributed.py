@@ -238,6 +238,16 @@ def test_shards_are_uneven_and_one_is_empty():
     assert len(TRAIN) % 8
 
 
+def test_nccl_carries_the_states_of_networks_on_gpus(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    cpu, gpu = torch.device("cpu"), torch.device("cuda", 1)
+    place = distributed._place_of_exchange
+    assert place("cpu:gloo,cuda:gloo", gpu) == place("cpu:gloo,cuda:gloo", cpu) == cpu
+    assert place("cpu:gloo,cuda:nccl", gpu) == place("cuda:nccl", gpu) == gpu
+    assert place("cpu:gloo,cuda:nccl", None) == cpu
+    assert place("cuda:nccl", cpu) == torch.device("cuda", 3)
+
+
 # --- failures ----------------------------------------------------------------------------------------
 
 

@@ -189,10 +189,7 @@ class _Ranks(Group):
 
     def __init__(self, rank: int, size: int, model: nn.Module) -> None:
         self.rank, self.size = rank, size
-        device = device_of(model)
-        nccl = "nccl" in str(dist.distributed_c10d.get_backend_config())
-        cuda = nccl and device is not None and device.type == "cuda"
-        self._place = device if cuda and device is not None else torch.device("cpu")
+        self._place = _place_of_exchange(str(dist.distributed_c10d.get_backend_config()), device_of(model))
         self._meetings, next_call = 0, next(_calls)
         shared: Any = dist.distributed_c10d._get_default_store()
         self._store: Any
@@ -391,6 +388,7 @@ class _Ranks(Group):
             given, forms = about[0]
             return given, self._filled(forms, lambda t: dist.broadcast(t, 0))
 
+        self._meet()
         return self._exchange(run)
 
     def _bytes(self, tensor: Tensor) -> Tensor:
@@ -458,6 +456,13 @@ class _Ranks(Group):
             f"ranks {ranks} were given the same examples, other ranks were given others. Give all ranks the "
             "same loader, or give each its own part: fit(gramwatch.distributed.Shard(loader))"
         )
+
+
+def _place_of_exchange(backends: str, device: torch.device | None) -> torch.device:
+    """Where tensors lie while they travel. `backends` is such as `"cpu:gloo,cuda:nccl"`."""
+    if "cuda:nccl" in backends and device is not None and device.type == "cuda":
+        return device
+    return torch.device("cpu" if "cpu:" in backends else f"cuda:{torch.cuda.current_device()}")
 
 
 _ARGUMENTS = """
