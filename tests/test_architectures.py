@@ -139,7 +139,7 @@ def mlp() -> nn.Module:
     )
 
 
-ONLY_ENERGY = r"gram, early_mahalanobis, class_ratio is left out of the guard: {} has no tap"
+ONLY_ENERGY = r"gram, profile, class_ratio is left out of the guard: {} has no tap"
 ONE_CHANNEL = r"taps='ends' leaves out 3 stage\(s\) of ResNet, in which every tensor has one channel only"
 FIRST = {"batch_first": True}
 OWN = {

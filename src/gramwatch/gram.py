@@ -37,7 +37,7 @@ from gramwatch.deviation import (
 from gramwatch.errors import CalibrationError, InputError, NotFittedError, warn
 from gramwatch.measurement import Calibration, Measurement, how_many_rank
 from gramwatch.observation import WIDEST_TRIANGLE, Needs, Observation, Plan, Statistics
-from gramwatch.statistics import STATISTICS, check_orders
+from gramwatch.statistics import STATISTICS, check_orders, check_pixels
 from gramwatch.taps import Network, Taps, unwrap
 from gramwatch.taps.running import InputsAdapter, LogitsAdapter
 
@@ -47,6 +47,8 @@ NO_WIDTH = 2**-8
 """Bounds narrower than this share of their value count as one value. float16 rounds by a quarter of it."""
 MOST_GROUPS = 10**6
 """The most taps times orders of a file. Large networks have ten thousand; a file with more is refused."""
+LATER_DEFAULTS = (("storage", "float32"), ("pixels", None))
+"""Settings that came after version 0.1.0, with their default values."""
 BOUNDS_RULES: dict[str, dict[str, artifact.Rule]] = {
     "min_max": {
         "minimum": artifact.NO_NAN,
@@ -103,6 +105,8 @@ class GramDetector(Detector):
         taps: which tensors to watch: `"all"` convolutions, linear layers and activations; `"ends"`, the last
             tensor of each size; `"paper"` for the networks in `gramwatch.networks`; or names and globs.
         orders: the orders of the Gram matrices, P, at most 100.
+        pixels: about how many pixels of each tensor count, on a regular grid; None: all, as in the paper.
+            Fewer pixels cost less time: see docs/performance.md.
         statistic: `"row_sums"`, `"row_sums_of_roots"`, `"diagonal"`, `"off_diagonal"`, `"triangle"`, or
             `"auto"`: `triangle` for plain vectors up to 1,024 channels, `row_sums` for all other tensors.
             If the statistics of a batch exceed 1 GiB, the batch is run in pieces.
@@ -136,6 +140,7 @@ class GramDetector(Detector):
         *,
         taps: str | Iterable[str] = "all",
         orders: Iterable[int] = range(1, 11),
+        pixels: int | None = None,
         statistic: str = "auto",
         bounds: str = "min_max",
         normalise: bool = True,
@@ -153,7 +158,7 @@ class GramDetector(Detector):
             raise ValueError(
                 f"storage='float16' is for bounds='min_max': with bounds={bounds!r} use storage='float32'"
             )
-        self.orders = check_orders(orders)
+        self.orders, self.pixels = check_orders(orders), check_pixels(pixels)
         self.statistic, self.bounds, self.storage = statistic, bounds, storage
         self.normalise = normalise
         self.confidence: Confidence = confidence
@@ -180,7 +185,7 @@ class GramDetector(Detector):
     @property
     def _statistics(self) -> Statistics:
         taps = self.selection if isinstance(self.selection, str) else tuple(self.selection)
-        return Statistics(taps, self.statistic, self.orders)
+        return Statistics(taps, self.statistic, self.orders, self.pixels)
 
     @property
     def known_taps(self) -> Mapping[Statistics, Taps]:
@@ -463,6 +468,7 @@ class GramDetector(Detector):
         return {
             "taps": self.selection,
             "orders": list(self.orders),
+            "pixels": self.pixels,
             "statistic": self.statistic,
             "bounds": self.bounds,
             "normalise": self.normalise,
@@ -490,8 +496,8 @@ class GramDetector(Detector):
         settings = self.settings_as_json()
         header = {
             "detector": self.name,
-            # The default storage is left out, so that version 0.1.0 can read the file too.
-            "settings": {k: v for k, v in settings.items() if (k, v) != ("storage", "float32")},
+            # Defaults that version 0.1.0 does not know are left out, so that it can read the file too.
+            "settings": {k: v for k, v in settings.items() if (k, v) not in LATER_DEFAULTS},
             "inputs": self._form,
             "taps": artifact.taps_to_json(self.taps),
             "classes": len(counts),

@@ -9,10 +9,12 @@ import pytest
 import torch
 
 from gramwatch.deviation import TotalDeviation
+from gramwatch.guard import Guard
 from gramwatch.joint import JointRule, Standard
 from gramwatch.measurement import Measurement
 from gramwatch.paper import guard_study
 from gramwatch.paper.false_alarms import simulated
+from tests.guarded import made
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -34,9 +36,23 @@ def test_every_rule_differs_from_guards_in_what_it_says() -> None:
         assert (guard_study.GRAM in each.rule().totals) == (guard_study.GRAM in each.members)
 
 
+def test_the_first_rule_is_a_guards() -> None:
+    net = made()
+    guard, lean = Guard(net), guard_study.LEAN.make(net)
+    gram = guard.members["gram"]
+    assert lean.settings_as_json() == gram.settings_as_json()
+    variant = guard_study.VARIANTS[0]
+    titles = [each.title for each in guard.members.values()]
+    assert list(variant.members) == titles
+    mine, theirs = variant.rule(), guard.rule()
+    assert list(mine.totals.values()) == list(theirs.totals.values())
+    assert (list(mine.rules.values()), mine.standard) == (list(theirs.rules.values()), theirs.standard)
+
+
 def test_every_form_of_gram_has_its_row() -> None:
     forms = [form.title for form in guard_study.forms_of("resnet20")]
-    used = [each.form for each in guard_study.VARIANTS if each.form != guard_study.GRAM]
+    usual = (guard_study.GRAM, guard_study.LEAN.title)
+    used = [each.form for each in guard_study.VARIANTS if each.form not in usual]
     assert used == forms
     assert [form.title for form in guard_study.forms_of("mnist_convnet")] == forms[:-1]  # it has no blocks
 
@@ -146,7 +162,8 @@ def test_a_rule_is_fitted_anew_each_time(measured: Measurement) -> None:
 
 
 def test_rules_and_single_methods_stand_side_by_side(measured: Measurement) -> None:
-    methods = {guard_study.GRAM if name == "gram" else name: part for name, part in measured.parts.items()}
+    lean = guard_study.LEAN.title
+    methods = {lean if name == "gram" else name: part for name, part in measured.parts.items()}
     variant = guard_study.JoinVariant("both", (guard_study.GRAM, "energy"))
     found = guard_study.WithRules(methods, [variant], ["fdbd"])
     assert list(found) == ["both", "fdbd"]

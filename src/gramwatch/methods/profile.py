@@ -1,7 +1,7 @@
 """Profile: how far features lie from the mean and how long they are, from the first layers to the last."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,7 +13,8 @@ from gramwatch.measurement import Measurement
 from gramwatch.methods.base import Record
 from gramwatch.methods.features import TINY
 from gramwatch.methods.mahalanobis import ClassDistances, in_float64
-from gramwatch.observation import Observation
+from gramwatch.observation import Needs, Observation
+from gramwatch.statistics import check_pixels
 
 MOST_CHANNELS = 256
 """Of a tensor with more channels, every second, every third, ... channel counts, so that no more are left."""
@@ -91,6 +92,8 @@ class Profile(ClassDistances):
     Args:
         model: any classifier that returns logits.
         taps: the watched taps, as for `GramDetector`.
+        pixels: about how many pixels of each tensor the channel means are taken over, on a regular grid;
+            None: all.
         options: the arguments of every `Method`.
 
     """
@@ -108,11 +111,25 @@ class Profile(ClassDistances):
         limits="Knows no classes: an input that is only of a new class looks normal to it. Needs some "
         "hundred calibration examples to be at its best.",
     )
+    settings = ("pixels",)
     unit = True
     rule_kind = ProfileRule
 
-    def __init__(self, model: nn.Module, *, taps: str | Iterable[str] = "spread", **options: Any) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        taps: str | Iterable[str] = "spread",
+        pixels: int | None = None,
+        **options: Any,
+    ) -> None:
+        self.pixels = check_pixels(pixels)
         super().__init__(model, taps=taps, **options)
+
+    @property
+    def needs(self) -> Needs:
+        """The channel means at the taps."""
+        return replace(super().needs, mean_pixels=self.pixels)
 
     def _number_of_classes(self, observation: Observation) -> int:
         return 1
