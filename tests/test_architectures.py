@@ -385,7 +385,7 @@ def test_a_guard(name, tmp_path):
     state = {key: value.clone() for key, value in model.state_dict().items()}
     modes, hooked = [module.training for module in model.modules()], hooks(model)
 
-    guard = Guard(model, orders=case.orders, level=0.9)
+    guard = Guard(model, taps="all", orders=case.orders, level=0.9)
     if case.says:
         with pytest.warns(gramwatch.GramwatchWarning, match=case.says):
             guard.fit(split(case.inputs(64), 32), progress=False)
