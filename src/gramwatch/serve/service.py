@@ -16,6 +16,8 @@ from gramwatch.serve.metrics import Metrics
 
 Parse = Callable[[bytes], list[bytes]]
 """Finds the image files in the body of a request."""
+WORTH_A_THREAD = 256 * 2**10
+"""Bytes of image files that are decoded by one job. Threads that decode small images wait for each other."""
 
 
 class Batches(AsyncBatcher):  # type: ignore[misc]
@@ -139,14 +141,31 @@ class Service:
         return bytes(body)
 
     async def _decoded(self, images: Sequence[bytes]) -> list[Tensor]:
-        loop, pixels = asyncio.get_running_loop(), self.limits.pixels
-        jobs = [loop.run_in_executor(self._decoding, self.judge.read, data, pixels) for data in images]
-        found = await asyncio.gather(*jobs, return_exceptions=True)
-        inputs = []
-        for number, each in enumerate(found):
+        """The inputs made from image files. Raises a `RefusalError` for the first that cannot be read."""
+        loop = asyncio.get_running_loop()
+        jobs = [loop.run_in_executor(self._decoding, self._read, group) for group in _groups(images)]
+        inputs: list[Tensor] = []
+        for each in [each for group in await asyncio.gather(*jobs) for each in group]:
             if isinstance(each, DataError):
-                raise RefusalError(400, f"image {number}: {each}")
-            if isinstance(each, BaseException):
-                raise each
+                raise RefusalError(400, f"image {len(inputs)}: {each}")
             inputs.append(each)
         return inputs
+
+    def _read(self, images: Sequence[bytes]) -> list[Tensor | DataError]:
+        return [self._read_one(image) for image in images]
+
+    def _read_one(self, image: bytes) -> Tensor | DataError:
+        try:
+            return self.judge.read(image, self.limits.pixels)
+        except DataError as error:
+            return error
+
+
+def _groups(images: Sequence[bytes]) -> list[list[bytes]]:
+    """Images in groups that are worth a thread: several small images, or one large image."""
+    groups: list[list[bytes]] = [[]]
+    for image in images:
+        if sum(map(len, groups[-1])) > WORTH_A_THREAD:
+            groups.append([])
+        groups[-1].append(image)
+    return groups
