@@ -5,6 +5,8 @@ import csv
 import http.client
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -12,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +22,7 @@ import pytest
 import gramwatch
 from gramwatch.models import resolve
 from tests.cli.invoking import invoke, raising, told
+from tests.pages import ROOT, code_of
 
 TOKEN = "correct horse battery"
 
@@ -135,3 +139,27 @@ def test_without_the_extra_the_command_says_what_to_install(own):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "gramwatch[serve]" in done.stdout
+
+
+def test_the_production_section_of_the_readme_runs_as_it_stands(tmp_path):
+    """In the folder of docs/cli.md. Figures of a training differ a little from machine to machine."""
+    section = (
+        (ROOT / "README.md").read_text(encoding="utf-8").split("## Run it in production")[1].split("\n## ")[0]
+    )
+    serve, score, monitor = re.findall(r"^ {4}((?:gramwatch|curl) .*)", section, re.MULTILINE)
+    shown, watched = (json.loads(text) for text in re.findall(r"^ {4}(\{.*)", section, re.MULTILINE))
+    page = ROOT / "docs" / "cli.md"
+    subprocess.run([sys.executable, "-c", code_of(page, "python")], cwd=tmp_path, check=True)
+    fit = shlex.split(code_of(page, "sh").splitlines()[0])
+    subprocess.run([sys.executable, "-m", *fit, "-q"], cwd=tmp_path, check=True)
+    words = shlex.split(serve)[2:]
+    with served(SimpleNamespace(guard=words[0], model=words[2], folder=tmp_path), *words[3:]) as (_, ask):
+        image = tmp_path / score.split("@")[1].split()[0]
+        (result,) = ask("POST", score.rpartition("8000")[2], image.read_bytes())[1]["results"]
+        found = ask("GET", monitor.rpartition("8000")[2])[1]
+    (expected,) = shown["results"]
+    assert result.keys() == expected.keys()
+    assert result["parts"].keys() == expected["parts"].keys()
+    assert result["is_ood"] is expected["is_ood"] is True
+    assert found.keys() == watched.keys()
+    assert (found["images"], found["alarm"]) == (watched["images"], watched["alarm"]) == (1, False)
