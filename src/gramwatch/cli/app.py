@@ -16,6 +16,7 @@ from gramwatch.cli.launch import first
 from gramwatch.cli.merge import merge
 from gramwatch.cli.paper import paper
 from gramwatch.cli.score import score
+from gramwatch.cli.serve import serve
 from gramwatch.cli.study import study
 from gramwatch.cli.taps import taps
 from gramwatch.cli.train import train
@@ -49,6 +50,7 @@ def _fail(reason: str, code: int) -> NoReturn:
 app = typer.Typer(cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False)
 app.command()(fit)
 app.command()(score)
+app.command()(serve)
 app.command()(info)
 app.command()(merge)
 app.command()(taps)
