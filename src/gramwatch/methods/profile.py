@@ -1,8 +1,8 @@
 """Profile: how far features lie from the mean and how long they are, from the first layers to the last."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ from gramwatch.artifact import FINITE, Field
 from gramwatch.measurement import Measurement
 from gramwatch.methods.base import Record
 from gramwatch.methods.features import TINY
-from gramwatch.methods.mahalanobis import ClassDistances, in_float64
+from gramwatch.methods.mahalanobis import ClassDistances, Gaussian, in_float64
 from gramwatch.observation import Needs, Observation
 from gramwatch.statistics import check_pixels
 
@@ -78,6 +78,38 @@ class ProfileRule:
         return ProfileRule(self.mean_.to(device), self.whitening_.to(device))
 
 
+class _Together(NamedTuple):
+    """The distributions at all taps, made as wide as the widest with zeros, in one tensor each."""
+
+    gaussians: Sequence[Gaussian]
+    """The distributions that it was made of."""
+    place: Tensor
+    """The place of every channel among the padded channels of all taps, `(1, channels)`."""
+    shift: Tensor
+    """Minus the mean of all training examples, whitened, `(taps, 1, rank)`."""
+    whitening: Tensor
+    """`(taps, width, rank)`"""
+
+    @staticmethod
+    def of(gaussians: Sequence[Gaussian]) -> "_Together":
+        shapes = [gaussian.whitening.shape for gaussian in gaussians]
+        width, rank = (max(sizes) for sizes in zip(*shapes, strict=True))
+        like = gaussians[0].whitening
+        shift, whitening = (like.new_zeros(len(shapes), *size) for size in ((1, rank), (width, rank)))
+        for tap, (gaussian, (wide, high)) in enumerate(zip(gaussians, shapes, strict=True)):
+            shift[tap, 0, :high] = gaussian.shift - gaussian.points[0]
+            whitening[tap, :wide, :high] = gaussian.whitening
+        places = [torch.arange(wide) + tap * width for tap, (wide, _) in enumerate(shapes)]
+        return _Together(gaussians, torch.cat(places).unsqueeze(0).to(like.device), shift, whitening)
+
+    def padded(self, taps: Sequence[Tensor]) -> Tensor:
+        """The channel means of all taps, `(taps, N, width)`, with zeros after the last channel."""
+        means = torch.cat(list(taps), 1).double()
+        room = means.new_zeros(len(means), self.whitening.shape[0] * self.whitening.shape[1])
+        room.scatter_(1, self.place.expand_as(means), means)
+        return room.view(len(means), len(self.whitening), -1).transpose(0, 1)
+
+
 class Profile(ClassDistances):
     """How the features of an input go through the network, compared with held-out examples.
 
@@ -131,6 +163,10 @@ class Profile(ClassDistances):
         """The channel means at the taps."""
         return replace(super().needs, mean_pixels=self.pixels)
 
+    def _begin(self) -> None:
+        self._together: _Together | None = None
+        super()._begin()
+
     def _number_of_classes(self, observation: Observation) -> int:
         return 1
 
@@ -145,15 +181,36 @@ class Profile(ClassDistances):
 
     def profile(self, observation: Observation) -> Tensor:
         """The profile of each example: distance and length at each tap, as logarithms, `(N, 2 x taps)`."""
-        numbers = []
         gaussians = self._checked(observation)
-        expected = self._fitted_on(observation.logits.device).expected
-        for tap, means in enumerate(self._looked_at(observation)):
+        taps = self._looked_at(observation)
+        measure = self._measured_together if taps and taps[0].is_cuda else self._measured_apart
+        numbers = measure(taps, gaussians, self._fitted_on(observation.logits.device).expected)
+        return numbers.clamp_min(TINY).log()
+
+    def _measured_apart(
+        self, taps: Sequence[Tensor], gaussians: Sequence[Gaussian], expected: Tensor
+    ) -> Tensor:
+        """Distance and length at each tap, `(N, 2 x taps)`, one tap after the other."""
+        numbers = []
+        for tap, (means, gaussian) in enumerate(zip(taps, gaussians, strict=True)):
             features = in_float64(means)
             length = features.norm(dim=1, keepdim=True)
-            distance = gaussians[tap].distance(features / length.clamp_min(TINY))
+            distance = gaussian.distance(features / length.clamp_min(TINY))
             numbers += [distance / expected[tap], length.squeeze(1).square()]
-        return torch.stack(numbers, 1).clamp_min(TINY).log()
+        return torch.stack(numbers, 1)
+
+    def _measured_together(
+        self, taps: Sequence[Tensor], gaussians: Sequence[Gaussian], expected: Tensor
+    ) -> Tensor:
+        """The same of all taps at once, made as wide as the widest tap: on a GPU, every launch costs time."""
+        cached = self._together
+        if cached is None or cached.gaussians is not gaussians:
+            self._together = cached = _Together.of(gaussians)
+        by_tap = cached.padded(taps)
+        length = torch.linalg.vector_norm(by_tap, dim=2, keepdim=True)
+        white = torch.baddbmm(cached.shift, by_tap / length.clamp_min(TINY), cached.whitening)
+        distance = torch.linalg.vector_norm(white, dim=2).square() / expected.unsqueeze(1)
+        return torch.stack([distance, length.squeeze(2).square()], 1).flatten(0, 1).T
 
     @torch.inference_mode()
     def measured(self, observation: Observation) -> Measurement:
