@@ -523,7 +523,12 @@ class Detector(ABC):
             places: whether to compute the map, where in the input the contributions come from.
 
         """
-        inputs = on_device(self._read(inputs), self.model)
+        return self.explain_inputs(self._read(inputs), places=places)
+
+    def explain_inputs(self, inputs: Inputs, *, places: bool = True) -> Explained:
+        """`explain` for a batch that is the network's input already."""
+        self.calibration()
+        inputs = on_device(inputs, self.model)
         with torch.inference_mode(False), torch.no_grad():
             observed: dict[Any, Observation] = {}
             if self.alone:

@@ -94,12 +94,18 @@ def pixel_shares(maps: Tensor, order: int, limit: Tensor, high: Tensor, amounts:
         amounts: what to distribute, `(N, channels)`, not negative.
 
     """
+    most = int((amounts > 0).sum(1).max())
+    if not most:
+        return maps.new_zeros(len(maps), maps.shape[2])
+    amounts, outside = amounts.topk(most, 1)  # few channels are outside, and only they have parts
+    limit, high = limit.gather(1, outside), high.gather(1, outside)
     scale = maps.abs().amax((1, 2), keepdim=True).clamp_min(torch.finfo(maps.dtype).tiny)
-    powers = (maps / scale) ** order
-    products = powers * powers.sum(1, keepdim=True)
+    chosen = maps.gather(1, outside.unsqueeze(2).expand(-1, -1, maps.shape[2])) / scale
+    sums = (maps / scale if order == 1 else (maps / scale) ** order).sum(1, keepdim=True)
+    products = chosen**order * sums
     limit = limit / scale.squeeze(2).square()
     even = limit.sign() * limit.abs() ** order / maps.shape[2]
-    excess = torch.where(high, 1.0, -1.0).to(maps).unsqueeze(2) * (products - even.unsqueeze(2))
+    excess = torch.where(high.unsqueeze(2), products - even.unsqueeze(2), even.unsqueeze(2) - products)
     excess = excess.clamp_min_(0)
     total = excess.sum(2)
     weights = torch.where(total > 0, amounts / total, 0)

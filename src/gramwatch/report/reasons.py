@@ -12,6 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gramwatch.report.frame import SMALL, TEXT, Words, framed, plain, wrapped
+from gramwatch.report.palette import INK, INSIDE, OUTSIDE, SOFT
+
 MOST_TAPS = 2
 """The taps that a sentence names."""
 MOST_NUMBERS = 3
@@ -138,7 +141,145 @@ def html(explained: Any, most: int = 10) -> str:
 
 def draw(one: Any, path: str | PathLike[str] | None, image: Any) -> Any:
     """The image, the map over it, bars for members and taps, and the channels furthest outside."""
-    raise NotImplementedError
+    verdict, *rest = sentences(one)
+    title = f"{verdict} Predicted: {_class(one).removeprefix('as ')}"
+    frame = framed(Words(title, " ".join(rest)), 3.9, 2, 3, height_ratios=[1.15, 1])
+    ((left, middle, members), (taps, channels, last)) = frame.axes
+    grid = last.get_gridspec()
+    last.remove()
+    channels.remove()
+    channels = frame.figure.add_subplot(grid[1, 1:])
+    picture = image if image is not None else None if one.images is None else one.images[0]
+    _images(left, middle, picture, None if one.map is None else one.map[0].cpu(), one.notes)
+    _bars(members, [part.title for part in one.parts], one.members[0].tolist(), "members")
+    _tap_bars(taps, one)
+    _ranges(channels, one.channels(0, most=MOST_RANGES) if bool(one.finite[0]) else [])
+    if path is None:
+        return frame.figure
+    frame.write(path)
+    return None
+
+
+MOST_BARS, MOST_RANGES = 7, 7
+
+
+def _images(left: Any, middle: Any, picture: Any, found: Tensor | None, notes: Sequence[str]) -> None:
+    for axes in (left, middle):
+        axes.set_axis_off()
+    shown = None if picture is None else shown_image(picture)
+    if shown is not None and shown.ndim >= 2:
+        left.imshow(shown.numpy(), cmap="gray", interpolation="nearest")
+        left.set_title("input", loc="left", fontsize=TEXT, color=INK)
+    if found is None or found.ndim > 2:
+        text = next((note for note in notes if note.startswith("no map")), "no map")
+        middle.text(0, 0.5, "\n".join(wrapped(text, SMALL, 2.2)), fontsize=SMALL, color=SOFT)
+        return
+    middle.set_title("where it comes from", loc="left", fontsize=TEXT, color=INK)
+    if found.ndim == 1:
+        middle.set_axis_on()
+        plain(middle)
+        middle.fill_between(range(len(found)), found.numpy(), color=OUTSIDE, lw=0)
+        return
+    if shown is not None and tuple(shown.shape[:2]) == tuple(found.shape):
+        grey = shown if shown.ndim == 2 else shown.mean(2)
+        middle.imshow(grey.numpy(), cmap="gray", interpolation="nearest")
+    peak = max(float(found.max()), 1e-12)
+    alpha = (found / peak).clamp(0, 1).sqrt() * 0.85
+    middle.imshow(found.numpy(), cmap="inferno", vmin=0, vmax=peak, alpha=alpha.numpy())
+
+
+def _bars(axes: Any, names: Sequence[str], values: Sequence[float], title: str) -> None:
+    """Horizontal bars: what is unusual is red."""
+    plain(axes)
+    values = [value if value == value else 0.0 for value in values]
+    colours = [OUTSIDE if value > 0 else INSIDE for value in values]
+    axes.barh(range(len(values)), values, color=colours, height=0.65)
+    axes.axvline(0, color=SOFT, lw=0.7)
+    axes.set_yticks(range(len(names)), names, fontsize=SMALL)
+    axes.tick_params(axis="x", labelsize=SMALL)
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.set_title(f"{title}: contributions", loc="left", fontsize=TEXT, color=INK)
+
+
+def _tap_bars(axes: Any, one: Any) -> None:
+    several = sum(part.terms is not None for part in one.parts) > 1
+    rows = []
+    for part in one.parts:
+        if part.terms is not None:
+            for tap, value in zip(part.taps, part.terms[0, :-1].tolist(), strict=True):
+                rows.append((value, f"{part.title}: {tap.name}" if several else tap.name))
+    rows = sorted(rows, reverse=True)[:MOST_BARS]
+    names = [name if len(name) <= 30 else f"{name[:12]}...{name[-15:]}" for _, name in rows]
+    _bars(axes, names, [value for value, _ in rows], "taps")
+
+
+def _ranges(axes: Any, channels: Sequence[Any]) -> None:
+    """Each channel's range on training data, scaled to the same length, and the value."""
+    plain(axes)
+    axes.set_title("channels: value and range of training data", loc="left", fontsize=TEXT, color=INK)
+    axes.set_xticks([])
+    if not channels:
+        axes.set_yticks([])
+        return
+    for y, channel in enumerate(channels):
+        low, high, value = channel.low, channel.high, channel.value
+        ends = [min(low, value), max(high, value)]
+        span = (ends[1] - ends[0]) or 1.0
+        at = [(each - ends[0]) / span for each in (low, high, value)]
+        axes.plot(at[:2], [y, y], color=INSIDE, lw=5, solid_capstyle="butt", zorder=1)
+        axes.plot(at[2], y, "o", color=OUTSIDE, ms=4.5, zorder=2)
+        mean = f"mean {low:.3g}" if low == high else f"{low:.3g} to {high:.3g}"
+        axes.text(1.04, y, f"{value:.3g}; {mean}", fontsize=SMALL - 0.5, va="center", color=SOFT)
+    axes.set_xlim(-0.03, 1.75)
+    axes.set_ylim(len(channels) - 0.4, -0.6)
+    names = [f"{_short(c.tap)} {_number(c)} {c.of}" for c in channels]
+    axes.set_yticks(range(len(names)), names, fontsize=SMALL - 0.5)
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= 22 else f"...{name[-19:]}"
+
+
+def _number(channel: Any) -> str:
+    number = channel.channel
+    return f"{number[0]}x{number[1]}" if isinstance(number, tuple) else f"channel {number}"
+
+
+def draw_heat(
+    path: str | PathLike[str] | None,
+    means: Tensor,
+    classes: Sequence[str],
+    columns: Sequence[tuple[str, str]],
+) -> Any:
+    """Mean contributions `(classes, columns)` as a heat map: one row per class, one column per tap."""
+    words = Words(
+        "What is unusual, by tap and predicted class", "", "Mean contributions. Red adds to scores."
+    )
+    frame = framed(words, 0.9 + 0.26 * len(classes))
+    axes = frame.axes[0, 0]
+    plain(axes)
+    limit = max(float(means.abs().max()), 1e-12)
+    drawn = axes.imshow(means.cpu().numpy(), cmap="RdBu_r", vmin=-limit, vmax=limit, aspect="auto")
+    axes.set_yticks(range(len(classes)), classes, fontsize=SMALL)
+    members = list(dict.fromkeys(member for member, _ in columns))
+    starts = [next(i for i, column in enumerate(columns) if column[0] == member) for member in members]
+    for start in starts[1:]:
+        axes.axvline(start - 0.5, color=INK, lw=0.8)
+    ends = [*starts[1:], len(columns)]
+    middles = [(start + end - 1) / 2 for start, end in zip(starts, ends, strict=True)]
+    names = [
+        f"{member}\n{end - start} taps" if end - start > 1 else member
+        for member, start, end in zip(members, starts, ends, strict=True)
+    ]
+    turned = [90 if end - start < 2 else 0 for start, end in zip(starts, ends, strict=True)]
+    axes.set_xticks(middles, names, fontsize=SMALL)
+    for label, degrees in zip(axes.get_xticklabels(), turned, strict=True):
+        label.set_rotation(degrees)
+    frame.figure.colorbar(drawn, ax=axes, fraction=0.03, pad=0.01).ax.tick_params(labelsize=SMALL)
+    if path is None:
+        return frame.figure
+    frame.write(path)
+    return None
 
 
 def shown_image(given: Any) -> Tensor:
