@@ -73,7 +73,7 @@ def _which(one: Any, channels: Sequence[Any], names: Sequence[str]) -> str:
     plain = [f"{n[0]} with {n[1]}" if isinstance(n, tuple) else str(n) for n in numbers]
     word = "channel" if len(plain) == 1 else "channels"
     where = (
-        f", where {word} {_joined(plain)}" if len(names) == 1 else f". At {names[0]}, {word} {_joined(plain)}"
+        f", where {word} {_joined(plain)}" if len(names) == 1 else f"; at {names[0]}, {word} {_joined(plain)}"
     )
     examples = f"{channels[0].examples:,} training images"
     high = channels[0].direction == "too high"
@@ -143,17 +143,13 @@ def draw(one: Any, path: str | PathLike[str] | None, image: Any) -> Any:
     """The image, the map over it, bars for members and taps, and the channels furthest outside."""
     verdict, *rest = sentences(one)
     title = f"{verdict} Predicted: {_class(one).removeprefix('as ')}"
-    frame = framed(Words(title, " ".join(rest)), 3.9, 2, 3, height_ratios=[1.15, 1])
-    ((left, middle, members), (taps, channels, last)) = frame.axes
-    grid = last.get_gridspec()
-    last.remove()
-    channels.remove()
-    channels = frame.figure.add_subplot(grid[1, 1:])
+    frame = framed(Words(title, " ".join(rest)), 4.1)
+    left, middle, members, taps, channels = _panels(frame)
     picture = image if image is not None else None if one.images is None else one.images[0]
     _images(left, middle, picture, None if one.map is None else one.map[0].cpu(), one.notes)
     _bars(members, [part.title for part in one.parts], one.members[0].tolist(), "members")
     _tap_bars(taps, one)
-    _ranges(channels, one.channels(0, most=MOST_RANGES) if bool(one.finite[0]) else [])
+    _ranges(channels, _furthest(one))
     if path is None:
         return frame.figure
     frame.write(path)
@@ -161,6 +157,26 @@ def draw(one: Any, path: str | PathLike[str] | None, image: Any) -> Any:
 
 
 MOST_BARS, MOST_RANGES = 7, 7
+
+
+def _panels(frame: Any) -> list[Any]:
+    """Three panels above and two below, each row with widths of its own."""
+    frame.axes[0, 0].remove()
+    rows = frame.figure.add_gridspec(2, 1, height_ratios=[1.15, 1])
+    above = rows[0].subgridspec(1, 3, width_ratios=[1, 1, 1.1])
+    below = rows[1].subgridspec(1, 2)
+    places = [above[0], above[1], above[2], below[0], below[1]]
+    return [frame.figure.add_subplot(place) for place in places]
+
+
+def _furthest(one: Any) -> list[Any]:
+    """The channels that add most, each once. Those with a range come first: a mean says less."""
+    if not bool(one.finite[0]):
+        return []
+    found = [c for part in one.parts if part.terms is not None for c in one.channels(0, member=part.name)]
+    found.sort(key=lambda c: (c.low == c.high, -c.contribution))
+    distinct = {(c.tap, c.channel): c for c in reversed(found)}
+    return [c for c in found if distinct[c.tap, c.channel] is c][:MOST_RANGES]
 
 
 def _images(left: Any, middle: Any, picture: Any, found: Tensor | None, notes: Sequence[str]) -> None:
@@ -227,6 +243,8 @@ def _ranges(axes: Any, channels: Sequence[Any]) -> None:
         span = (ends[1] - ends[0]) or 1.0
         at = [(each - ends[0]) / span for each in (low, high, value)]
         axes.plot(at[:2], [y, y], color=INSIDE, lw=5, solid_capstyle="butt", zorder=1)
+        if low == high:
+            axes.plot(at[0], y, "|", color=INSIDE, ms=9, mew=2, zorder=1)
         axes.plot(at[2], y, "o", color=OUTSIDE, ms=4.5, zorder=2)
         mean = f"mean {low:.3g}" if low == high else f"{low:.3g} to {high:.3g}"
         axes.text(1.04, y, f"{value:.3g}; {mean}", fontsize=SMALL - 0.5, va="center", color=SOFT)
