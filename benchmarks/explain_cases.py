@@ -2,9 +2,9 @@
 
     python -m benchmarks.explain_cases --data sets --weights weights --guards guards
 
-Takes the networks and guards of `benchmarks.explain`. Of each kind of outlier, the first flagged image is drawn.
-Writes docs/images/explain_NETWORK_KIND.png, explain_set.png, and docs/data/explain_cases.json with the sentences
-and the clusters.
+Takes the networks and guards of `benchmarks.explain`. Of each kind of outlier, the first flagged image is
+drawn. Writes docs/images/explain_NETWORK_KIND.png, explain_set.png, and docs/data/explain_cases.json with the
+sentences and the clusters.
 """
 
 import argparse

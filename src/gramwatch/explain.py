@@ -417,34 +417,46 @@ class Pass:
 
     def _map(self, members: Sequence[Member]) -> tuple[Tensor | None, Tensor | None, list[str]]:
         """The input that has places, the map, and why there is none for some members."""
-        places = Places(self.inputs)
-        notes: list[str] = []
-        watched: dict[int, Tap] = {}
-        wanted: dict[int, list[tuple[int, Pixels]]] = {}
+        places, notes = Places(self.inputs), []
+        shared: list[tuple[Member, Tensor, Pixels]] = []
         for each, member in zip(self.contributions, members, strict=True):
-            if member.terms is None:
-                continue
-            amounts = member.terms[:, :-1].nan_to_num(0.0).clamp_min(0)
-            pixels = each.part.pixels_of(self.observed[each.part], each.rule, amounts)
-            if pixels is None:
-                notes.append(f"{member.title}: its parts have no place in the input")
-                continue
-            for number in amounts.sum(0).nonzero().flatten().tolist():
-                tap = member.taps[number]
-                watched[tap.call] = tap
-                wanted.setdefault(tap.call, []).append((number, pixels))
-        if places.sizes and watched:
-            taps = Taps([watched[call] for call in sorted(watched)], self.plan.taps.operations)
-
-            def receive(number: int, tensor: Tensor) -> None:
-                maps, grid = places.place(tensor, taps[number])
-                if grid is not None:
-                    for column, pixels in wanted[taps[number].call]:
-                        places.add(pixels(column, maps.float()), grid)
-
-            observe_tensors(self.network, taps, self.inputs, receive)
-        found = places.map()
+            if member.terms is not None:
+                amounts = member.terms[:, :-1].nan_to_num(0.0).clamp_min(0)
+                pixels = each.part.pixels_of(self.observed[each.part], each.rule, amounts)
+                if pixels is None:
+                    notes.append(f"{member.title}: its parts have no place in the input")
+                else:
+                    shared.append((member, amounts, pixels))
+        found = None
+        if places.sizes and shared:
+            self._collect(places, shared, only_positive=True)
+            found = places.map()
+            if found is None:  # what is unusual has no place, if anything is: other taps may have places
+                self._collect(places, shared, only_positive=False)
+                found = places.map()
         if found is None:
             notes.append("no map: " + ("no tap has places" if places.sizes else "the input has no places"))
             return places.tensor, None, notes
         return places.tensor, found.nan_to_num(0.0), notes
+
+    def _collect(
+        self, places: Places, shared: Sequence[tuple[Member, Tensor, Pixels]], only_positive: bool
+    ) -> None:
+        """Run the network again, and collect what the pixels of the taps add."""
+        watched: dict[int, Tap] = {}
+        wanted: dict[int, list[tuple[int, Pixels]]] = {}
+        for member, amounts, pixels in shared:
+            for number, tap in enumerate(member.taps):
+                if not only_positive or bool(amounts[:, number].any()):
+                    watched[tap.call] = tap
+                    wanted.setdefault(tap.call, []).append((number, pixels))
+        taps = Taps([watched[call] for call in sorted(watched)], self.plan.taps.operations)
+
+        def receive(number: int, tensor: Tensor) -> None:
+            maps, grid = places.place(tensor, taps[number])
+            if grid is not None:
+                for column, pixels in wanted[taps[number].call]:
+                    places.add(pixels(column, maps.float()), grid)
+
+        if watched:
+            observe_tensors(self.network, taps, self.inputs, receive)

@@ -77,7 +77,8 @@ class Places:
         """The maps of a tap, `(N, channels, pixels)`, and their grid in the input."""
         apart, axis = tap.examples_apart(tensor, self.examples)
         positions = [size for number, size in enumerate(apart.shape) if number not in (0, axis)]
-        return as_maps(apart, axis), grid_of(positions, self.sizes_for(positions))
+        folded = tap.shape[tap.batch_axis] > 1  # windows or frames: their order is not known
+        return as_maps(apart, axis), None if folded else grid_of(positions, self.sizes_for(positions))
 
     def sizes_for(self, positions: Sequence[int]) -> tuple[int, ...]:
         """The sizes of the input. Of two axes without channels, the sequence is the one that taps follow."""
