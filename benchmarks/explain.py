@@ -1,6 +1,7 @@
 """Whether a guard's map finds what was planted, and how far the score falls without it.
 
-    python -m benchmarks.explain --data sets --weights weights
+    python -m benchmarks.explain --data sets --weights weights --guards guards
+    python -m benchmarks.explain                        # the page again, from docs/data
 
 Three networks: the DenseNet on CIFAR-10, a ResNet-18 and a ViT on scenes. Test images get (a) a patch of
 Tiny ImageNet with soft edges and matched colours, (b) an artefact: a dead block, a blurred or noisy region,
@@ -54,6 +55,8 @@ SUMS = {
 REMOVED = (0.02, 0.05, 0.1, 0.2, 0.3)
 """Shares of the image that are painted over."""
 DRAWS = 2000
+FEWEST = 10
+"""Of fewer flagged images, no difference is marked."""
 
 
 @dataclass(frozen=True)
@@ -91,16 +94,15 @@ def prepared(subject: Subject, args: argparse.Namespace) -> tuple[Loaded, Guard,
         how |= {"size": subject.size, "grey": False, "classes": loaded.class_names}
     test = datasets.load(subject.inside, split="test", **how).images
     test = test[torch.randperm(len(test), generator=torch.Generator().manual_seed(1))]
-    kept = None if args.guards is None else args.guards / f"{subject.key}.safetensors"
-    if kept is not None and kept.exists():
-        guard = gramwatch.load(kept, loaded.network)
-    else:
+    kept = args.guards / f"{subject.key}.safetensors"
+    if not kept.exists():
         train = datasets.load(subject.inside, split="train", count=subject.train, **how).images
         guard = Guard(loaded.network, members=MEMBERS)
         guard.fit(map(loaded.prepare, train.split(50)), progress=False)
         guard.calibrate(map(loaded.prepare, test[: subject.calibration].split(50)), progress=False)
-        if kept is not None:
-            guard.save(kept)
+        guard.save(kept)
+    # From its file, because gradients cannot be taken through tensors of a calibration.
+    guard = gramwatch.load(kept, loaded.network)
     guard.metadata["classes"] = list(loaded.class_names)
     return loaded, guard, test[subject.calibration :].float() / 255
 
@@ -372,7 +374,7 @@ def draw_cases(
 def draw_removal(path: Path, results: Sequence[dict[str, Any]]) -> None:
     """By how much scores fall without a region: the map's, and a random one."""
     words = Words(
-        "Painting over the region with the highest map lowers the score more than a random region",
+        "By how much the score falls if a region is painted over",
         "",
         "Images with an artefact. The random region is the region of another image's map.",
     )
@@ -417,7 +419,9 @@ def proof_table(results: Sequence[dict[str, Any]]) -> str:
                 cells = []
                 for cell in (hit, auroc):
                     for which, ahead in (("all", "ahead"), ("because", "ahead_because")):
-                        cells.append(percent(cell[which]) + (mark(cell[ahead]) if ahead in cell else ""))
+                        enough = which == "all" or row["because"] >= FEWEST
+                        marked = mark(cell[ahead]) if ahead in cell and enough else ""
+                        cells.append(percent(cell[which]) + marked)
                 lines.append(f"| {start} | {name} | {' | '.join(cells)} |")
                 start = " | "
             chance = [percent(row["chance"]), percent(row["chance_because"]), "50", "50"]
@@ -497,7 +501,9 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=500)
     parser.add_argument("--development", type=int, default=100)
     parser.add_argument("--removed", type=int, default=100, help="images of the curve")
-    parser.add_argument("--guards", type=Path, help="a folder where fitted guards are kept")
+    parser.add_argument(
+        "--guards", type=Path, default=Path("guards"), help="a folder where fitted guards are kept"
+    )
     parser.add_argument("--only", nargs="*", default=[each.key for each in SUBJECTS])
     parser.add_argument("--docs", type=Path, default=DOCS)
     args = parser.parse_args()

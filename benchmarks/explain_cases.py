@@ -8,12 +8,14 @@ sentences and the clusters.
 """
 
 import argparse
+import json
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from benchmarks.document import filled
 from benchmarks.explain import DOCS, SUBJECTS, Subject, prepared
 from benchmarks.measure import save
 from benchmarks.planted import damaged
@@ -78,16 +80,56 @@ def grouped(
     }
 
 
+TITLES = {"artefact": "an artefact", "other": "another source", "blur": "blur"}
+
+
+def case_list(found: dict[str, Any]) -> str:
+    """The sentences and pictures of all cases, in Markdown."""
+    lines = []
+    titles = {subject.key: subject.title for subject in SUBJECTS}
+    for key, cases in found.items():
+        for kind, title in TITLES.items():
+            entry = cases[kind]
+            head = f"**{titles[key]}, {title}** ({entry['flagged']} of {entry['images']} flagged)."
+            lines.append(" ".join([head, *entry.get("sentences", ["None was flagged."])]))
+            if "sentences" in entry:
+                name = f"explain_{key}_{kind}.png"
+                lines.append(f"![{titles[key]}, {title}: image, map and contributions](images/{name})")
+    return "\n\n".join(lines)
+
+
+def cluster_table(found: dict[str, Any]) -> str:
+    """The clusters of the mixed set, and the taps that set it apart, in Markdown."""
+    mixed = found["resnet18"]["set"]
+    lines = ["| cluster | artefact | another source | blur | furthest above the others |"]
+    lines.append("| ---: | ---: | ---: | ---: | --- |")
+    for cluster in mixed["clusters"]:
+        counts = " | ".join(str(cluster["of"][kind]) for kind in TITLES)
+        taps = ", ".join(f"{member} {tap}".strip() for member, tap, _ in cluster["taps"])
+        lines.append(f"| {cluster['size']} | {counts} | {taps} |")
+    apart = ", ".join(
+        f"{each['member']} {each['tap']}".strip() + f" ({100 * each['auroc']:.0f})" for each in mixed["apart"]
+    )
+    flagged = f"{mixed['flagged']} of {mixed['images']} images are flagged."
+    return "\n".join([*lines, "", f"{flagged} Set apart from ordinary scenes by (AUROC, percent): {apart}."])
+
+
 def main() -> None:
     """Draw and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="the folder of the expanded sets")
     parser.add_argument("--weights", type=Path, required=True, help="the folder of the networks")
-    parser.add_argument("--guards", type=Path, help="a folder where fitted guards are kept")
+    parser.add_argument("--guards", type=Path, required=True, help="a folder where fitted guards are kept")
     parser.add_argument("--docs", type=Path, default=DOCS)
     args = parser.parse_args()
     found = {subject.key: drawn(subject, args) for subject in SUBJECTS}
-    save(args.docs / "data" / "explain_cases.json", found)
+    kept = args.docs / "data" / "explain_cases.json"
+    save(kept, found)
+    found = json.loads(kept.read_text(encoding="utf-8"))  # rounded, as it is kept
+    page = args.docs / "explain.md"
+    if page.exists():
+        parts = {"cases": case_list(found), "clusters": cluster_table(found)}
+        page.write_text(filled(page.read_text(encoding="utf-8"), parts), encoding="utf-8")
     for key, cases in found.items():
         for kind, entry in cases.items():
             print(key, kind, *entry.get("sentences", [entry]))

@@ -17,32 +17,49 @@ from gramwatch.taps.observe import run_watched
 
 def rival_maps(guard: Guard, inputs: Tensor) -> dict[str, Tensor]:
     """The three maps of a batch, `(N, H, W)` each. The guard must have all default members."""
-    observed = guard._observed(inputs)
-    of_statistics, of_means, of_logits = _gradients_of_score(guard, observed)
-    leaf = inputs.clone().requires_grad_()
-    kept: dict[int, Tensor] = {}
-    taps = guard.planned(inputs).taps
-    with judging(guard.network.module), torch.enable_grad():
-
-        def receive(number: int, tensor: Tensor) -> None:
-            kept[number] = tensor
-
-        output = run_watched(guard.network.module, leaf, taps, receive, None, (None, None))
-        logits = guard.network.logits_of(output)
-    last = _last_with_places(inputs, taps, kept)
-    top = logits.gather(1, logits.argmax(1, keepdim=True)).sum()
-    (pull,) = torch.autograd.grad(top, kept[last], retain_graph=True)
-    found = _of_last(inputs, taps[last], kept[last].detach(), pull)
-    tensors, grads = [logits], [of_logits]
-    for number, tap in enumerate(taps):
-        grad = _at_tap(kept[number].detach(), tap, of_statistics.get(tap.call), of_means.get(tap.call))
-        if grad is not None and kept[number].requires_grad:
-            tensors.append(kept[number])
-            grads.append(grad)
-    torch.autograd.backward(tensors, grads)
-    assert leaf.grad is not None
-    found["gradient of the score"] = _smoothed(leaf.grad.abs().sum(1))
+    run = _Run(guard, inputs)
+    last = _last_with_places(inputs, run.taps, run.kept)
+    top = run.logits.gather(1, run.logits.argmax(1, keepdim=True)).sum()
+    (pull,) = torch.autograd.grad(top, run.kept[last], retain_graph=True)
+    found = _of_last(inputs, run.taps[last], run.kept[last].detach(), pull)
+    found["gradient of the score"] = _smoothed(run.gradient_of_score().abs().sum(1))
     return found
+
+
+def gradient_of_score(guard: Guard, inputs: Tensor) -> Tensor:
+    """The gradient of the score by the inputs. Gram's pairs at plain vectors are left out."""
+    return _Run(guard, inputs).gradient_of_score()
+
+
+class _Run:
+    """A pass of the network that can be differentiated, with the tensors of all taps."""
+
+    def __init__(self, guard: Guard, inputs: Tensor) -> None:
+        self.guard, self.kept = guard, {}
+        self.of_score = _gradients_of_score(guard, guard._observed(inputs))
+        self.leaf = inputs.clone().requires_grad_()
+        self.taps = guard.planned(inputs).taps
+        network = guard.network
+        with judging(network.module), torch.enable_grad():
+            output = run_watched(network.module, self.leaf, self.taps, self._keep, None, (None, None))
+            self.logits = network.logits_of(output)
+
+    def _keep(self, number: int, tensor: Tensor) -> None:
+        self.kept[number] = tensor
+
+    def gradient_of_score(self) -> Tensor:
+        """The gradient by statistics, channel means and logits, handed back through the network."""
+        of_statistics, of_means, of_logits = self.of_score
+        tensors, grads = [self.logits], [of_logits]
+        for number, tap in enumerate(self.taps):
+            tensor = self.kept[number]
+            grad = _at_tap(tensor.detach(), tap, of_statistics.get(tap.call), of_means.get(tap.call))
+            if grad is not None and tensor.requires_grad:
+                tensors.append(tensor)
+                grads.append(grad)
+        torch.autograd.backward(tensors, grads)
+        assert self.leaf.grad is not None
+        return self.leaf.grad
 
 
 Powers = tuple[tuple[int, ...], Tensor]
