@@ -392,6 +392,9 @@ def test_a_picture_is_drawn(tmp_path):
     from PIL import Image
 
     explained = planted().explain(3 * images(2, 3))
+    share = sum(explained.percentages(0)[name] for name in ("gram", "profile"))
+    titles = [axes.get_title(loc="left") for axes in explained.plot(0).axes]
+    assert f"map of Gram and profile: {share:.0f} % of it" in titles
     explained.plot(0, tmp_path / "why.png")
     assert Image.open(tmp_path / "why.png").width == 1600
     vectors = torch.randn(400, 10, generator=torch.Generator().manual_seed(0))

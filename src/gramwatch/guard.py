@@ -39,6 +39,8 @@ STANDARD = {
     "lowest": artifact.FINITE,
 }
 """The saved tensors of `Standard`, and the rules for their numbers."""
+MOST_TERMS = 10**6
+"""A file with more medians of a member is refused."""
 MOST_CLASSES = 2**24
 """A file with more classes is refused."""
 
@@ -525,6 +527,8 @@ class Guard(Detector):
             if not artifact.fits(medians, dict[str, int]) or medians.keys() - members.keys():
                 raise ValueError(f"it has the medians of {medians!r:.60}")
             for name, taps in medians.items():
+                if not 0 <= taps <= (len(guard.grams[name].taps) if name in guard.grams else MOST_TERMS):
+                    raise ValueError(f"{taps} medians of {name} are too many")
                 shapes[f"calibration.medians.{name}"] = Field((taps,), kind, artifact.FINITE)
         return guard, shapes
 

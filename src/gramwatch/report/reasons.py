@@ -147,6 +147,8 @@ def draw(one: Any, path: str | PathLike[str] | None, image: Any) -> Any:
     left, middle, members, taps, channels = _panels(frame)
     picture = image if image is not None else None if one.images is None else one.images[0]
     _images(left, middle, picture, None if one.map is None else one.map[0].cpu(), one.notes)
+    if one.map is not None:
+        middle.set_title(_mapped(one), loc="left", fontsize=TEXT, color=INK)
     _bars(members, [part.title for part in one.parts], one.members[0].tolist(), "members")
     _tap_bars(taps, one)
     _ranges(channels, _furthest(one))
@@ -174,9 +176,19 @@ def _furthest(one: Any) -> list[Any]:
     if not bool(one.finite[0]):
         return []
     found = [c for part in one.parts if part.terms is not None for c in one.channels(0, member=part.name)]
-    found.sort(key=lambda c: (c.low == c.high, -c.contribution))
+    found.sort(key=lambda c: (not _has_range(c), -c.contribution))
     distinct = {(c.tap, c.channel): c for c in reversed(found)}
     return [c for c in found if distinct[c.tap, c.channel] is c][:MOST_RANGES]
+
+
+def _mapped(one: Any) -> str:
+    """What the map shows: the members that have taps, and their share of the score."""
+    placed = [part for part in one.parts if part.terms is not None]
+    title = f"map of {_joined([part.title for part in placed])}"
+    shares = one.percentages(0)
+    if len(placed) == len(one.parts) or not shares:
+        return title
+    return f"{title}: {sum(shares.get(part.name, 0.0) for part in placed):.0f} % of it"
 
 
 def _images(left: Any, middle: Any, picture: Any, found: Tensor | None, notes: Sequence[str]) -> None:
@@ -190,7 +202,6 @@ def _images(left: Any, middle: Any, picture: Any, found: Tensor | None, notes: S
         text = next((note for note in notes if note.startswith("no map")), "no map")
         middle.text(0, 0.5, "\n".join(wrapped(text, SMALL, 2.2)), fontsize=SMALL, color=SOFT)
         return
-    middle.set_title("where it comes from", loc="left", fontsize=TEXT, color=INK)
     if found.ndim == 1:
         middle.set_axis_on()
         plain(middle)
@@ -229,10 +240,15 @@ def _tap_bars(axes: Any, one: Any) -> None:
     _bars(axes, names, [value for value, _ in rows], "taps")
 
 
+def _has_range(channel: Any) -> bool:
+    """Whether a channel was compared with a range, as Gram does, and not with a mean."""
+    return bool(channel.of.startswith("order"))
+
+
 def _ranges(axes: Any, channels: Sequence[Any]) -> None:
     """Each channel's range on training data, scaled to the same length, and the value."""
     plain(axes)
-    axes.set_title("channels: value and range of training data", loc="left", fontsize=TEXT, color=INK)
+    axes.set_title("channels: value; training data", loc="left", fontsize=TEXT, color=INK)
     axes.set_xticks([])
     if not channels:
         axes.set_yticks([])
@@ -246,7 +262,7 @@ def _ranges(axes: Any, channels: Sequence[Any]) -> None:
         if low == high:
             axes.plot(at[0], y, "|", color=INSIDE, ms=9, mew=2, zorder=1)
         axes.plot(at[2], y, "o", color=OUTSIDE, ms=4.5, zorder=2)
-        mean = f"mean {low:.3g}" if low == high else f"{low:.3g} to {high:.3g}"
+        mean = f"{low:.3g} to {high:.3g}" if _has_range(channel) else f"mean {low:.3g}"
         axes.text(1.04, y, f"{value:.3g}; {mean}", fontsize=SMALL - 0.5, va="center", color=SOFT)
     axes.set_xlim(-0.03, 1.75)
     axes.set_ylim(len(channels) - 0.4, -0.6)
