@@ -78,7 +78,9 @@ def tap_deviations(statistics: Tensor, predicted: Tensor, bounds: Bounds, layout
     return torch.stack(sums, 1)
 
 
-def pixel_shares(maps: Tensor, order: int, limit: Tensor, high: Tensor, amounts: Tensor) -> Tensor:
+def pixel_shares(
+    maps: Tensor, order: int, limit: Tensor, high: Tensor, amounts: Tensor, counted: int
+) -> Tensor:
     """Where in a feature map the row sums of one order lie outside their range, `(N, pixels)`.
 
     The row sum of channel `i`, before its root, is the sum over pixels of `v_i(x) = a_i(x)^p sum_j a_j(x)^p`.
@@ -92,6 +94,7 @@ def pixel_shares(maps: Tensor, order: int, limit: Tensor, high: Tensor, amounts:
         limit: the crossed bound of each channel, `(N, channels)`.
         high: whether the channel is above its range, `(N, channels)`.
         amounts: what to distribute, `(N, channels)`, not negative.
+        counted: the number of pixels over which the bounded sums were taken.
 
     """
     most = int((amounts > 0).sum(1).max())
@@ -104,7 +107,7 @@ def pixel_shares(maps: Tensor, order: int, limit: Tensor, high: Tensor, amounts:
     sums = (maps / scale if order == 1 else (maps / scale) ** order).sum(1, keepdim=True)
     products = chosen**order * sums
     limit = limit / scale.squeeze(2).square()
-    even = limit.sign() * limit.abs() ** order / maps.shape[2]
+    even = limit.sign() * limit.abs() ** order / counted
     excess = torch.where(high.unsqueeze(2), products - even.unsqueeze(2), even.unsqueeze(2) - products)
     excess = excess.clamp_min_(0)
     total = excess.sum(2)

@@ -511,6 +511,10 @@ class GramDetector(Detector):
             examples=int(self.class_support(observation.predicted[example])),
         )
 
+    def _counted(self, pixels: int) -> int:
+        """The number of pixels over which statistics are summed, of a tensor with so many pixels."""
+        return pixels
+
     def pixels_of(self, observation: Observation, rule: Any, amounts: Tensor) -> Pixels:
         """How the contributions of taps are shared by pixels: see `deviation.pixel_shares`."""
 
@@ -528,7 +532,9 @@ class GramDetector(Detector):
                 limit = torch.where(above, high, low)
                 if len(limit[0]) != maps.shape[1]:  # pairs: a channel has the parts of all its pairs
                     limit, above = torch.zeros_like(parts), torch.ones_like(parts, dtype=torch.bool)
-                placed = placed + pixel_shares(maps, order, limit.to(maps), above, parts)
+                placed = placed + pixel_shares(
+                    maps, order, limit.to(maps), above, parts, self._counted(maps.shape[2])
+                )
             return placed
 
         return pixels
