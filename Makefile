@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test test-real test-triton test-ray fuzz bench docs pictures lint format clean
+.PHONY: demo test test-real test-triton test-ray fuzz stress bench docs pictures lint format clean
 .DEFAULT_GOAL := test
 
 $(INSTALLED): pyproject.toml constraints.txt
@@ -22,6 +22,13 @@ test-real: $(INSTALLED)  ## the long checks on real networks and data
 
 fuzz: $(INSTALLED)  ## damaged and forged files of every kind, for four minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --seconds 240
+
+.venv/.stress: $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[stress]'
+	touch $@
+
+stress: .venv/.stress  ## kills, full disks, hostile requests, load, long runs, installs: about an hour on loopback
+	OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1 $(BIN)/python -m tests.stress --write
 
 # Triton's interpreter does not yet take the newest NumPy, so it has an environment of its own.
 .venv-triton/.installed: pyproject.toml constraints.txt

@@ -36,7 +36,6 @@ from gramwatch.report.frame import SMALL, Words, framed, plain
 from gramwatch.report.palette import INK, INSIDE, OUTSIDE
 
 DOCS = Path(__file__).parents[1] / "docs"
-MEMBERS = ("gram", "profile", "class_ratio", "energy")
 BATCH = 20
 OURS = "Guard's map"
 RIVALS = ("activation norm", "Grad-CAM", "gradient of the score")
@@ -97,7 +96,7 @@ def prepared(subject: Subject, args: argparse.Namespace) -> tuple[Loaded, Guard,
     kept = args.guards / f"{subject.key}.safetensors"
     if not kept.exists():
         train = datasets.load(subject.inside, split="train", count=subject.train, **how).images
-        guard = Guard(loaded.network, members=MEMBERS)
+        guard = Guard(loaded.network)
         guard.fit(map(loaded.prepare, train.split(50)), progress=False)
         guard.calibrate(map(loaded.prepare, test[: subject.calibration].split(50)), progress=False)
         guard.save(kept)

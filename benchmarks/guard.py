@@ -5,9 +5,9 @@
     python -m benchmarks.guard --device cuda --batch 1
     python -m benchmarks.document guard-cpu.json guard-cuda.json
 
-In each round the network runs alone, then Gram, then Guard, or the other way round; printed are medians over
-the rounds, with quartiles. On a GPU there is also a guard that records the pass (`record_pass`), and how
-long the GPU itself was busy, which a slow host leaves alone.
+In each round the network runs alone, then Gram, then Guard, then Guard with full effort, or the other way
+round; printed are medians over the rounds, with quartiles. On a GPU there are also guards that record the
+pass (`record_pass`), and how long the GPU itself was busy, which a slow host leaves alone.
 
 The results are written to a file after each network. A further run adds to it: the rows of other networks
 and batches are kept.
@@ -16,6 +16,8 @@ and batches are kept.
 import argparse
 import copy
 import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +31,12 @@ from benchmarks.tables import guard_costs
 from gramwatch import Guard
 
 CHOSEN = ("ResNet-34 (CIFAR)", "DenseNet-BC-100-12", "WRN-40-2")
+BUSY = ("gram", "guard", "full")
 
 
-def guarding(subject: Fitted) -> Guard:
-    """A guard that is fitted and calibrated, and watches what the subject's detector watches."""
-    guard = Guard(subject.model, taps=subject.spec.taps)
+def guarding(subject: Fitted, effort: str) -> Guard:
+    """A guard that is fitted and calibrated. With full effort it watches what the subject's detector does."""
+    guard = Guard(subject.model, effort=effort, taps=subject.spec.taps if effort == "full" else None)
     fitting, calibrating = (images(max(subject.batch, 64), subject.spec.size, seed=seed) for seed in (1, 2))
     return guard.fit([fitting], progress=False).calibrate([calibrating], progress=False)
 
@@ -41,26 +44,25 @@ def guarding(subject: Fitted) -> Guard:
 def row(name: str, device: torch.device, rounds: int, batch: int) -> dict[str, Any]:
     """What is kept of one network: the extra over its plain pass."""
     subject, clock = Fitted(name, device, batch), Clock(device)
-    guard = guarding(subject)
-    functions = {
+    guards = {"guard": guarding(subject, "lean"), "full": guarding(subject, "full")}
+    if clock.cuda:
+        for each, of in (("recorded", "guard"), ("full_recorded", "full")):
+            guards[each] = copy.copy(guards[of])
+            guards[each].record_pass = True
+        for guard in [*guards.values()] * 5:
+            guard(subject.x)
+    functions: dict[str, Callable[[], Any]] = {
         "plain": lambda: subject.plain(subject.x),
         "gram": lambda: subject.detector(subject.x),
-        "guard": lambda: guard(subject.x),
+        **{each: partial(guard, subject.x) for each, guard in guards.items()},
     }
-    if clock.cuda:
-        recorded = copy.copy(guard)
-        recorded.record_pass = True
-        functions["recorded"] = lambda: recorded(subject.x)
-        for each in (guard, recorded) * 5:
-            each(subject.x)
     times = clock.in_turns(functions, rounds)
     plain = times.pop("plain")
     extra = {each: [x - 1 for x in ratios(seconds, plain)] for each, seconds in times.items()}
-    extra["more"] = [b - a for a, b in zip(extra["gram"], extra["guard"], strict=True)]
     found = {"network": name, "batch": subject.batch, **{each: summary(x) for each, x in extra.items()}}
     if clock.cuda:
-        busy = [sum(kernel_seconds(functions[each]).values()) for each in ("plain", "gram", "guard")]
-        found |= {"busy_gram": busy[1] / busy[0] - 1, "busy_guard": busy[2] / busy[0] - 1}
+        busy = {each: sum(kernel_seconds(functions[each]).values()) for each in ("plain", *BUSY)}
+        found |= {f"busy_{each}": busy[each] / busy["plain"] - 1 for each in BUSY}
     return found
 
 

@@ -13,6 +13,7 @@ from gramwatch.observation import Observation
 from gramwatch.places import Places
 from gramwatch.taps import Tap, Taps, judging
 from gramwatch.taps.observe import run_watched
+from gramwatch.taps.tap import as_maps, sampled
 
 
 def rival_maps(guard: Guard, inputs: Tensor) -> dict[str, Tensor]:
@@ -35,7 +36,7 @@ class _Run:
     """A pass of the network that can be differentiated, with the tensors of all taps."""
 
     def __init__(self, guard: Guard, inputs: Tensor) -> None:
-        self.guard, self.kept = guard, {}
+        self.pixels, self.kept = guard.members["gram"].pixels, {}
         self.of_score = _gradients_of_score(guard, guard._observed(inputs))
         self.leaf = inputs.clone().requires_grad_()
         self.taps = guard.planned(inputs).taps
@@ -53,7 +54,9 @@ class _Run:
         tensors, grads = [self.logits], [of_logits]
         for number, tap in enumerate(self.taps):
             tensor = self.kept[number]
-            grad = _at_tap(tensor.detach(), tap, of_statistics.get(tap.call), of_means.get(tap.call))
+            grad = _at_tap(
+                tensor.detach(), tap, self.pixels, of_statistics.get(tap.call), of_means.get(tap.call)
+            )
             if grad is not None and tensor.requires_grad:
                 tensors.append(tensor)
                 grads.append(grad)
@@ -120,19 +123,23 @@ def _gram_score(gram, total, table: Tensor, logits: Tensor, probability: Tensor)
     return (terms + 1e-9).sqrt().sum(1) / counted
 
 
-def _at_tap(tensor: Tensor, tap: Tap, by_statistics: Powers | None, means: Tensor | None) -> Tensor | None:
-    """The gradient of the score by the tensor of a tap."""
+def _at_tap(
+    tensor: Tensor, tap: Tap, pixels: int | None, by_statistics: Powers | None, means: Tensor | None
+) -> Tensor | None:
+    """The gradient of the score by the tensor of a tap. Gram's statistics are over about so many pixels."""
     if by_statistics is None and means is None:
         return None
+    outputs, grads = [], []
     with torch.enable_grad():
         leaf = tensor.clone().requires_grad_()
-        maps = tap.maps(leaf, len(tensor)).float()
-    grad = torch.zeros_like(maps)
-    if means is not None:
-        grad += (means / maps.shape[2]).unsqueeze(2).to(maps)
-    if by_statistics is not None:
-        grad += _by_maps(maps.detach(), *by_statistics)
-    (found,) = torch.autograd.grad(maps, leaf, grad)
+        apart, axis = tap.examples_apart(leaf, len(tensor))
+        if means is not None:
+            outputs.append(as_maps(apart, axis).float().mean(2))
+            grads.append(means.to(outputs[-1]))
+        if by_statistics is not None:
+            outputs.append(as_maps(*sampled(apart, axis, pixels)).float())
+            grads.append(_by_maps(outputs[-1].detach(), *by_statistics))
+    (found,) = torch.autograd.grad(outputs, leaf, grads)
     return found
 
 
@@ -162,7 +169,7 @@ def _by_maps(maps: Tensor, orders: tuple[int, ...], by_statistics: Tensor) -> Te
 
 def _last_with_places(inputs: Tensor, taps: Taps, kept: dict[int, Tensor]) -> int:
     places = Places(inputs)
-    return max(n for n in kept if places.place(kept[n].detach(), taps[n])[1] is not None)
+    return max(n for n in kept if places.place(kept[n].detach(), taps[n])[2] is not None)
 
 
 def _of_last(inputs: Tensor, tap: Tap, tensor: Tensor, pull: Tensor) -> dict[str, Tensor]:
@@ -170,7 +177,7 @@ def _of_last(inputs: Tensor, tap: Tap, tensor: Tensor, pull: Tensor) -> dict[str
     found = {}
     for name in ("activation norm", "Grad-CAM"):
         places = Places(inputs)
-        maps, grid = places.place(tensor, tap)
+        maps, _, grid = places.place(tensor, tap)
         assert grid is not None
         if name == "activation norm":
             amounts = maps.norm(dim=1)

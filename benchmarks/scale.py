@@ -31,6 +31,7 @@ from gramwatch import Guard, distributed
 from gramwatch.cli import launch
 from gramwatch.demo import digits, small_convnet, train
 from gramwatch.methods.mahalanobis import ClassDistances
+from gramwatch.methods.profile import Profile
 
 DOCS = Path(__file__).parents[1] / "docs"
 RANKS = (1, 2, 3, 4, 8)
@@ -220,14 +221,22 @@ def memory(ranks: int = 2, classes: int = 2_000, channels: int = 1_536) -> dict[
 # --- large sets --------------------------------------------------------------------------------------
 
 
+WATCHED: dict[str, dict[str, Any]] = {
+    "lean": {},
+    "ends": {"taps": "ends"},
+    "full effort": {"effort": "full"},
+}
+"""What Gram watches inside a guard, in words, and the options of the guard."""
+
+
 def state_bytes(guard: Guard, classes: int, half: bool = False) -> int:
     """The size of a fitted guard's state with another number of classes."""
     total = 0
     for member in guard.leaves:
         if isinstance(member, ClassDistances):
             assert member.widths_ is not None
-            widths = member.widths_.tolist()
-            total += 8 * (classes + sum(2 * classes * w + 2 * w * w + w for w in widths))
+            widths, means = member.widths_.tolist(), 1 if isinstance(member, Profile) else classes
+            total += 8 * (means + sum(2 * means * w + 2 * w * w + w for w in widths))
         elif member.needs.statistics is not None:
             numbers = sum(member.needs.statistics.at(tap).size for tap in member.taps)
             total += classes * (8 + numbers * (4 if half else 8))
@@ -258,8 +267,8 @@ def large() -> dict[str, Any]:
     rows = []
     for name in LARGE:
         model = build(name, torch.device("cpu"))
-        for taps in ("all", "ends"):
-            guard = Guard(model, taps=taps).fit([images(8, 224, seed=1)], progress=False)
+        for taps, options in WATCHED.items():
+            guard = Guard(model, **options).fit([images(8, 224, seed=1)], progress=False)
             sizes = {
                 data: {
                     "float32": state_bytes(guard, classes),
@@ -383,7 +392,7 @@ def hours_table(found: dict[str, Any], share: float, peak: float) -> str:
     for name, (count, _) in SETS.items():
         for network in LARGE:
             gpu, cpu = (found["images_per_second"][place][network] for place in ("cuda-strict", "cpu"))
-            (row,) = [row for row in found["rows"] if (row["network"], row["taps"]) == (network, "ends")]
+            (row,) = [row for row in found["rows"] if (row["network"], row["taps"]) == (network, "lean")]
             state = row["states"][name]["float32"]
             sent = exchanged(state, 8)
             cells = [

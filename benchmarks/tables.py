@@ -77,27 +77,45 @@ def _cells(result: dict[str, Any], row: dict[str, Any], variant: str) -> list[st
     return cells
 
 
+COSTS = {
+    "gram": "Gram alone",
+    "guard": "Guard",
+    "recorded": "Guard, pass recorded",
+    "full": "Guard, full effort",
+    "full_recorded": "full effort, pass recorded",
+}
+BUSY = {
+    "busy_gram": "of the GPU's time: Gram alone",
+    "busy_guard": "of the GPU's time: Guard",
+    "busy_full": "of the GPU's time: Guard, full effort",
+}
+
+
 def guard_costs(result: dict[str, Any]) -> str:
-    """What Gram and Guard cost over the plain pass, with quartiles; on a GPU also its own time."""
-    columns = {"gram": "Gram", "guard": "Guard", "more": "Guard less Gram"}
-    busy = {}
-    if result["device"] == "cuda":
-        columns["recorded"] = "Guard, pass recorded"
-        busy = {"busy_gram": "of the GPU's time: Gram", "busy_guard": "Guard"}
+    """What Gram and Guard cost over the plain pass, with quartiles; on a GPU also its own time.
+
+    A column that was never measured is left out.
+    """
+    rows = result["rows"]
+    columns, busy = (
+        {name: title for name, title in every.items() if any(name in row for row in rows)}
+        for every in (COSTS, BUSY)
+    )
     head = [*columns.values(), *busy.values()]
     lines = [f"| extra over the plain pass | {' | '.join(head)} |", "| --- |" + " ---: |" * len(head)]
-    for row in result["rows"]:
-        cells = [ratio(row[name]) for name in columns] + [f"{row[name]:.3f}" for name in busy]
+    for row in rows:
+        cells = [ratio(row[name]) if name in row else "" for name in columns]
+        cells += [f"{row[name]:.3f}" if name in row else "" for name in busy]
         lines.append(f"| {row['network']}, batch {row['batch']} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def guard_medians(results: list[dict[str, Any]]) -> str:
     """The same in short: medians only, all devices in one table."""
-    names = ("gram", "guard", "recorded")
+    names = [name for name in COSTS if any(name in row for result in results for row in result["rows"])]
     lines = [
-        "| network | device | Gram | Guard | Guard, pass recorded |",
-        "| --- | --- | ---: | ---: | ---: |",
+        f"| network | device | {' | '.join(COSTS[name] for name in names)} |",
+        "| --- | --- |" + " ---: |" * len(names),
     ]
     for result in results:
         device = result["device_name"].removeprefix("NVIDIA ")

@@ -5,6 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from gramwatch.methods.profile import RIDGE
+
 CLASSES = 4
 
 
@@ -74,6 +76,39 @@ def early_mahalanobis(net: Net, classes: list, x: torch.Tensor) -> np.ndarray:
 
 def class_ratio(net: Net, classes: list, x: torch.Tensor) -> np.ndarray:
     return np.array([each[-1][:-1].min() / each[-1][-1] for each in distances(net, classes, x)])
+
+
+def channel_means(net: Net, x: torch.Tensor) -> list[np.ndarray]:
+    """The channel means at all four tensors of the network, in float64."""
+    with torch.no_grad():
+        first = net.conv1(x)
+        second = net.conv2(F.relu(first))
+    return [each.mean((2, 3)).double().numpy() for each in (first, F.relu(first), second, F.relu(second))]
+
+
+def profiles(net: Net, train: torch.Tensor, x: torch.Tensor) -> np.ndarray:
+    """The logarithms of distance and length at each tensor, example by example."""
+    numbers: list[list[float]] = [[] for _ in x]
+    for of_train, of_x in zip(channel_means(net, train), channel_means(net, x), strict=True):
+        units = np.stack([f / np.linalg.norm(f) for f in of_train])
+        mean = units.mean(0)
+        covariance = sum(np.outer(u - mean, u - mean) for u in units) / len(units)
+        values, vectors = np.linalg.eigh(covariance)
+        keep = values > 1e-12 * values.max()
+        inverse = (vectors[:, keep] / values[keep]) @ vectors[:, keep].T
+        for row, f in zip(numbers, of_x, strict=True):
+            away = f / np.linalg.norm(f) - mean
+            row += [np.log(away @ inverse @ away / keep.sum()), np.log(f @ f)]
+    return np.array(numbers)
+
+
+def profile_distance(fitting: np.ndarray, profile: np.ndarray) -> float:
+    """Of one profile from those of calibration examples."""
+    mean, spread = fitting.mean(0), fitting.std(0)
+    standardised = [(row - mean) / spread for row in fitting]
+    covariance = sum(np.outer(z, z) for z in standardised) / len(fitting) + RIDGE * np.eye(len(mean))
+    z = (profile - mean) / spread
+    return float(np.sqrt(z @ np.linalg.inv(covariance) @ z / len(z)))
 
 
 def largest_share(alpha: float, ranking: int, fresh: int, repeats: int) -> float:

@@ -139,7 +139,7 @@ def mlp() -> nn.Module:
     )
 
 
-ONLY_ENERGY = r"gram, early_mahalanobis, class_ratio is left out of the guard: {} has no tap"
+ONLY_ENERGY = r"gram, profile, class_ratio is left out of the guard: {} has no tap"
 ONE_CHANNEL = r"taps='ends' leaves out 3 stage\(s\) of ResNet, in which every tensor has one channel only"
 FIRST = {"batch_first": True}
 OWN = {
@@ -385,7 +385,7 @@ def test_a_guard(name, tmp_path):
     state = {key: value.clone() for key, value in model.state_dict().items()}
     modes, hooked = [module.training for module in model.modules()], hooks(model)
 
-    guard = Guard(model, orders=case.orders, level=0.9)
+    guard = Guard(model, taps="all", orders=case.orders, level=0.9)
     if case.says:
         with pytest.warns(gramwatch.GramwatchWarning, match=case.says):
             guard.fit(split(case.inputs(64), 32), progress=False)

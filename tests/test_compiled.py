@@ -138,7 +138,7 @@ def test_a_network_of_timm_is_watched_in_one_graph(name, options):
     assert len(graphs) == 2
     ours = torch.ops.gramwatch.statistics, torch.ops.gramwatch.statistics.default
     for graph in graphs:
-        assert sum(node.target in ours for node in graph.graph.nodes) == len(plain._plan.taps)
+        assert sum(node.target in ours for node in graph.graph.nodes) == len(plain.members["gram"].taps)
 
 
 def test_no_size_takes_another_graph_than_in_the_plain_network():

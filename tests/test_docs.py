@@ -45,6 +45,7 @@ HOLDS: dict[str, Callable[[dict[str, Any]], object]] = {
     "level": lambda names: names["shares"][0] < names["shares"][1],
     "calibration": lambda names: names["low"] < 1 - names["level"] < names["high"],
     "share": lambda names: Path("digits-guard/guard.safetensors").is_file(),
+    "serve": lambda names: sum(verdict["is_ood"] for verdict in names["verdicts"]) >= 4,
     "gpus": lambda names: int(names["found"].is_ood.sum()) >= 4,
     "lightning": lambda names: names["guard"].metadata["checkpoint"] == "epoch=5-step=72.ckpt",
 }

@@ -52,7 +52,7 @@ def test_a_timm_network_is_guarded(capsys):
     run("timm_network")
     said = capsys.readouterr().out
     assert "flagged: [False, False, False, False, True, True, True, True]" in said
-    assert "early_mahalanobis: [" in said
+    assert "profile: [" in said
     assert "where the last image deviates most: " in said
     assert "loaded, for resnet10t: the same verdicts: True" in said
 

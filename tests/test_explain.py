@@ -15,11 +15,11 @@ from gramwatch import GramDetector, GramwatchWarning, Guard
 from gramwatch.errors import InputError, NotFittedError
 from gramwatch.measurement import halves
 from gramwatch.methods import METHODS, TRAINED
+from gramwatch.taps.tap import as_maps, sampled
 from tests.test_contract import CASES, guard, images, ready
 
-MEMBERS = ("gram", "profile", "class_ratio", "energy")
 GUARDS = {
-    "guard profile": guard(members=MEMBERS),
+    "guard of few pixels": guard(pixels=9),
     "guard mahalanobis": guard(members=("mahalanobis", "unit_mahalanobis", "relative_mahalanobis")),
 }
 EVERY = {
@@ -66,7 +66,7 @@ def test_a_detector_by_itself_has_taps_that_add_up_without_rest(name):
 
 
 @pytest.mark.parametrize(
-    "name", ["guard profile", "guard", "mahalanobis", "profile", "gram triangle", "gram mean_variance"]
+    "name", ["guard of few pixels", "guard", "mahalanobis", "profile", "gram triangle", "gram mean_variance"]
 )
 def test_channels_add_up_to_the_term_of_their_tap(name):
     detector = detector_of(name)
@@ -98,13 +98,13 @@ def _medians(detector):
 
 def test_terms_of_in_distribution_inputs_are_zero_in_the_median():
     fitting, _ = halves(120, 0)  # the half of the calibration data that fits the rule
-    explained = ready(GUARDS["guard profile"]).explain(images(120, 1)[fitting], places=False)
+    explained = ready(GUARDS["guard of few pixels"]).explain(images(120, 1)[fitting], places=False)
     for member in ("gram", "profile"):
         close(explained.taps[member][:, :-1].median(0).values, torch.zeros(4))
 
 
 def test_members_without_parts_say_why():
-    explained = ready(GUARDS["guard profile"]).explain(images(2, 0), places=False)
+    explained = ready(GUARDS["guard of few pixels"]).explain(images(2, 0), places=False)
     assert set(explained.taps) == {"gram", "profile"}
     assert "class ratio: it is the ratio of two distances, and a ratio has no parts" in explained.notes
     with pytest.raises(InputError, match="nothing below 'energy': it is computed from all logits"):
@@ -114,7 +114,7 @@ def test_members_without_parts_say_why():
 
 
 def test_sums_by_module_and_by_kind_hold_all_taps():
-    explained = ready(GUARDS["guard profile"]).explain(images(3, 0), places=False)
+    explained = ready(GUARDS["guard of few pixels"]).explain(images(3, 0), places=False)
     total = sum(terms[:, :-1].sum(1) for terms in explained.taps.values())
     for sums in (explained.by_module(), explained.by_kind()):
         close(sum(sums.values()), total)
@@ -122,7 +122,7 @@ def test_sums_by_module_and_by_kind_hold_all_taps():
 
 
 def test_medians_travel_with_the_file(tmp_path):
-    detector = ready(GUARDS["guard profile"])
+    detector = ready(GUARDS["guard of few pixels"])
     detector.save(tmp_path / "guard.safetensors")
     loaded = gramwatch.load(tmp_path / "guard.safetensors", detector.model)
     for name, terms in detector.explain(images(3, 0)).taps.items():
@@ -150,10 +150,10 @@ class Planted(nn.Module):
 
 
 @functools.cache
-def planted() -> Guard:
+def planted(pixels: int | str = "all") -> Guard:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", GramwatchWarning)
-        found = Guard(Planted().eval(), members=MEMBERS, orders=(1, 2, 3))
+        found = Guard(Planted().eval(), pixels=pixels)
         found.fit(images(600, 0).split(100), progress=False)
         return found.calibrate(images(400, 1).split(100), progress=False)
 
@@ -186,13 +186,14 @@ def small(network: nn.Module, inputs: Tensor, **settings) -> Guard:
     """A guard of a small network, fitted and calibrated on random inputs."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", GramwatchWarning)
-        found = Guard(network.eval(), **{"members": MEMBERS, "orders": (1, 2, 3), **settings})
+        found = Guard(network.eval(), **settings)
         found.fit(inputs[:300].split(50), progress=False)
         return found.calibrate(inputs[300:].split(50), progress=False)
 
 
-def test_the_map_points_at_a_planted_square():
-    detector = planted()
+@pytest.mark.parametrize("pixels", ["all", 16])
+def test_the_map_points_at_a_planted_square(pixels):
+    detector = planted(pixels)
     given_images = images(12, 3)
     for i in range(12):
         given_images[i, 0, i % 4 : i % 4 + 3, 3:6] += 6.0
@@ -205,10 +206,21 @@ def test_the_map_points_at_a_planted_square():
     assert float(explained.map.min()) >= 0
 
 
-def test_the_map_adds_up_to_the_positive_contributions_that_have_a_place():
-    explained = planted().explain(3 * images(5, 3))
+@pytest.mark.parametrize("pixels", ["all", 16])
+def test_the_map_adds_up_to_the_positive_contributions_that_have_a_place(pixels):
+    explained = planted(pixels).explain(3 * images(5, 3))
     wanted = sum(terms[:, :-1].clamp_min(0).sum(1) for terms in explained.taps.values())
     torch.testing.assert_close(explained.map.sum((1, 2)).double(), wanted, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("pixels", "positions", "counted"),
+    [(None, (8, 8), 64), (16, (8, 8), 16), (16, (9, 9), 25), (256, (20, 20), 400), (256, (64, 64), 256)],
+)
+def test_a_bound_is_over_the_pixels_that_were_summed(pixels, positions, counted):
+    detector = GramDetector(Planted(), pixels=pixels)
+    assert detector._counted(positions) == counted
+    assert as_maps(*sampled(torch.zeros(1, 3, *positions), 1, pixels)).shape[2] == counted
 
 
 class Tokens(nn.Module):

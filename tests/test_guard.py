@@ -37,11 +37,12 @@ from tests.guarded import (
     CLASSES,
     Net,
     class_ratio,
-    early_mahalanobis,
     fitted_classes,
     images,
     largest_share,
     made,
+    profile_distance,
+    profiles,
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fewer than 20:gramwatch.GramwatchWarning")
@@ -102,7 +103,7 @@ def test_scores_and_p_values_equal_the_transcription(net):
     guard.calibrate(validation.split(50), seed=7, progress=False)
     found = guard(test)
 
-    gram = GramDetector(net).fit(train.split(64), progress=False)
+    gram = GramDetector(net, orders=(1, 2, 4, 8)).fit(train.split(64), progress=False)
     known = transcription(net, gram.measure(validation).deviations.double().numpy(), validation)
     new = transcription(net, gram.measure(test).deviations.double().numpy(), test)
     order = torch.randperm(161, generator=torch.Generator().manual_seed(7)).numpy()
@@ -111,17 +112,22 @@ def test_scores_and_p_values_equal_the_transcription(net):
     assert (own > 0).all()
     expectation = (80 * own + 50 * own.mean()) / 130
     classes = fitted_classes(net, train)
+    fitting = profiles(net, train, validation)[normalising]
     for each, x in ((known, validation), (new, test)):
         each["gram"] = np.sqrt(each["delta"] / (expectation + 1e-7)).mean(1)
-        each["early_mahalanobis"] = early_mahalanobis(net, classes, x)
+        profile = profiles(net, train, x)
+        each["profile"] = np.array([profile_distance(fitting, row) for row in profile])
         each["class_ratio"] = class_ratio(net, classes, x)
-    names = ("gram", "early_mahalanobis", "class_ratio", "energy")
-    middle = {name: np.median(known[name][normalising]) for name in names}
+    names = ("gram", "profile", "class_ratio", "energy")
+    standard = {name: known[name][normalising] for name in names}
+    for i, row in enumerate(fitting):  # examples that fitted the rule are standardised as if left out
+        others = profile_distance(fitting, row) ** 2
+        standard["profile"][i] = np.sqrt(others / (1 - others * len(row) / len(fitting)))
+    middle = {name: np.median(standard[name]) for name in names}
     spread = {
-        name: max(np.percentile(known[name][normalising], 99) - middle[name], known[name][normalising].std())
-        for name in names
+        name: max(np.percentile(standard[name], 99) - middle[name], standard[name].std()) for name in names
     }
-    lowest = {name: np.percentile(known[name][normalising], 25) for name in names}
+    lowest = {name: np.percentile(standard[name], 25) for name in names}
     for each in (known, new):
         each["score"] = sum(
             (np.maximum(each[name], lowest[name]) - middle[name]) / spread[name] for name in names
@@ -193,7 +199,7 @@ def test_per_class_ranks_within_the_group(net, tmp_path):
 
 def test_parts_tell_which_member_raised_the_alarm(ready):
     found = ready(images(20, 3))
-    assert list(found.parts) == ["gram", "early_mahalanobis", "class_ratio", "energy"]
+    assert list(found.parts) == ["gram", "profile", "class_ratio", "energy"]
     for p in (*found.parts.values(), found.p_value):
         assert p.shape == (20,)
         assert ((p > 0) & (p <= 1)).all()
@@ -251,7 +257,8 @@ def test_a_marked_tensor_is_not_computed_twice(monkeypatch):
     monkeypatch.setattr(kernels, "compute", lambda *args: computed.append(1) or plain(*args))
     guard = Guard(net, taps=["*", "again"]).fit(images(300, 0).split(100), progress=False)
     assert len(computed) == 3 * (len(guard.tap_names) - 1)
-    gram = GramDetector(net, taps=["*", "again"]).fit(images(300, 0).split(100), progress=False)
+    gram = GramDetector(net, taps=["*", "again"], orders=guard.members["gram"].orders)
+    gram.fit(images(300, 0).split(100), progress=False)
     x = images(9, 2, scale=2)
     deviations = gram.measure(x).deviations
     assert torch.equal(guard.measure(x).parts["gram"].deviations, deviations.double())
@@ -286,7 +293,7 @@ def test_large_statistics_are_measured_all_the_same(ready, monkeypatch):
 
 def test_a_fit_in_pieces_is_the_same(net, fitted, monkeypatch):
     batches = images(300, 0).split(64)
-    monkeypatch.setattr(observation, "MOST_STATISTICS", 40_000)
+    monkeypatch.setattr(observation, "MOST_STATISTICS", 20_000)
     guard = Guard(net).fit(batches, progress=False)
     assert 1 < guard.planned(batches[0]).at_once < 64
     gram, expected = guard.members["gram"], fitted.members["gram"]
@@ -319,7 +326,7 @@ def test_what_comes_first_is_said(net):
         guard.save("nowhere.safetensors")
     with pytest.raises(InputError, match="nothing to fit"):
         guard.fit([], progress=False)
-    assert repr(guard) == "Guard(Net: gram + early_mahalanobis + class_ratio + energy, not calibrated)"
+    assert repr(guard) == "Guard(Net: gram + profile + class_ratio + energy, not calibrated)"
 
 
 def test_settings_are_checked(net):
@@ -455,11 +462,12 @@ def test_shards_merged_equal_a_fit_on_all(net, ready):
     merged = parts[0].merge(parts[1]).merge(parts[2])
     with pytest.raises(NotFittedError, match="not calibrated"):
         merged(images(2, 0))
-    for name in ("early_mahalanobis", "class_ratio"):
+    for name in ("profile", "class_ratio"):
         mine, all_at_once = merged.members[name], ready.members[name]
         assert int(mine.counts_.sum()) == 300
         means = [
-            each.sums_ + each.counts_.repeat_interleave(each.widths_.sum()) * each.origins_.repeat(CLASSES)
+            each.sums_
+            + each.counts_.repeat_interleave(each.widths_.sum()) * each.origins_.repeat(len(each.counts_))
             for each in (mine, all_at_once)
         ]
         torch.testing.assert_close(*means, rtol=1e-9, atol=1e-9)
@@ -676,7 +684,7 @@ def test_members_are_nested_and_checked(ready, tmp_path):
     ready.save(path)
     saved = artifact.read(path)
     assert saved.header["detector"] == "Guard"
-    assert list(saved.header["members"]) == ["gram", "early_mahalanobis", "class_ratio", "energy"]
+    assert list(saved.header["members"]) == ["gram", "profile", "class_ratio", "energy"]
     _, shapes = Guard.described(saved.header, ready.model)
     tensors = saved.tensors(shapes)
     assert {"members.gram.bounds.minimum", "members.class_ratio.state.sums_", "calibration.scores"} <= set(
@@ -700,15 +708,15 @@ def test_members_are_nested_and_checked(ready, tmp_path):
 
 
 def test_evaluating_a_guard_is_the_protocol_written_out(fitted):
-    inside, outside = images(120, 1), images(50, 2, scale=1.3)
+    inside, outside = images(360, 1), images(50, 2, scale=1.3)
     result = gramwatch.evaluate(fitted, [inside], {"wide": [outside]}, draws=3, seed=4, progress=False)
-    assert result.methods == ["Guard", "Gram", "early Mahalanobis", "class ratio", "energy", "MSP"]
+    assert result.methods == ["Guard", "Gram", "profile", "class ratio", "energy", "MSP"]
     measured, other = fitted.measure(inside), fitted.measure(outside)
     generator, figures = torch.Generator().manual_seed(4), []
     for _ in range(3):
-        order = torch.randperm(120, generator=generator)
-        rule = fitted.rule().fit(measured[order[:12]])
-        figures.append(auroc(rule(measured)[order[12:], 0], rule(other)[:, 0]))
+        order = torch.randperm(360, generator=generator)
+        rule = fitted.rule().fit(measured[order[:36]])
+        figures.append(auroc(rule(measured)[order[36:], 0], rule(other)[:, 0]))
     assert result.figures()[0, 0] == pytest.approx(np.mean(figures), abs=1e-9)
     with pytest.raises(NotFittedError):
         fitted(inside)
@@ -784,7 +792,7 @@ def test_compare_has_guard_share_its_members(net):
     assert list(found) == ["Guard", "Gram", "energy", "MSP"]
     assert found["Guard"].members["gram"] is found["Gram"]
     assert found["Guard"].members["energy"] is found["energy"]
-    assert list(found["Guard"].members) == ["gram", "early_mahalanobis", "class_ratio", "energy"]
+    assert list(found["Guard"].members) == ["gram", "profile", "class_ratio", "energy"]
     assert list(compare.fitted(net, list(images(300, 0).split(100)), ["guard"], print)) == ["Guard"]
     said = []
     found = compare.fitted(made(Cosine), list(images(300, 0).split(100)), ["guard", "fdbd"], said.append)
@@ -895,7 +903,7 @@ def test_guards_that_share_a_member(net, ready):
     for each in (ready, other, gram):
         with pytest.raises(NotFittedError, match="not fitted"):
             each(x)
-    assert ready.members["early_mahalanobis"].is_fitted
+    assert ready.members["profile"].is_fitted
     ready.reset().fit(images(300, 0).split(64), progress=False)
     ready.calibrate(images(200, 1).split(64), progress=False)
     again = Guard(net).fit(images(300, 0).split(64), progress=False)

@@ -16,7 +16,7 @@ ENTRANCES = {"", "__main__"}
 TESTS = ROOT / "tests"
 OF_THE_WHOLE = """
     architectures benchmarks contract cuda docs examples export fuzz imports limits package readme real
-    reference results_page
+    reference results_page stress
 """.split()
 """Tests that are named after no module: they are about all of the library, or about the repository."""
 

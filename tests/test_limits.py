@@ -71,7 +71,7 @@ def test_members_that_need_one_linear_head_are_left_out() -> None:
     assert list(guard.members) == ["gram", "energy"]
     usual = Guard(TwoHeads().eval())
     usual.fit(images, progress=False)
-    assert list(usual.members) == ["gram", "early_mahalanobis", "class_ratio", "energy"]
+    assert list(usual.members) == ["gram", "profile", "class_ratio", "energy"]
 
 
 class Branching(nn.Module):

@@ -67,4 +67,4 @@ def test_a_pixel_stays_in_its_place():
 def test_windows_folded_into_the_batch_have_no_place():
     tap = Tap("attention", "linear", "linear", (4, 49, 6), 0, 2, 0)
     places = Places(torch.zeros(2, 3, 28, 28))
-    assert places.place(torch.zeros(8, 49, 6), tap)[1] is None
+    assert places.place(torch.zeros(8, 49, 6), tap)[2] is None

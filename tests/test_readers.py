@@ -1,13 +1,17 @@
 """Images as batches."""
 
 import os
+import signal
+import sys
+import time
+from multiprocessing import connection
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from gramwatch import DataError
+from gramwatch import DataError, readers
 from gramwatch.preprocessing import Preprocessing
 from gramwatch.readers import Images, NamedSet, Tally, held_out
 
@@ -69,6 +73,42 @@ def killed(key: str, grey: bool) -> None:
 def test_a_killed_worker_is_one_clear_error():
     with pytest.raises(DataError, match=r"was killed.*use fewer workers"):
         list(Images(["a.png"], PREPARE, opener=killed, workers=1))
+
+
+def test_an_interrupt_while_a_tensor_is_handed_over_prints_nothing(tmp_path, monkeypatch, capfd):
+    """The main process is interrupted between the connection to the worker and its answer."""
+    for i in range(4):
+        Image.new("RGB", (8, 8)).save(tmp_path / f"{i}.png")
+    main, answer = os.getpid(), connection.answer_challenge
+
+    def interrupted(conn, key):
+        if os.getpid() == main:
+            conn.close()
+            time.sleep(0.3)  # the worker notices
+            raise KeyboardInterrupt
+        return answer(conn, key)
+
+    monkeypatch.setattr(connection, "answer_challenge", interrupted)
+    batches = iter(Images(sorted(map(str, tmp_path.iterdir())), PREPARE, batch_size=1, workers=1))
+    with pytest.raises(KeyboardInterrupt):
+        next(batches)
+    del batches  # ends the worker
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_workers_ignore_ctrl_c_and_print_other_exceptions(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        readers._leave_interrupts_to_the_main_process(0)
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+        sys.excepthook(EOFError, EOFError(), None)
+        sys.excepthook(ConnectionResetError, ConnectionResetError(), None)
+        assert capsys.readouterr().err == ""
+        sys.excepthook(ValueError, ValueError("another reason"), None)
+        assert "another reason" in capsys.readouterr().err
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_what_is_held_out_is_drawn_by_the_seed():

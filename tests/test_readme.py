@@ -42,7 +42,7 @@ def ahead_of_all(results: Results) -> list[Truth]:
             densenet.tnr("Gram", "Tiny ImageNet, anti-aliased"),
         ),
         says(
-            "Its mean is ahead of every single method's on all ten networks for small images that we tried:"
+            "Its mean was ahead of every single method's on all ten networks for small images that we tried:"
             " nine for CIFAR-10 and one for MNIST.",
             so=[truth for results in GUARD for truth in ahead_of_all(results)],
         ),

@@ -306,8 +306,9 @@ def _largest(member: str, tap: str, shares: Shares, divisor: float, most: int | 
 
 # --- how a detector is explained ---------------------------------------------------------------------
 
-Pixels = Callable[[int, Tensor], Tensor]
-"""From the number of a tap and its maps `(N, channels, pixels)` to what each pixel adds, `(N, pixels)`."""
+Pixels = Callable[[int, Tensor, Sequence[int]], Tensor]
+"""From the number of a tap, its maps `(N, channels, pixels)` and the sizes of the axes of its pixels to what
+each pixel adds, `(N, pixels)`."""
 
 
 class Part(Protocol):
@@ -453,10 +454,10 @@ class Pass:
         taps = Taps([watched[call] for call in sorted(watched)], self.plan.taps.operations)
 
         def receive(number: int, tensor: Tensor) -> None:
-            maps, grid = places.place(tensor, taps[number])
+            maps, positions, grid = places.place(tensor, taps[number])
             if grid is not None:
                 for column, pixels in wanted[taps[number].call]:
-                    places.add(pixels(column, maps.float()), grid)
+                    places.add(pixels(column, maps.float(), positions), grid)
 
         if watched:
             observe_tensors(self.network, taps, self.inputs, receive)

@@ -40,9 +40,10 @@ from gramwatch.errors import CalibrationError, InputError, NotFittedError, warn
 from gramwatch.explain import Pixels, Shares
 from gramwatch.measurement import Calibration, Measurement, how_many_rank
 from gramwatch.observation import WIDEST_TRIANGLE, Needs, Observation, Plan, Statistics
-from gramwatch.statistics import STATISTICS, check_orders
+from gramwatch.statistics import STATISTICS, check_orders, check_pixels
 from gramwatch.taps import Network, Tap, Taps, unwrap
 from gramwatch.taps.running import InputsAdapter, LogitsAdapter
+from gramwatch.taps.tap import as_maps, sampled
 
 FEW_EXAMPLES = 20
 """A warning names classes with fewer training examples than this. Their bounds are too narrow."""
@@ -52,6 +53,8 @@ MAP_ORDER = 2
 """The highest order that a map reads. High orders are nearly one pixel: see docs/explain.md."""
 MOST_GROUPS = 10**6
 """The most taps times orders of a file. Large networks have ten thousand; a file with more is refused."""
+LATER_DEFAULTS = (("storage", "float32"), ("pixels", None))
+"""Settings that came after version 0.1.0, with their default values."""
 BOUNDS_RULES: dict[str, dict[str, artifact.Rule]] = {
     "min_max": {
         "minimum": artifact.NO_NAN,
@@ -112,6 +115,8 @@ class GramDetector(Detector):
         taps: which tensors to watch: `"all"` convolutions, linear layers and activations; `"ends"`, the last
             tensor of each size; `"paper"` for the networks in `gramwatch.networks`; or names and globs.
         orders: the orders of the Gram matrices, P, at most 100.
+        pixels: about how many pixels of each tensor count, on a regular grid; None: all, as in the paper.
+            Fewer pixels cost less time: see docs/performance.md.
         statistic: `"row_sums"`, `"row_sums_of_roots"`, `"diagonal"`, `"off_diagonal"`, `"triangle"`, or
             `"auto"`: `triangle` for plain vectors up to 1,024 channels, `row_sums` for all other tensors.
             If the statistics of a batch exceed 1 GiB, the batch is run in pieces.
@@ -146,6 +151,7 @@ class GramDetector(Detector):
         *,
         taps: str | Iterable[str] = "all",
         orders: Iterable[int] = range(1, 11),
+        pixels: int | None = None,
         statistic: str = "auto",
         bounds: str = "min_max",
         normalise: bool = True,
@@ -163,7 +169,7 @@ class GramDetector(Detector):
             raise ValueError(
                 f"storage='float16' is for bounds='min_max': with bounds={bounds!r} use storage='float32'"
             )
-        self.orders = check_orders(orders)
+        self.orders, self.pixels = check_orders(orders), check_pixels(pixels)
         self.statistic, self.bounds, self.storage = statistic, bounds, storage
         self.normalise = normalise
         self.confidence: Confidence = confidence
@@ -190,7 +196,7 @@ class GramDetector(Detector):
     @property
     def _statistics(self) -> Statistics:
         taps = self.selection if isinstance(self.selection, str) else tuple(self.selection)
-        return Statistics(taps, self.statistic, self.orders)
+        return Statistics(taps, self.statistic, self.orders, self.pixels)
 
     @property
     def known_taps(self) -> Mapping[Statistics, Taps]:
@@ -511,14 +517,15 @@ class GramDetector(Detector):
             examples=int(self.class_support(observation.predicted[example])),
         )
 
-    def _counted(self, pixels: int) -> int:
-        """The number of pixels over which statistics are summed, of a tensor with so many pixels."""
-        return pixels
+    def _counted(self, positions: Sequence[int]) -> int:
+        """The number of pixels over which statistics are summed, of a tensor with pixels along these axes."""
+        some = sampled(torch.empty(1, 1, *positions, device="meta"), 1, self.pixels)
+        return as_maps(*some).shape[2]
 
     def pixels_of(self, observation: Observation, rule: Any, amounts: Tensor) -> Pixels:
         """How the contributions of taps are shared by pixels: see `deviation.pixel_shares`."""
 
-        def pixels(tap: int, maps: Tensor) -> Tensor:
+        def pixels(tap: int, maps: Tensor, positions: Sequence[int]) -> Tensor:
             at, asked = self._at(observation, tap), self._statistics.at(self.taps[tap])
             orders = map_orders(asked.orders)
             placed = maps.new_zeros(len(maps), maps.shape[2])
@@ -533,7 +540,7 @@ class GramDetector(Detector):
                 if len(limit[0]) != maps.shape[1]:  # pairs: a channel has the parts of all its pairs
                     limit, above = torch.zeros_like(parts), torch.ones_like(parts, dtype=torch.bool)
                 placed = placed + pixel_shares(
-                    maps, order, limit.to(maps), above, parts, self._counted(maps.shape[2])
+                    maps, order, limit.to(maps), above, parts, self._counted(positions)
                 )
             return placed
 
@@ -546,6 +553,7 @@ class GramDetector(Detector):
         return {
             "taps": self.selection,
             "orders": list(self.orders),
+            "pixels": self.pixels,
             "statistic": self.statistic,
             "bounds": self.bounds,
             "normalise": self.normalise,
@@ -573,8 +581,8 @@ class GramDetector(Detector):
         settings = self.settings_as_json()
         header = {
             "detector": self.name,
-            # The default storage is left out, so that version 0.1.0 can read the file too.
-            "settings": {k: v for k, v in settings.items() if (k, v) != ("storage", "float32")},
+            # Defaults that version 0.1.0 does not know are left out, so that it can read the file too.
+            "settings": {k: v for k, v in settings.items() if (k, v) not in LATER_DEFAULTS},
             "inputs": self._form,
             "taps": artifact.taps_to_json(self.taps),
             "classes": len(counts),

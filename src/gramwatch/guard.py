@@ -29,8 +29,13 @@ from gramwatch.taps import Look, Network, unwrap
 from gramwatch.taps.running import InputsAdapter, LogitsAdapter
 from gramwatch.threshold import Ranks
 
-MEMBERS = ("gram", "early_mahalanobis", "class_ratio", "energy")
+MEMBERS = ("gram", "profile", "class_ratio", "energy")
 """The default members."""
+EFFORTS: dict[str, dict[str, Any]] = {
+    "lean": {"taps": "spread", "orders": (1, 2, 4, 8), "pixels": 256},
+    "full": {"taps": "all", "orders": range(1, 11), "pixels": None},
+}
+"""What Gram looks at inside a guard. `"full"` is the paper's."""
 SHRINK = 50
 """Weight of the mean over all taps, counted in calibration examples: see `TotalDeviation`."""
 STANDARD = {
@@ -85,9 +90,9 @@ class Seen:
 class Guard(Detector):
     """Tells whether a classifier is looking at something it was never trained on, by several scores at once.
 
-    Gram sees texture. Early Mahalanobis sees the stages before the last, class ratio sees the last stage, and
-    energy sees the logits. The scores are standardised on in-distribution data, and their sum is ranked: see
-    docs/guard.md.
+    Gram sees texture. Profile sees how features go through the network. Class ratio sees how near the classes
+    are, and energy sees the logits. The scores are standardised on in-distribution data, and their sum is
+    ranked: see docs/guard.md.
 
     Example:
         >>> guard = gramwatch.Guard(model)
@@ -98,8 +103,11 @@ class Guard(Detector):
 
     Args:
         model: any classifier that returns logits. It is not changed.
-        taps: which tensors Gram watches, as for `GramDetector`.
-        orders: the orders of the Gram matrices, P.
+        effort: how much of the network Gram looks at. `"lean"`: about 256 pixels of each of 24 tensors, and
+            orders 1, 2, 4, 8. `"full"`: everything, as in the paper, at many times the cost.
+        taps: which tensors Gram watches, as for `GramDetector`; None: those of `effort`.
+        orders: the orders of the Gram matrices, P; None: those of `effort`.
+        pixels: about how many pixels of each tensor Gram looks at, `"all"` for all; None: those of `effort`.
         statistic: the statistic of Gram, as for `GramDetector`.
         storage: the storage of Gram's bounds, as for `GramDetector`.
         level: the share of in-distribution inputs to keep; `1 - level` is the false-alarm rate.
@@ -130,8 +138,10 @@ class Guard(Detector):
         self,
         model: nn.Module | Network,
         *,
-        taps: str | Iterable[str] = "all",
-        orders: Iterable[int] = range(1, 11),
+        effort: str = "lean",
+        taps: str | Iterable[str] | None = None,
+        orders: Iterable[int] | None = None,
+        pixels: int | str | None = None,
         statistic: str = "auto",
         storage: str = "float32",
         level: float = 0.95,
@@ -140,12 +150,17 @@ class Guard(Detector):
         inputs: InputsAdapter = None,
         logits: LogitsAdapter = None,
     ) -> None:
+        if effort not in EFFORTS:
+            raise ValueError(f"effort must be one of {', '.join(EFFORTS)}; got {effort!r}")
+        chosen = {"taps": taps, "orders": orders, "pixels": pixels}
+        gram = EFFORTS[effort] | {name: value for name, value in chosen.items() if value is not None}
+        gram["pixels"] = None if gram["pixels"] == "all" else gram["pixels"]
         detectors: dict[str, Detector] = {}
         network = Network.of(model, inputs, logits)
         for name in members:
             if name == "gram":
                 detectors[name] = GramDetector(
-                    network, taps=taps, orders=orders, statistic=statistic, storage=storage, level=level
+                    network, statistic=statistic, storage=storage, level=level, **gram
                 )
             elif name in METHODS:
                 detectors[name] = METHODS[name](network, level=level)

@@ -21,9 +21,10 @@ from gramwatch.batches import Inputs, Signature, count_examples, finite_with, ma
 from gramwatch.compiled import channel_means, compiled_as, statistics
 from gramwatch.errors import InputError, TapError
 from gramwatch.statistics import distinct_orders
-from gramwatch.taps import Look, Network, Tap, Taps, judging, observe, unwrap
-from gramwatch.taps.observe import ordinary, run_watched
+from gramwatch.taps import Look, Network, Tap, Taps, judging, unwrap
+from gramwatch.taps.observe import observe_apart, ordinary, run_watched
 from gramwatch.taps.running import is_compiled, warn_uncompiled, wrappers
+from gramwatch.taps.tap import as_maps, sampled
 
 WIDEST_TRIANGLE = 1024
 """With `statistic="auto"`, vectors up to this many channels are judged by pairs, wider ones by row sums."""
@@ -34,15 +35,18 @@ MOST_STATISTICS = 2**30
 
 Selection = str | tuple[str, ...]
 """A choice of taps, as for `find_taps`."""
+_Mean = tuple[int, int | None]
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """Gram statistics that a detector needs: the taps, the statistic, the orders."""
+    """Gram statistics that a detector needs: the taps, the statistic, the orders, the pixels."""
 
     taps: Selection
     statistic: str
     orders: tuple[int, ...]
+    pixels: int | None = None
+    """About how many pixels of a map count, on a regular grid. None: all of them."""
 
     def at(self, tap: Tap) -> "StatisticsAtTap":
         """The statistics to compute at one tap."""
@@ -88,6 +92,8 @@ class Needs:
     """The name of a tap. Its channel means are the features, in place of the input of that linear layer."""
     means: Selection | None = None
     """The taps whose channel means are needed."""
+    mean_pixels: int | None = None
+    """About how many pixels of a map these means are taken over, on a regular grid. None: all of them."""
     statistics: Statistics | None = None
     """The Gram statistics that are needed."""
 
@@ -195,7 +201,7 @@ class GramTable:
     """The layout of a table that holds the Gram statistics of several taps side by side."""
 
     def __init__(self, statistics: Statistics, taps: Taps) -> None:
-        self.taps = taps
+        self.taps, self.pixels = taps, statistics.pixels
         self.at = [statistics.at(tap) for tap in taps]
         self.starts = [0, *accumulate(at_tap.size for at_tap in self.at)]
 
@@ -216,8 +222,8 @@ class _Read(NamedTuple):
     logits: Tensor
     tables: list[Tensor]
     """Gram statistics, one table for each `GramTable`."""
-    means: dict[int, Tensor]
-    """Channel means by the number of the tap."""
+    means: "dict[_Mean, Tensor]"
+    """Channel means by the number of the tap and by how many pixels they are taken over."""
     features: list[Tensor]
     """The input of the layer that makes the logits, if a detector needs it."""
 
@@ -242,10 +248,10 @@ class Plan:
         """A context for inputs of a new form. It refuses inputs that a detector does not accept, and explains
         an error of the network."""
         known = known or {}
-        selections = _distinct(need.means for need in needs)
-        self._mean_taps = {selection: look.taps(selection) for selection in selections}
+        averaged = dict.fromkeys((need.means, need.mean_pixels) for need in needs if need.means is not None)
+        self._mean_taps = {key: look.taps(key[0]) for key in averaged}
         names = _distinct(need.features_at for need in needs)
-        self._feature_taps = {(name,): _single_tap(look, name) for name in names}
+        self._feature_taps = {((name,), None): _single_tap(look, name) for name in names}
         self.tables = {
             statistics: GramTable(statistics, known.get(statistics) or look.taps(statistics.taps))
             for statistics in _distinct(need.statistics for need in needs)
@@ -273,7 +279,7 @@ class Plan:
 
     def taps_of(self, needs: Needs) -> Taps | None:
         """The taps whose channel means a detector needs; None if it needs none."""
-        return None if needs.means is None else self._mean_taps[needs.means]
+        return None if needs.means is None else self._mean_taps[needs.means, needs.mean_pixels]
 
     @property
     def _needs_head(self) -> bool:
@@ -294,20 +300,23 @@ class Plan:
         """
         number_of = {tap.call: number for number, tap in enumerate(self.taps)}
         selected = self._mean_taps | self._feature_taps
-        averaged = {tap.call for taps in selected.values() for tap in taps}
+        averaged: dict[int, list[int | None]] = {}
+        for (_, pixels), taps in selected.items():
+            for tap in taps:
+                averaged.setdefault(tap.call, []).append(pixels)
         tables = list(self.tables.values())
         self._columns = [
             {number_of[tap.call]: column for column, tap in enumerate(table.taps)} for table in tables
         ]
         self._uses = [
             (
-                tap.call in averaged,
+                list(dict.fromkeys(averaged.get(tap.call, ()))),
                 [(i, columns[number]) for i, columns in enumerate(self._columns) if number in columns],
             )
             for number, tap in enumerate(self.taps)
         ]
         self._numbers = {
-            selection: [number_of[tap.call] for tap in taps] for selection, taps in selected.items()
+            key: [(number_of[tap.call], key[1]) for tap in taps] for key, taps in selected.items()
         }
         self._bytes = 4 * sum(table.starts[-1] for table in tables)
 
@@ -429,17 +438,17 @@ class Plan:
         def read(inputs: Inputs) -> tuple[Any, ...]:
             examples = count_examples(inputs)
             columns: list[dict[int, Tensor]] = [{} for _ in layouts]
-            means: dict[int, Tensor] = {}
+            means: dict[_Mean, Tensor] = {}
             features: list[Tensor] = []
 
             def receive(number: int, tensor: Tensor) -> None:
                 averaged, tables = uses[number]
                 x, axis = taps.listed[number].examples_apart(tensor, examples)
                 for i, column in tables:
-                    at = layouts[i].at[column]
-                    columns[i][column] = statistics(x, axis, at.statistic, at.orders, at.features)
-                if averaged:
-                    means[number] = channel_means(x, axis)
+                    at, some = layouts[i].at[column], sampled(x, axis, layouts[i].pixels)
+                    columns[i][column] = statistics(*some, at.statistic, at.orders, at.features)
+                for pixels in averaged:
+                    means[number, pixels] = channel_means(*sampled(x, axis, pixels))
 
             def at_head(x: Tensor, *_: Tensor | None) -> None:
                 features.append(x.flatten(1).float())
@@ -455,21 +464,23 @@ class Plan:
         return {name: value for name, value in vars(self).items() if name != "_in_graph"}
 
     def _read_eagerly(self, inputs: Inputs, gradients: bool = False) -> "_Read":
-        means: dict[int, Tensor] = {}
+        means: dict[_Mean, Tensor] = {}
         layouts, filled = list(self.tables.values()), [torch.empty(0)] * len(self.tables)
         features: list[Tensor] = []
 
-        def receive(number: int, maps: Tensor) -> None:
+        def receive(number: int, x: Tensor, axis: int) -> None:
             averaged, tables = self._uses[number]
-            wanted = []
+            wanted: dict[int | None, list[tuple[str, tuple[int, ...], Tensor]]] = {}
             for i, column in tables:
                 if not filled[i].numel():
-                    filled[i] = layouts[i].empty(maps)
-                at_tap = layouts[i].at[column]
-                wanted.append((at_tap.statistic, at_tap.orders, layouts[i].place(filled[i], column)))
-            kernels.compute_each(maps, wanted)
-            if averaged:
-                means[number] = maps.mean(2, dtype=torch.float32)
+                    filled[i] = layouts[i].empty(x)
+                at_tap, place = layouts[i].at[column], layouts[i].place(filled[i], column)
+                wanted.setdefault(layouts[i].pixels, []).append((at_tap.statistic, at_tap.orders, place))
+            for pixels in dict.fromkeys([*wanted, *averaged]):
+                maps = as_maps(*sampled(x, axis, pixels))
+                kernels.compute_each(maps, wanted.get(pixels, ()))
+                if pixels in averaged:
+                    means[number, pixels] = maps.mean(2, dtype=torch.float32)
 
         def repeat(number: int, earlier: int) -> bool:
             """Copy the statistics of an earlier tap of the same tensor; False if the copy is not enough."""
@@ -484,7 +495,7 @@ class Plan:
         def at_head(x: Tensor, *_: Tensor | None) -> None:
             features.append(x.flatten(1).float())
 
-        logits = observe(
+        logits = observe_apart(
             self.network, self.taps, inputs, receive, repeat, (self._head_call, at_head), gradients
         )
         return _Read(logits, filled, means, features)
@@ -493,14 +504,14 @@ class Plan:
         self,
         base: Observation,
         needs: Needs,
-        means: Mapping[int, Tensor],
+        means: Mapping[_Mean, Tensor],
         tables: Mapping[Statistics, Tensor],
     ) -> Observation:
         """The observation of one detector. Its `finite` is set later."""
         features, head = (base.features, base.head) if needs.features else (None, None)
         if needs.features and needs.features_at is not None:
-            features, head = means[self._numbers[(needs.features_at,)][0]], None
-        numbers = () if needs.means is None else self._numbers[needs.means]
+            features, head = means[self._numbers[(needs.features_at,), None][0]], None
+        numbers = () if needs.means is None else self._numbers[needs.means, needs.mean_pixels]
         return replace(
             base,
             features=features,

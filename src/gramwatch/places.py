@@ -73,12 +73,13 @@ class Places:
         self.examples = count_examples(inputs)
         self._sums: dict[tuple[int, ...], Tensor] = {}
 
-    def place(self, tensor: Tensor, tap: Tap) -> tuple[Tensor, tuple[int, tuple[int, ...]] | None]:
-        """The maps of a tap, `(N, channels, pixels)`, and their grid in the input."""
+    def place(self, tensor: Tensor, tap: Tap) -> tuple[Tensor, list[int], tuple[int, tuple[int, ...]] | None]:
+        """The maps of a tap, `(N, channels, pixels)`, the sizes of their axes, and their grid."""
         apart, axis = tap.examples_apart(tensor, self.examples)
         positions = [size for number, size in enumerate(apart.shape) if number not in (0, axis)]
         folded = tap.shape[tap.batch_axis] > 1  # windows or frames: their order is not known
-        return as_maps(apart, axis), None if folded else grid_of(positions, self.sizes_for(positions))
+        grid = None if folded else grid_of(positions, self.sizes_for(positions))
+        return as_maps(apart, axis), positions, grid
 
     def sizes_for(self, positions: Sequence[int]) -> tuple[int, ...]:
         """The sizes of the input. Of two axes without channels, the sequence is the one that taps follow."""

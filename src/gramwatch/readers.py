@@ -1,10 +1,13 @@
 """Images as batches, decoded by several workers, in order and in constant memory."""
 
+import signal
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -118,6 +121,7 @@ class Images:
             batch_sampler=_Chunks(keys, batch_size),
             num_workers=workers,
             collate_fn=_together,
+            worker_init_fn=_leave_interrupts_to_the_main_process,
         )
 
     def __iter__(self) -> Iterator[Batch]:
@@ -178,6 +182,24 @@ def _together(images: list[Read]) -> Batch:
         for image in images
     ]
     return Batch(marks, torch.stack(readable) if readable else None)
+
+
+def _leave_interrupts_to_the_main_process(_: int) -> None:
+    """On Ctrl-C the main process alone speaks. It ends the workers.
+
+    A thread of the worker hands tensors over. If the main process is interrupted while it takes one, the
+    thread calls `sys.excepthook`. Nothing else in a worker does.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.excepthook = _unless_the_other_side_left
+
+
+def _unless_the_other_side_left(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    """Print an exception, unless it only says that a connection has ended."""
+    if not issubclass(kind, (EOFError, ConnectionError)):
+        sys.__excepthook__(kind, error, trace)
 
 
 def held_out(count: int, share: float, seed: int) -> tuple[list[int], list[int]]:

@@ -66,6 +66,15 @@ def check_orders(orders: Iterable[int]) -> tuple[int, ...]:
     return tuple(checked)
 
 
+def check_pixels(pixels: int | None) -> int | None:
+    """The number of pixels, None for all. An error names a wrong number."""
+    if pixels is None:
+        return None
+    if isinstance(pixels, bool) or not isinstance(pixels, int) or pixels < 1:
+        raise ValueError(f"pixels must be a positive integer, or None for all, got {pixels!r}")
+    return pixels
+
+
 def distinct_orders(orders: Iterable[int]) -> dict[int, int]:
     """The orders whose statistics differ on a feature map of one pixel, and how many orders each stands for.
 

@@ -11,7 +11,7 @@ def test_info_shows_what_a_guard_was_fitted_on(own):
     assert "middle 16 x 16 (bilinear)" in shown
     assert "classes        bright, dark" in shown
     said = json.loads(invoke("info", own.guard, "--json").output)
-    assert said["members"] == ["gram", "early_mahalanobis", "class_ratio", "energy"]
+    assert said["members"] == ["gram", "profile", "class_ratio", "energy"]
     assert (said["calibrated_on"], said["level"]) == (60, 0.95)
     assert said["fitted_on"]["count"] == 240
 

@@ -22,9 +22,7 @@ from gramwatch.networks.foreign import import_torchvision
 from tests.cli.invoking import invoke, told
 from tests.cli.own import PREPARED, QUICK, picture, write_classes
 
-COLUMNS = (
-    "path predicted class score p_value is_ood p_gram p_early_mahalanobis p_class_ratio p_energy note error"
-)
+COLUMNS = "path predicted class score p_value is_ood p_gram p_profile p_class_ratio p_energy note error"
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:

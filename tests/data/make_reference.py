@@ -32,10 +32,16 @@ GRAMS: dict[str, dict[str, Any]] = {
     "gram-float16": {"storage": "float16"},
 }
 GUARDS: dict[str, dict[str, Any]] = {
-    "guard": {},
+    "guard": {"effort": "full", "members": ["gram", "early_mahalanobis", "class_ratio", "energy"]},
+    "guard-lean": {},
+    "guard-few-pixels": {"pixels": 9},
     "guard-two": {"members": ["gram", "energy"], "orders": [1, 2], "level": 0.9},
-    "guard-profile": {"members": ["gram", "profile", "class_ratio", "energy"]},
-    "guard-features": {"members": ["gram", "fdbd", "knn", "mahalanobis"], "storage": "float16"},
+    "guard-profile": {"effort": "full", "members": ["gram", "profile", "class_ratio", "energy"]},
+    "guard-features": {
+        "effort": "full",
+        "members": ["gram", "fdbd", "knn", "mahalanobis"],
+        "storage": "float16",
+    },
 }
 
 

@@ -219,6 +219,27 @@ def test_a_damaged_archive_leaves_no_half_of_a_set(server, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["made.tar.gz"]
 
 
+def test_what_a_killed_process_left_is_removed_and_a_set_appears_in_one_step(server, tmp_path, monkeypatch):
+    made = source_of(
+        offer(server, tar_of({"made/0.png": picture(0), "made/1.png": picture(1)}), "made.tar.gz")
+    )
+    left = tmp_path / ".unpacking-made.tar.gz-abc" / "made"
+    left.mkdir(parents=True)
+    (left / "0.png").write_bytes(b"half")
+    moved, move = [], download._move
+
+    def noted(entry: Path, place: Path) -> None:
+        moved.append(len(list(entry.iterdir())))
+        monkeypatch.setattr(download.shutil, "copytree", None)  # file by file, a kill would leave a half
+        move(entry, place)
+
+    monkeypatch.setattr(download, "_move", noted)
+    download.get(made, tmp_path)
+    assert moved == [2]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["made", "made.tar.gz"]
+    assert (tmp_path / "made" / "0.png").read_bytes() == picture(0)
+
+
 def test_sets_that_are_made_up_or_not_published(tmp_path):
     result = CliRunner().invoke(app, ["data", "get", "gaussian", "--data", str(tmp_path)])
     assert "nothing to download" in result.output

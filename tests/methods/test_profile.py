@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 import gramwatch
@@ -11,40 +10,7 @@ from gramwatch import GramwatchWarning, NotFittedError
 from gramwatch.measurement import Measurement
 from gramwatch.methods import METHODS, Profile
 from gramwatch.methods.profile import MOST_CHANNELS, RIDGE, ProfileRule
-from tests.guarded import Net, images, made
-
-
-def channel_means(net: Net, x: torch.Tensor) -> list[np.ndarray]:
-    """At all four tensors of the network, in float64."""
-    with torch.no_grad():
-        first = net.conv1(x)
-        second = net.conv2(F.relu(first))
-    return [each.mean((2, 3)).double().numpy() for each in (first, F.relu(first), second, F.relu(second))]
-
-
-def profiles(net: Net, train: torch.Tensor, x: torch.Tensor) -> np.ndarray:
-    """The logarithms of distance and length at each tensor, written out."""
-    numbers: list[list[float]] = [[] for _ in x]
-    for of_train, of_x in zip(channel_means(net, train), channel_means(net, x), strict=True):
-        units = np.stack([f / np.linalg.norm(f) for f in of_train])
-        mean = units.mean(0)
-        covariance = sum(np.outer(u - mean, u - mean) for u in units) / len(units)
-        values, vectors = np.linalg.eigh(covariance)
-        keep = values > 1e-12 * values.max()
-        inverse = (vectors[:, keep] / values[keep]) @ vectors[:, keep].T
-        for row, f in zip(numbers, of_x, strict=True):
-            away = f / np.linalg.norm(f) - mean
-            row += [np.log(away @ inverse @ away / keep.sum()), np.log(f @ f)]
-    return np.array(numbers)
-
-
-def distance(fitting: np.ndarray, profile: np.ndarray) -> float:
-    """Of one profile from those of calibration examples."""
-    mean, spread = fitting.mean(0), fitting.std(0)
-    standardised = [(row - mean) / spread for row in fitting]
-    covariance = sum(np.outer(z, z) for z in standardised) / len(fitting) + RIDGE * np.eye(len(mean))
-    z = (profile - mean) / spread
-    return float(np.sqrt(z @ np.linalg.inv(covariance) @ z / len(z)))
+from tests.guarded import images, made, profile_distance, profiles
 
 
 def measured(values: torch.Tensor) -> Measurement:
@@ -56,7 +22,7 @@ def test_the_score_is_its_formula():
     detector = Profile(net, taps="all").fit(train.split(50), progress=False)
     detector.calibrate([held_out], split=False, progress=False)
     fitting = profiles(net, train, held_out)
-    expected = [distance(fitting, row) for row in profiles(net, train, x)]
+    expected = [profile_distance(fitting, row) for row in profiles(net, train, x)]
     np.testing.assert_allclose(detector(x).score.numpy(), expected, rtol=1e-5)
     np.testing.assert_allclose(detector.score_all([x], progress=False).numpy(), expected, rtol=1e-5)
 

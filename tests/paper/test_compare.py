@@ -71,7 +71,7 @@ def test_methods_that_need_a_linear_head_are_left_out_with_a_reason(sets, monkey
     needy = [m.record.title for m in METHODS.values() if m.looks_at & {"features", "head"}]
     assert not set(needy) & set(found)
     assert {"Guard", "Gram", "MSP", "energy"} <= set(found)
-    assert list(found["Guard"].members) == ["gram", "early_mahalanobis", "class_ratio", "energy"]
+    assert list(found["Guard"].members) == ["gram", "profile", "class_ratio", "energy"]
     assert len(said) == len(needy)
     assert all("not made by one linear layer" in line for line in said)
 

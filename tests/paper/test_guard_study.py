@@ -8,11 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks import photographs
 from gramwatch.deviation import TotalDeviation
+from gramwatch.guard import Guard
 from gramwatch.joint import JointRule, Standard
 from gramwatch.measurement import Measurement
 from gramwatch.paper import guard_study
 from gramwatch.paper.false_alarms import simulated
+from gramwatch.report import across
+from tests.guarded import made
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -34,9 +38,23 @@ def test_every_rule_differs_from_guards_in_what_it_says() -> None:
         assert (guard_study.GRAM in each.rule().totals) == (guard_study.GRAM in each.members)
 
 
+def test_the_first_rule_is_a_guards() -> None:
+    net = made()
+    guard, lean = Guard(net), guard_study.LEAN.make(net)
+    gram = guard.members["gram"]
+    assert lean.settings_as_json() == gram.settings_as_json()
+    variant = guard_study.VARIANTS[0]
+    titles = [each.title for each in guard.members.values()]
+    assert list(variant.members) == titles
+    mine, theirs = variant.rule(), guard.rule()
+    assert list(mine.totals.values()) == list(theirs.totals.values())
+    assert (list(mine.rules.values()), mine.standard) == (list(theirs.rules.values()), theirs.standard)
+
+
 def test_every_form_of_gram_has_its_row() -> None:
     forms = [form.title for form in guard_study.forms_of("resnet20")]
-    used = [each.form for each in guard_study.VARIANTS if each.form != guard_study.GRAM]
+    usual = (guard_study.GRAM, guard_study.LEAN.title)
+    used = [each.form for each in guard_study.VARIANTS if each.form not in usual]
     assert used == forms
     assert [form.title for form in guard_study.forms_of("mnist_convnet")] == forms[:-1]  # it has no blocks
 
@@ -146,7 +164,8 @@ def test_a_rule_is_fitted_anew_each_time(measured: Measurement) -> None:
 
 
 def test_rules_and_single_methods_stand_side_by_side(measured: Measurement) -> None:
-    methods = {guard_study.GRAM if name == "gram" else name: part for name, part in measured.parts.items()}
+    lean = guard_study.LEAN.title
+    methods = {lean if name == "gram" else name: part for name, part in measured.parts.items()}
     variant = guard_study.JoinVariant("both", (guard_study.GRAM, "energy"))
     found = guard_study.WithRules(methods, [variant], ["fdbd"])
     assert list(found) == ["both", "fdbd"]
@@ -249,3 +268,41 @@ def test_what_came_out_in_the_docs_is_what_the_pages_say() -> None:
         assert tnrs == f"{float(tnr):.1f}, {other} {float(its_tnr):.1f}", network
         interval = re.search(r"below (.*?) by paired bootstrap \((.*?)\)", said)
         assert near == (f"{interval[1]}: {interval[2]}" if interval else ""), network
+
+
+def test_the_tables_on_photographs_are_those_of_their_csvs() -> None:
+    page = (DOCS / "guard-study.md").read_text(encoding="utf-8")
+    results = DOCS / "results"
+    assert f"<!-- begin photographs -->\n{photographs.photographs(results)}\n<!--" in page
+    assert f"<!-- begin effort -->\n{photographs.effort(results)}\n<!--" in page
+    studies = [study for folder in sorted((results / "scenes").iterdir()) for study in across.read(folder)]
+    assert across.tables_of(studies) in (results / "across.md").read_text(encoding="utf-8")
+
+
+def test_the_sentences_on_photographs_hold() -> None:
+    page = " ".join((DOCS / "guard-study.md").read_text(encoding="utf-8").split())
+    results = DOCS / "results"
+    studies = [study for folder in sorted((results / "scenes").iterdir()) for study in across.read(folder)]
+    ahead = [study.mean("Guard") > study.mean(study.best()) for study in studies]
+    assert (len(ahead), sum(ahead)) == (5, 4)
+    level = next(study for study in studies if study.name == "vit_0")
+    assert (level.best(), abs(level.mean("Guard") - level.mean("profile")) < 0.05) == ("profile", True)
+    for study in studies:
+        best = study.mean(study.best())
+        assert study.mean("Guard") - best < (100 - best) / 3
+    (small,) = across.read(results / "small" / "resnet20")
+    names = ("Guard", photographs.THIRD, "full effort")
+    guard, third, full = (photographs.mean(small.figures[name].values()) for name in names)
+    sets = len(small.figures["Guard"])
+    assert f"its mean over {sets} sets is {guard:.2f}, that of the third rule {third:.2f}," in page
+    assert f"with full effort {full:.2f}." in page
+    efforts = [photographs.means_by_effort(path, "Guard") for path in (results / "effort").glob("*.csv")]
+    lost = [each[photographs.FULL] - each[photographs.LEAN] for each in efforts]
+    assert (len(lost), max(lost) < 0.3, sum(lost) / len(lost)) == (4, True, pytest.approx(0.05, abs=0.025))
+    few = [each[photographs.FULL] - each["64", "24 spread", "1, 2, 4, 8"] for each in efforts]
+    assert f"With 64 pixels a guard loses up to {max(few):.1f} points" in page
+    alone = [photographs.means_by_effort(path, "Gram") for path in (results / "effort").glob("*.csv")]
+    most = max(each[photographs.FULL] - each[photographs.LEAN] for each in alone)
+    assert f"up to {most:.1f} points;" in page
+    faults = [float(row[2]) for row in across._costly(studies)[1:]]
+    assert f"a mean AUROC of {min(faults):.0f} to {max(faults):.0f}, not 97" in page

@@ -17,11 +17,18 @@ pytestmark = pytest.mark.filterwarnings("ignore::gramwatch.GramwatchWarning")
 
 def test_ways_to_join(options: experiment.Options, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gramwatch.paper.guard_study.ood_sets", lambda name: NOISE[1:])
-    chosen = replace(options, methods="gram,early_mahalanobis,class_ratio,energy")
+    chosen = replace(options, methods="gram,profile,early_mahalanobis,class_ratio,energy")
     plain = {each.method for each in experiment.computed("guard_study", chosen)}
     lines = experiment.computed("guard_study", replace(chosen, forms=True))
     methods = {each.method for each in lines}
-    assert {"Guard", "Gram", "class ratio", "energy", "Gram over the last half of taps"} <= plain
+    assert {
+        "Guard",
+        "Gram",
+        "class ratio",
+        "energy",
+        "full effort",
+        "third rule: Gram + early Mahalanobis + class ratio + energy",
+    } <= plain
     forms = {each.title for each in guard_study.FORMS}
     assert methods - plain == forms  # this network has no blocks with ends
     assert all(each.our("auroc") > 70 for each in lines if each.method in forms)
@@ -33,7 +40,7 @@ def test_the_study_of_guard_sets_it_against_the_best_single_method(
     data: Path, weights: Path, tmp_path: Path
 ) -> None:
     words = ["study", "guard", "--network", "mnist_convnet", "--weights", str(weights), "--data", str(data)]
-    methods = "gram,early_mahalanobis,class_ratio,energy,odin"
+    methods = "gram,profile,class_ratio,energy,odin"
     chosen = ["--methods", methods, "--sets", "kmnist,gaussian", "--subset", "60"]
     result = CliRunner().invoke(app, [*words, *chosen, "--device", "cpu", "--output", str(tmp_path)])
     assert result.exit_code == 0, result.output
@@ -41,7 +48,7 @@ def test_the_study_of_guard_sets_it_against_the_best_single_method(
     rows = rows_of(tmp_path / "guard-mnist_convnet.csv")
     aurocs = {(row["ood"], row["method"]): float(row["auroc"]) for row in rows}
     for ood in ("KMNIST", "Gaussian noise"):
-        singles = ("Gram", "early Mahalanobis", "class ratio", "energy", "ODIN")
+        singles = ("Gram", "profile", "class ratio", "energy", "ODIN")
         best = max(singles, key=lambda name: aurocs[ood, name])
         start = f"| {ood} | {aurocs[ood, 'Guard']:.2f} | {best} {aurocs[ood, best]:.2f} |"
         assert sum(line.startswith(start) for line in page.splitlines()) == 1
@@ -49,7 +56,7 @@ def test_the_study_of_guard_sets_it_against_the_best_single_method(
     assert "of 2 sets" in quick
     assert "ODIN" not in quick
     known = next(line for line in page.splitlines() if line.startswith("- Against all but early Mahalanobis"))
-    assert "(early Mahalanobis)" not in known
+    assert "(profile)" not in known
     assert "(class ratio)" not in known
     assert "guard-mnist_convnet-why.png" in page
     assert min(size_of_drawing(tmp_path / "guard-mnist_convnet-why.png")) > 200
@@ -58,7 +65,7 @@ def test_the_study_of_guard_sets_it_against_the_best_single_method(
 def test_a_study_without_sets_says_so(options: experiment.Options) -> None:
     with pytest.raises(InputError, match="none of the sets is there: svhn"):
         experiment.computed(
-            "guard_study", replace(options, methods="gram,early_mahalanobis,class_ratio,energy", sets="svhn")
+            "guard_study", replace(options, methods="gram,profile,class_ratio,energy", sets="svhn")
         )
 
 

@@ -219,7 +219,7 @@ def test_the_study_runs_over_photographs_and_marks_mild_faults(
     data: Path, weights: Path, tmp_path: Path
 ) -> None:
     words = ["study", "guard", "--network", NETWORK, "--weights", weights, "--data", data]
-    chosen = ["--in-distribution", "scenes", "--methods", "gram,early_mahalanobis,class_ratio,energy"]
+    chosen = ["--in-distribution", "scenes", "--methods", "gram,profile,class_ratio,energy"]
     sets = "glacier,sea,gaussian,control_64,inverted,sensor_noise_10,dead_rows_0.25"
     place = ["--sets", sets, "--output", tmp_path, "--device", "cpu"]
     done = CliRunner().invoke(app, [*map(str, [*words, *chosen, *place])])

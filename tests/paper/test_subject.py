@@ -171,7 +171,7 @@ def test_a_part_in_distribution_is_validated_by_its_own_split(
     assert set(measured) == {study.inside_title, subject.VALIDATION, noise[0].title}
     assert len(measured[subject.VALIDATION]["Gram"]) == 40
     monkeypatch.setattr("gramwatch.paper.guard_study.ood_sets", lambda name: noise)
-    members = "gram,early_mahalanobis,class_ratio,energy"
+    members = "gram,profile,class_ratio,energy"
     joined = experiment.computed("guard_study", replace(given, methods=members))
     assert {each.ood for each in joined} == {noise[0].title}
     page = (given.output / "guard-resnet20-cifar100_parts.md").read_text(encoding="utf-8")

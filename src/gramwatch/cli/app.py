@@ -17,6 +17,7 @@ from gramwatch.cli.launch import first
 from gramwatch.cli.merge import merge
 from gramwatch.cli.paper import paper
 from gramwatch.cli.score import score
+from gramwatch.cli.serve import serve
 from gramwatch.cli.study import study
 from gramwatch.cli.taps import taps
 from gramwatch.cli.train import train
@@ -51,6 +52,7 @@ app = typer.Typer(cls=Commands, no_args_is_help=True, pretty_exceptions_enable=F
 app.command()(fit)
 app.command()(score)
 app.command()(explain)
+app.command()(serve)
 app.command()(info)
 app.command()(merge)
 app.command()(taps)

@@ -11,7 +11,7 @@ from gramwatch.cli.paper import Batch, Data, Device, Inside, Network, Subset, ch
 if TYPE_CHECKING:
     from gramwatch.paper.experiment import Options
 
-STUDIES = {"guard": "guard_study", "false_alarms": "false_alarm_study"}
+STUDIES = {"guard": "guard_study", "false_alarms": "false_alarm_study", "effort": "effort_study"}
 """Every study by name, and its module."""
 
 
@@ -19,7 +19,8 @@ def study(
     name: Annotated[
         str,
         typer.Argument(
-            help="guard: ways to join methods. false_alarms: whether Guard's false-alarm rate holds."
+            help="guard: ways to join methods. false_alarms: whether Guard's false-alarm rate holds. effort: "
+            "how little of the network Gram needs to look at."
         ),
     ],
     network: Annotated[str, Network],

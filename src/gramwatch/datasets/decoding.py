@@ -4,6 +4,7 @@ Fitting and scoring open images in this one way. Only the formats of `images.FOR
 """
 
 import warnings
+from io import BytesIO
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -17,22 +18,28 @@ MOST_PIXELS = 178_956_970
 """An image with more pixels is not decoded. Pillow has the same limit."""
 
 
-def opened(path: str | PathLike[str], grey: bool = False) -> tuple[Any, str]:
-    """A Pillow image of mode RGB, or L if `grey`, and a note of what was changed; empty if nothing was."""
+def opened(
+    path: str | PathLike[str] | BytesIO, grey: bool = False, most_pixels: int | None = None
+) -> tuple[Any, str]:
+    """A Pillow image of mode RGB, or L if `grey`, and a note of what was changed; empty if nothing was.
+
+    `path` may also hold the bytes of a file.
+    """
     Image = pillow_image()  # noqa: N806
     from PIL import ImageOps, UnidentifiedImageError
 
+    most = MOST_PIXELS if most_pixels is None else min(most_pixels, MOST_PIXELS)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             with Image.open(path, formats=FORMATS) as image:
-                if image.width * image.height > MOST_PIXELS:
+                if image.width * image.height > most:
                     raise Image.DecompressionBombError
                 notes = _noted(image)
                 upright = ImageOps.exif_transpose(image)
                 return _converted(upright, "L" if grey else "RGB"), "; ".join(notes)
     except Image.DecompressionBombError:
-        raise DataError(f"too large: it has more than {MOST_PIXELS:,} pixels") from None
+        raise DataError(f"too large: it has more than {most:,} pixels") from None
     except UnidentifiedImageError:
         raise DataError(_why_unidentified(path)) from None
     except DataError:
@@ -72,7 +79,8 @@ def _converted(image: Any, mode: str) -> Any:
     return image.convert(mode)
 
 
-def _why_unidentified(path: str | PathLike[str]) -> str:
-    if Path(path).stat().st_size == 0:
+def _why_unidentified(path: str | PathLike[str] | BytesIO) -> str:
+    size = path.getbuffer().nbytes if isinstance(path, BytesIO) else Path(path).stat().st_size
+    if size == 0:
         return "the file is empty"
     return f"not an image of a known format ({', '.join(FORMATS)})"

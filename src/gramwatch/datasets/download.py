@@ -1,5 +1,6 @@
 """Downloading sets from their publishers. A download can be resumed. It is checked, then moved into place."""
 
+import glob
 import hashlib
 import http.client
 import shutil
@@ -73,6 +74,7 @@ def get(source: Source, root: Path, say: Callable[[str], None] = print, again: b
         raise DataError(f"{source.title} cannot be downloaded: {source.about}")
     for download in source.downloads:
         path = root / download.folder / download.file
+        _remove_left(path)
         if is_archive(download) and found(source, root) and not again:
             say(f"{source.title} is there already: {root / source.place}")
             continue
@@ -185,8 +187,19 @@ class _Counted:
             raise ValueError(f"it unpacks to more than {self._most:,} bytes")
 
 
+def _remove_left(archive: Path) -> None:
+    """Remove what a killed process left when it unpacked this archive."""
+    for left in archive.parent.glob(f"{glob.escape(_prefix(archive))}*"):
+        shutil.rmtree(left, ignore_errors=True)
+
+
+def _prefix(archive: Path) -> str:
+    """How the names of the temporary folders of an archive begin."""
+    return f".unpacking-{archive.name}-"
+
+
 def unpack(archive: Path, folder: Path, *, look: bool = False) -> None:
-    """Unpack into a temporary folder, then move everything. An interruption leaves no half of a set.
+    """Unpack into a temporary folder, then move everything. An interruption leaves no half of a folder.
 
     Members that would land outside the folder, links out of it, and devices are refused. An archive that
     unpacks to far more than images need is refused.
@@ -202,7 +215,7 @@ def unpack(archive: Path, folder: Path, *, look: bool = False) -> None:
             f"{archive} is there, but this Python is too old to unpack it safely: update to its latest patch "
             "release, or unpack the file by hand"
         )
-    with tempfile.TemporaryDirectory(prefix=".unpacking-", dir=folder) as beside:
+    with tempfile.TemporaryDirectory(prefix=_prefix(archive), dir=folder) as beside:
         try:
             _extract(archive, beside, to_the_end=look)
             if look:
@@ -213,10 +226,15 @@ def unpack(archive: Path, folder: Path, *, look: bool = False) -> None:
         except Exception as error:  # a damaged archive can raise nearly anything
             raise DataError(f"{archive} cannot be unpacked: {error!s:.300}") from None
         for entry in Path(beside).iterdir():
-            if entry.is_dir():
-                shutil.copytree(entry, folder / entry.name, dirs_exist_ok=True, copy_function=shutil.move)
-            else:
-                entry.replace(folder / entry.name)
+            _move(entry, folder / entry.name)
+
+
+def _move(entry: Path, place: Path) -> None:
+    """Move a file or a folder, in one step if nothing is there. A folder that exists takes the new files."""
+    if entry.is_dir() and place.exists():
+        shutil.copytree(entry, place, dirs_exist_ok=True, copy_function=shutil.move)
+    else:
+        entry.replace(place)
 
 
 def _extract(archive: Path, beside: str, to_the_end: bool) -> None:

@@ -37,6 +37,8 @@ from gramwatch.errors import warn
 
 GROUP = 10
 """The number of orders that are summed at a time."""
+DOUBLED = (1, 2, 4, 8)
+"""If these orders are enough, they are summed alone. Each power is the square of the one before."""
 
 _cache_errors: list[Exception] = []
 """Errors while reading compiled code from disk, or writing it."""
@@ -151,12 +153,12 @@ def _two_column_peaks(x, peak, second, holder):
 
 @_compiled
 def _lift(v, tens):
-    """`v^(10 n)`, where `n` is the length of the tuple `tens`. None is length 0."""
+    """`v^(10 n)`, where `n + 1` is the length of the tuple `tens`."""
     power = _ONE
-    if tens is not None:
+    if len(tens) > 1:
         square = v * v
         ten = (square * square) * (square * square) * square
-        for _ in tens:
+        for _ in range(len(tens) - 1):
             power *= ten
     return power
 
@@ -168,7 +170,121 @@ def _begin(v, tens):
 
 
 @_compiled
+def _doubled_column_sums(x, scale, s):
+    """`s[j, k] = sum_i (x[i, k] scale[k])^p` for the powers `p` = 1, 2, 4, 8."""
+    s[:4] = 0
+    s0, s1, s2, s3 = s[0], s[1], s[2], s[3]
+    rows, columns = x.shape
+    for i in range(0, rows - 3, 4):
+        xa, xb, xc, xd = x[i], x[i + 1], x[i + 2], x[i + 3]
+        for k in range(columns):
+            r = scale[k]
+            a, b, c, d = xa[k] * r, xb[k] * r, xc[k] * r, xd[k] * r
+            s0[k] += (a + b) + (c + d)
+            a, b, c, d = a * a, b * b, c * c, d * d
+            s1[k] += (a + b) + (c + d)
+            a, b, c, d = a * a, b * b, c * c, d * d
+            s2[k] += (a + b) + (c + d)
+            s3[k] += (a * a + b * b) + (c * c + d * d)
+    for i in range(rows - rows % 4, rows):
+        xa = x[i]
+        for k in range(columns):
+            a = xa[k] * scale[k]
+            s0[k] += a
+            a *= a
+            s1[k] += a
+            a *= a
+            s2[k] += a
+            s3[k] += a * a
+
+
+@_compiled
+def _doubled_weighted_sums(c, r, s, t, i):
+    """`t[j, i] = sum_k (c[k] r)^p s[j, k]` for the powers `p` = 1, 2, 4, 8. If `s` is None, it is 1."""
+    t0 = t1 = t2 = t3 = _ZERO
+    if s is not None:
+        s0, s1, s2, s3 = s[0], s[1], s[2], s[3]
+        for k in range(c.size):
+            a = c[k] * r
+            t0 += a * s0[k]
+            a *= a
+            t1 += a * s1[k]
+            a *= a
+            t2 += a * s2[k]
+            t3 += a * a * s3[k]
+    else:
+        for k in range(c.size):
+            a = c[k] * r
+            t0 += a
+            a *= a
+            t1 += a
+            a *= a
+            t2 += a
+            t3 += a * a
+    t[0, i], t[1, i], t[2, i], t[3, i] = t0, t1, t2, t3
+
+
+@_compiled
+def _doubled_weighted_column_sums(x, row_scale, scale, w, t, start, stop):
+    """`_weighted_column_sums` for the powers 1, 2, 4, 8."""
+    t[:4, start:stop] = 0
+    t0, t1, t2, t3 = t[0, start:stop], t[1, start:stop], t[2, start:stop], t[3, start:stop]
+    r = scale[start:stop]
+    rows = x.shape[0]
+    for i in range(0, rows - 1, 2):
+        xa, xb, ra, rb = x[i, start:stop], x[i + 1, start:stop], row_scale[i], row_scale[i + 1]
+        wa0, wa1, wa2, wa3 = w[0, i], w[1, i], w[2, i], w[3, i]
+        wb0, wb1, wb2, wb3 = w[0, i + 1], w[1, i + 1], w[2, i + 1], w[3, i + 1]
+        for k in range(stop - start):
+            a, b = xa[k] * ra * r[k], xb[k] * rb * r[k]
+            t0[k] += a * wa0 + b * wb0
+            a, b = a * a, b * b
+            t1[k] += a * wa1 + b * wb1
+            a, b = a * a, b * b
+            t2[k] += a * wa2 + b * wb2
+            t3[k] += a * a * wa3 + b * b * wb3
+    for i in range(rows - rows % 2, rows):
+        xa, ra = x[i, start:stop], row_scale[i]
+        w0, w1, w2, w3 = w[0, i], w[1, i], w[2, i], w[3, i]
+        for k in range(stop - start):
+            a = xa[k] * ra * r[k]
+            t0[k] += a * w0
+            a *= a
+            t1[k] += a * w1
+            a *= a
+            t2[k] += a * w2
+            t3[k] += a * a * w3
+
+
+@_compiled
 def _column_sums(x, scale, tens, s):
+    """`s[p, k] = sum_i (x[i, k] scale[k])^p` for ten powers. If `tens` is None, for the powers 1, 2, 4, 8."""
+    if tens is None:
+        _doubled_column_sums(x, scale, s)
+    else:
+        _ten_column_sums(x, scale, tens, s)
+
+
+@_compiled
+def _weighted_sums(c, r, tens, s, t, i):
+    """`t[p, i] = sum_k (c[k] r)^p s[p, k]` for the same powers. If `s` is None, it counts as 1."""
+    if tens is None:
+        _doubled_weighted_sums(c, r, s, t, i)
+    else:
+        _ten_weighted_sums(c, r, tens, s, t, i)
+
+
+@_compiled
+def _weighted_column_sums(x, row_scale, scale, tens, w, t, start, stop):
+    """`t[p, k] = sum_i (x[i, k] row_scale[i] scale[k])^p w[p, i]` for the same powers, from `start` on."""
+    if tens is None:
+        _doubled_weighted_column_sums(x, row_scale, scale, w, t, start, stop)
+    else:
+        _ten_weighted_column_sums(x, row_scale, scale, tens, w, t, start, stop)
+
+
+@_compiled
+def _ten_column_sums(x, scale, tens, s):
     """`s[p, k] = sum_i (x[i, k] scale[k])^p` for ten powers."""
     s[:] = 0
     s0, s1, s2, s3, s4 = s[0], s[1], s[2], s[3], s[4]
@@ -227,7 +343,7 @@ def _column_sums(x, scale, tens, s):
 
 
 @_compiled
-def _weighted_sums(c, r, tens, s, t, i):
+def _ten_weighted_sums(c, r, tens, s, t, i):
     """`t[p, i] = sum_k (c[k] r)^p s[p, k]` for ten powers. If `s` is None, it counts as 1."""
     t0 = t1 = t2 = t3 = t4 = t5 = t6 = t7 = t8 = t9 = _ZERO
     if s is not None:
@@ -283,7 +399,7 @@ def _weighted_sums(c, r, tens, s, t, i):
 
 
 @_compiled
-def _weighted_column_sums(x, row_scale, scale, tens, w, t, start, stop):
+def _ten_weighted_column_sums(x, row_scale, scale, tens, w, t, start, stop):
     """`t[p, k] = sum_i (x[i, k] row_scale[i] scale[k])^p w[p, i]` for ten powers, `start <= k < stop`."""
     t[:, start:stop] = 0
     t0, t1, t2, t3 = t[0, start:stop], t[1, start:stop], t[2, start:stop], t[3, start:stop]
@@ -505,12 +621,12 @@ _E0, _E1, _E2, _E3, _E4, _E5, _E6 = _EXP
 
 
 @_compiled
-def _roots(t, q, orders, work, places, out):
-    """Write `q sign(t) |t|^(1/p)` to `out[place]` for the orders `p`: by logarithms, in vectors."""
+def _roots(t, q, orders, rows, work, places, out):
+    """Write `q sign(t) |t|^(1/p)` to `out[place]` for the orders `p`, whose sums are the `rows` of `t`."""
     number, log = work[0], work[1]
     number_bits = number.view(np.int32)
     for j in range(orders.size):
-        sums = t[(orders[j] - 1) % GROUP, : q.size]
+        sums = t[rows[j], : q.size]
         bits = sums.view(np.int32)
         if orders[j] == 1:
             out[places[j]] = sums * q
@@ -537,43 +653,43 @@ def _roots(t, q, orders, work, places, out):
 
 
 @_compiled
-def _row_sums_in_range(x, turn, tens, orders, places, out, start, stop):
-    t, q, rows, turned = _scratch(x, out)
+def _row_sums_in_range(x, turn, tens, orders, rows, places, out, start, stop):
+    t, q, work, turned = _scratch(x, out)
     for n in range(start, stop):
         _row_sums(_transposed(x[n], turned) if turn else x[n], tens, t, q)
-        _roots(t, q, orders, rows, places, out[n])
+        _roots(t, q, orders, rows, work, places, out[n])
 
 
 @_compiled
-def _row_sums_of_pixels_in_range(x, turn, tens, orders, places, out, start, stop):
-    t, q, rows, turned = _scratch(x, out)
+def _row_sums_of_pixels_in_range(x, turn, tens, orders, rows, places, out, start, stop):
+    t, q, work, turned = _scratch(x, out)
     for n in range(start, stop):
         _row_sums_of_pixels(_transposed(x[n], turned) if turn else x[n], tens, t, q)
-        _roots(t, q, orders, rows, places, out[n])
+        _roots(t, q, orders, rows, work, places, out[n])
 
 
 @_compiled
-def _diagonal_in_range(x, turn, tens, orders, places, out, start, stop):
-    t, q, rows, turned = _scratch(x, out)
+def _diagonal_in_range(x, turn, tens, orders, rows, places, out, start, stop):
+    t, q, work, turned = _scratch(x, out)
     for n in range(start, stop):
         _diagonal(_transposed(x[n], turned) if turn else x[n], tens, t, q)
-        _roots(t, q, orders, rows, places, out[n])
+        _roots(t, q, orders, rows, work, places, out[n])
 
 
 @_compiled
-def _diagonal_of_pixels_in_range(x, turn, tens, orders, places, out, start, stop):
-    t, q, rows, turned = _scratch(x, out)
+def _diagonal_of_pixels_in_range(x, turn, tens, orders, rows, places, out, start, stop):
+    t, q, work, turned = _scratch(x, out)
     for n in range(start, stop):
         _diagonal_of_pixels(_transposed(x[n], turned) if turn else x[n], tens, t, q)
-        _roots(t, q, orders, rows, places, out[n])
+        _roots(t, q, orders, rows, work, places, out[n])
 
 
 @_compiled
-def _off_diagonal_in_range(x, turn, tens, orders, places, out, start, stop):
-    t, q, rows, turned = _scratch(x, out)
+def _off_diagonal_in_range(x, turn, tens, orders, rows, places, out, start, stop):
+    t, q, work, turned = _scratch(x, out)
     for n in range(start, stop):
         _off_diagonal(_transposed(x[n], turned) if turn else x[n], tens, t, q)
-        _roots(t, q, orders, rows, places, out[n])
+        _roots(t, q, orders, rows, work, places, out[n])
 
 
 # The function for a range of examples, by the statistic and by whether the rows are pixels.
@@ -664,11 +780,22 @@ def compute(statistic: str, maps: Tensor, orders: tuple[int, ...], out: Tensor) 
     of_pixels = of_pixels and statistic != "off_diagonal"
     x = (maps.transpose(1, 2) if dense_channels else maps).detach().float().contiguous().numpy()
     function, turn = _IN_RANGE[statistic, of_pixels], of_pixels != dense_channels
+    for tens, rows, places in _groups(orders, statistic != "off_diagonal"):
+        _in_parts(function, examples, x, turn, tens, np.array(orders)[places], rows, places, out.numpy())
+
+
+@lru_cache(64)
+def _groups(orders: tuple[int, ...], may_double: bool) -> list[tuple[Any, np.ndarray, np.ndarray]]:
+    """The orders in groups that are summed at a time: `tens`, the rows of their sums, their places."""
+    if may_double and set(orders) <= set(DOUBLED):
+        rows = np.array([DOUBLED.index(order) for order in orders], np.int64)
+        return [(None, rows, np.arange(len(orders)))]
+    found: list[tuple[Any, np.ndarray, np.ndarray]] = []
     for ten in range(-(-max(orders) // GROUP)):
         places = np.array([i for i, order in enumerate(orders) if (order - 1) // GROUP == ten], np.int64)
         if places.size:
-            tens = (0,) * ten or None
-            _in_parts(function, examples, x, turn, tens, np.array(orders)[places], places, out.numpy())
+            found.append(((0,) * (ten + 1), (np.array(orders)[places] - 1) % GROUP, places))
+    return found
 
 
 @_compiled

@@ -20,8 +20,8 @@ class EarlyMahalanobis(UnitMahalanobis):
     name = "early_mahalanobis"
     record = Record(
         title="early Mahalanobis",
-        paper="part of Guard; after Müller & Hein: Mahalanobis++: Improving OOD Detection via Feature "
-        "Normalization. ICML 2025",
+        paper="part of an earlier rule of Guard; after Müller & Hein: Mahalanobis++: Improving OOD Detection "
+        "via Feature Normalization. ICML 2025",
         equation="mean over l but the last of sqrt(min_c (u_l - mu_lc)^T S_l^-1 (u_l - mu_lc) / rank(S_l)), "
         "u_l = f_l / ||f_l||",
         fitted=True,

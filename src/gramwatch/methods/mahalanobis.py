@@ -319,7 +319,7 @@ class ClassDistances(Method):
             return None
         means = [in_float64(each) for each in self._looked_at(observation)]
 
-        def pixels(tap: int, maps: Tensor) -> Tensor:
+        def pixels(tap: int, maps: Tensor, _: Sequence[int]) -> Tensor:
             return proportional(self._pixel_distances(tap, means[tap], maps), amounts[:, tap])
 
         return pixels

@@ -1,7 +1,7 @@
 """Profile: how far features lie from the mean and how long they are, from the first layers to the last."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,7 +14,8 @@ from gramwatch.measurement import Measurement
 from gramwatch.methods.base import Record
 from gramwatch.methods.features import TINY
 from gramwatch.methods.mahalanobis import ClassDistances, in_float64, proportional
-from gramwatch.observation import Observation
+from gramwatch.observation import Needs, Observation
+from gramwatch.statistics import check_pixels
 
 MOST_CHANNELS = 256
 """Of a tensor with more channels, every second, every third, ... channel counts, so that no more are left."""
@@ -109,6 +110,8 @@ class Profile(ClassDistances):
     Args:
         model: any classifier that returns logits.
         taps: the watched taps, as for `GramDetector`.
+        pixels: about how many pixels of each tensor the channel means are taken over, on a regular grid;
+            None: all.
         options: the arguments of every `Method`.
 
     """
@@ -126,11 +129,25 @@ class Profile(ClassDistances):
         limits="Knows no classes: an input that is only of a new class looks normal to it. Needs some "
         "hundred calibration examples to be at its best.",
     )
+    settings = ("pixels",)
     unit = True
     rule_kind = ProfileRule
 
-    def __init__(self, model: nn.Module, *, taps: str | Iterable[str] = "spread", **options: Any) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        taps: str | Iterable[str] = "spread",
+        pixels: int | None = None,
+        **options: Any,
+    ) -> None:
+        self.pixels = check_pixels(pixels)
         super().__init__(model, taps=taps, **options)
+
+    @property
+    def needs(self) -> Needs:
+        """The channel means at the taps."""
+        return replace(super().needs, mean_pixels=self.pixels)
 
     def _number_of_classes(self, observation: Observation) -> int:
         return 1
@@ -210,7 +227,7 @@ class Profile(ClassDistances):
         shares = shares / shares.sum(2, keepdim=True).clamp_min(TINY)
         means = [in_float64(each) for each in self._looked_at(observation)]
 
-        def pixels(tap: int, maps: Tensor) -> Tensor:
+        def pixels(tap: int, maps: Tensor, _: Sequence[int]) -> Tensor:
             maps = maps[:, :: -(-maps.shape[1] // MOST_CHANNELS)]
             distances = self._pixel_distances(tap, means[tap], maps)
             lengths = torch.bmm(means[tap].to(maps).unsqueeze(1), maps).squeeze(1)

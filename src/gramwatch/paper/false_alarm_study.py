@@ -20,7 +20,7 @@ from gramwatch.measurement import Calibration, Measurement
 from gramwatch.paper.beside import markdown
 from gramwatch.paper.experiment import Options, command, methods_of, surroundings
 from gramwatch.paper.false_alarms import ALPHAS
-from gramwatch.paper.guard_study import GUARD, VARIANTS
+from gramwatch.paper.guard_study import GRAM, GUARD, LEAN, VARIANTS
 
 CALIBRATION = 1000
 """Images to calibrate on, or half of all where that is less; half of all besides, as classes need more."""
@@ -62,7 +62,7 @@ def run(options: Options) -> list[Shares]:
     """Split the test images many times, and count the fresh ones that are flagged."""
     subject = options.subject()
     guard = next(each for each in VARIANTS if each.title == GUARD)
-    methods = [m for m in methods_of(subject, "all", {"taps": "all"}) if m.title in guard.members]
+    methods = [LEAN, *(m for m in methods_of(subject, "all") if m.title in guard.members and m.title != GRAM)]
     inside = guard.measured(subject.measure(methods, [])[subject.inside_title])
     inside = inside[inside.finite]
     half = len(inside) // 2

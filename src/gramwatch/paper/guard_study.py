@@ -14,7 +14,7 @@ from torch import Tensor
 from gramwatch.deviation import TotalDeviation
 from gramwatch.errors import InputError
 from gramwatch.evaluate import Measured, Row, draws_of, evaluate_measured, fitted_rule
-from gramwatch.guard import MEMBERS, SHRINK
+from gramwatch.guard import EFFORTS, MEMBERS, SHRINK
 from gramwatch.joint import JointRule, Standard
 from gramwatch.measurement import AsMeasured, Measurement, Rule
 from gramwatch.methods import METHODS
@@ -42,6 +42,12 @@ GUARDS_MEMBERS = tuple(GRAM if name == "gram" else METHODS[name].record.title fo
 
 # --- which Gram --------------------------------------------------------------------------------------
 
+LEAN = MethodSpec(
+    "lean Gram",
+    "gram",
+    {name: value if isinstance(value, str | int) else list(value) for name, value in EFFORTS["lean"].items()},
+)
+"""Gram as a guard has it."""
 FORMS = (
     MethodSpec("Gram over the paper's taps", "gram", {"taps": "paper"}),
     MethodSpec("Gram of order 1", "gram", {"taps": "all", "orders": [1]}),
@@ -52,7 +58,7 @@ FORMS = (
     MethodSpec("Gram by mean and variance", "gram", {"taps": "all", "bounds": "mean_variance"}),
     MethodSpec("Gram fitted on mirrored and shifted images too", "gram", {"taps": "all"}, moved=True),
 )
-"""Gram in other forms than Guard's: each a detector of its own, and a row."""
+"""Gram in other forms than Guard's and the paper's: each a detector of its own, and a row."""
 ENDS = "Gram over the ends of blocks"
 """One more, whose taps differ from network to network."""
 
@@ -294,8 +300,8 @@ class JoinVariant:
     standard: Standard = field(default_factory=Standard)
     join: Callable[[Tensor], Tensor] | None = None
     """How comparable scores become one; None: their sum."""
-    form: str = GRAM
-    """The method that measures Gram's deviations: Gram, or one of `forms_of`."""
+    form: str = LEAN.title
+    """The method that measures Gram's deviations: `LEAN`, Gram itself, or one of `forms_of`."""
     part: Callable[[Tensor], Tensor] = _all
     """Which of the deviations count."""
     kind: type[JointRule] = JointRule
@@ -318,42 +324,48 @@ class JoinVariant:
 
 VARIANTS = (
     JoinVariant(GUARD),
-    JoinVariant("first rule: Gram + fDBD + energy", (GRAM, "fDBD", "energy"), standard=Adjusted(tail=0.95)),
+    JoinVariant(
+        "first rule: Gram + fDBD + energy", (GRAM, "fDBD", "energy"), standard=Adjusted(tail=0.95), form=GRAM
+    ),
     JoinVariant(
         "second rule: Gram + unit Mahalanobis + fDBD + energy",
         (GRAM, UNIT, "fDBD", "energy"),
         standard=Adjusted(tail=0.95),
+        form=GRAM,
     ),
-    JoinVariant("profile instead of early Mahalanobis", (GRAM, PROFILE, RATIO, "energy")),
-    JoinVariant("profile as a fifth", (*GUARDS_MEMBERS, PROFILE)),
-    JoinVariant("unit instead of early Mahalanobis", (GRAM, UNIT, RATIO, "energy")),
-    JoinVariant("Mahalanobis instead of early Mahalanobis", (GRAM, "Mahalanobis", RATIO, "energy")),
-    JoinVariant("fDBD instead of class ratio", (GRAM, EARLY, "fDBD", "energy")),
-    JoinVariant("KNN instead of class ratio", (GRAM, EARLY, "KNN", "energy")),
-    JoinVariant("NCI instead of class ratio", (GRAM, EARLY, "NCI", "energy")),
     JoinVariant(
-        "relative Mahalanobis instead of class ratio", (GRAM, EARLY, "relative Mahalanobis", "energy")
+        "third rule: Gram + early Mahalanobis + class ratio + energy",
+        (GRAM, EARLY, RATIO, "energy"),
+        form=GRAM,
     ),
-    JoinVariant("GEN instead of energy", (GRAM, EARLY, RATIO, "GEN")),
-    JoinVariant("fDBD instead of energy", (GRAM, EARLY, RATIO, "fDBD")),
-    JoinVariant("KNN instead of energy", (GRAM, EARLY, RATIO, "KNN")),
-    JoinVariant("Guard + GEN", (*GUARDS_MEMBERS, "GEN")),
-    JoinVariant("Guard + fDBD", (*GUARDS_MEMBERS, "fDBD")),
-    JoinVariant("Guard + KNN", (*GUARDS_MEMBERS, "KNN")),
-    JoinVariant("Guard + ViM", (*GUARDS_MEMBERS, "ViM")),
-    JoinVariant("Guard + unit Mahalanobis", (*GUARDS_MEMBERS, UNIT)),
-    JoinVariant("Guard + Mahalanobis", (*GUARDS_MEMBERS, "Mahalanobis")),
+    JoinVariant("full effort", form=GRAM),
+    JoinVariant("full effort over the first half of taps", form=GRAM, part=_first_half),
+    JoinVariant("full effort over the last half of taps", form=GRAM, part=_last_half),
+    JoinVariant("early Mahalanobis instead of profile", (GRAM, EARLY, RATIO, "energy")),
+    JoinVariant("unit Mahalanobis instead of profile", (GRAM, UNIT, RATIO, "energy")),
+    JoinVariant("Mahalanobis instead of profile", (GRAM, "Mahalanobis", RATIO, "energy")),
+    JoinVariant("fDBD instead of class ratio", (GRAM, PROFILE, "fDBD", "energy")),
+    JoinVariant("KNN instead of class ratio", (GRAM, PROFILE, "KNN", "energy")),
+    JoinVariant("NCI instead of class ratio", (GRAM, PROFILE, "NCI", "energy")),
+    JoinVariant(
+        "relative Mahalanobis instead of class ratio", (GRAM, PROFILE, "relative Mahalanobis", "energy")
+    ),
+    JoinVariant("GEN instead of energy", (GRAM, PROFILE, RATIO, "GEN")),
+    JoinVariant("fDBD instead of energy", (GRAM, PROFILE, RATIO, "fDBD")),
+    JoinVariant("KNN instead of energy", (GRAM, PROFILE, RATIO, "KNN")),
+    *(
+        JoinVariant(f"Guard + {name}", (*GUARDS_MEMBERS, name))
+        for name in (EARLY, UNIT, "Mahalanobis", "relative Mahalanobis", "KNN", "ViM", "fDBD", "GEN")
+    ),
     *(
         JoinVariant(f"Guard without {name}", tuple(each for each in GUARDS_MEMBERS if each != name))
         for name in GUARDS_MEMBERS
     ),
     JoinVariant("Gram + energy", (GRAM, "energy")),
-    JoinVariant("Gram + KNN", (GRAM, "KNN")),
-    JoinVariant("Gram + unit Mahalanobis", (GRAM, UNIT)),
+    JoinVariant("Gram + profile", (GRAM, PROFILE)),
+    JoinVariant("profile + energy", (PROFILE, "energy")),
     JoinVariant("class ratio + energy", (RATIO, "energy")),
     *(JoinVariant(title, form=title) for title in (*(each.title for each in FORMS), ENDS)),
-    JoinVariant("Gram over the first half of taps", part=_first_half),
-    JoinVariant("Gram over the last half of taps", part=_last_half),
     JoinVariant("Gram's expectations not shrunk", total=TotalDeviation()),
     JoinVariant("Gram not normalised", total=TotalDeviation(normalise=False)),
     JoinVariant("Gram without confidence", total=TotalDeviation(confidence="none", shrink=SHRINK)),
@@ -389,7 +401,7 @@ def run(options: Options) -> list[Line]:
     subject = options.subject()
     methods = methods_of(subject, options.methods or "all", {"taps": "all"})
     singles = [method.title for method in methods]
-    forms = forms_of(subject.loaded.name) if options.forms else []
+    forms = [LEAN, *(forms_of(subject.loaded.name) if options.forms else ())]
     known = {*singles, *(form.title for form in forms)}
     usable = [each for each in VARIANTS if {*each.members, each.form} <= known]
     if GUARD not in [each.title for each in usable]:

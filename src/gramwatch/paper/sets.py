@@ -130,6 +130,12 @@ _FAR = (
     SceneSet("Gaussian noise", "gaussian"),
     SceneSet("Bernoulli noise", "bernoulli"),
     SceneSet("blobs", "blobs"),
+    # These five were first looked at when Guard's rule stood.
+    SceneSet("iSUN, enlarged from 32", "isun", side=32),
+    SceneSet("CIFAR-10, enlarged from 32", "cifar10", side=32),
+    SceneSet("SVHN, first 1,083 training images, enlarged from 32", "svhn_subset", side=32),
+    SceneSet("Fashion-MNIST, enlarged from 28", "fashion_mnist", side=28),
+    SceneSet("KMNIST, enlarged from 28", "kmnist", side=28),
 )
 # 64, 32 and 28 pixels are the sizes of the sets above. 112, 96 and 64 are those of the fault "nearest".
 _CONTROLS = (

@@ -21,7 +21,7 @@ from gramwatch.taps.operations import (
     writes,
 )
 from gramwatch.taps.running import Network, call, is_compiled, judging, warn_uncompiled
-from gramwatch.taps.tap import Taps
+from gramwatch.taps.tap import Taps, as_maps
 
 
 def observe(
@@ -49,6 +49,30 @@ def observe(
         gradients: whether the tensors handed over, and the logits, can be differentiated.
 
     """
+    return observe_apart(
+        model,
+        taps,
+        inputs,
+        lambda number, tensor, channel_axis: receive(number, as_maps(tensor, channel_axis)),
+        repeat,
+        head,
+        gradients,
+    )
+
+
+def observe_apart(
+    model: nn.Module | Network,
+    taps: Taps,
+    inputs: Inputs,
+    receive: Callable[[int, Tensor, int], None],
+    repeat: Callable[[int, int], bool | None] | None = None,
+    head: "tuple[int | None, Callable[[Tensor, Tensor, Tensor | None], None]] | None" = None,
+    gradients: bool = False,
+) -> Tensor:
+    """`observe` that hands over tensors as `Tap.examples_apart` returns them.
+
+    It calls `receive(number, tensor, channel_axis)`. All axes but the first and that one are pixels.
+    """
     # If the caller is compiled, torch.compile must not compile this.
     run = torch.compiler.disable(_run) if "torch._dynamo" in sys.modules else _run
     output: Tensor = run(model, taps, inputs, receive, repeat, head or (None, None), gradients)
@@ -59,7 +83,7 @@ def _run(
     model: nn.Module | Network,
     taps: Taps,
     inputs: Inputs,
-    receive: Callable[[int, Tensor], None],
+    receive: Callable[[int, Tensor, int], None],
     repeat: Callable[[int, int], bool | None] | None,
     head: "tuple[int | None, Callable[[Tensor, Tensor, Tensor | None], None] | None]",
     gradients: bool,
@@ -71,7 +95,7 @@ def _run(
     examples = count_examples(inputs)
 
     def hand_over(number: int, tensor: Tensor) -> None:
-        receive(number, taps.maps(number, tensor, examples))
+        receive(number, *taps.examples_apart(number, tensor, examples))
 
     with judging(network.module), torch.set_grad_enabled(gradients):
         output = run_watched(network.module, inputs, taps, hand_over, repeat, head)

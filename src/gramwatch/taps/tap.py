@@ -30,6 +30,36 @@ def as_maps(x: Tensor, channel_axis: int) -> Tensor:
     return x.flatten(2) if x.ndim > 2 else x.unsqueeze(2)
 
 
+def sampled(x: Tensor, channel_axis: int, pixels: int | None) -> tuple[Tensor, int]:
+    """About so many pixels of a tensor whose first axis is the examples, and the axis of its channels.
+
+    They lie on a regular grid: every second, every third, ... position along every axis. None: all pixels.
+    The sample is a copy whose channels are dense, which the kernels prefer.
+    """
+    grid = None if pixels is None else _grid(x.shape, channel_axis, pixels)
+    if grid is None:
+        return x, channel_axis
+    return x[grid].movedim(channel_axis, -1).flatten(1, -2).transpose(1, 2), 1
+
+
+def _grid(shape: Sequence[int], channel_axis: int, pixels: int) -> tuple[slice, ...] | None:
+    """The grid whose number of pixels is nearest to `pixels`, as a ratio. None if that is every pixel."""
+    axes = [axis for axis in range(1, len(shape)) if axis != channel_axis]
+    step, count, larger = 0, pixels + 1, 0
+    while count > pixels:
+        larger, step, count = count if step else 0, step + 1, 1
+        for axis in axes:
+            count *= -(-shape[axis] // step)
+    if larger * count <= pixels * pixels and larger:  # the grid before is nearer
+        step -= 1
+    if step == 1:
+        return None
+    grid = [slice(None)] * len(shape)
+    for axis in axes:
+        grid[axis] = slice((shape[axis] - 1) % step // 2, None, step)
+    return tuple(grid)
+
+
 @dataclass(frozen=True)
 class Tap:
     """One watched tensor of a network.
@@ -167,10 +197,14 @@ class Taps(Sequence[Tap]):
 
     def maps(self, number: int, x: Tensor, examples: int) -> Tensor:
         """The tensor of the tap of this number, as `Tap.maps` returns it."""
+        return as_maps(*self.examples_apart(number, x, examples))
+
+    def examples_apart(self, number: int, x: Tensor, examples: int) -> tuple[Tensor, int]:
+        """The tensor of the tap of this number, as `Tap.examples_apart` returns it."""
         shape = x.shape
         if len(shape) > 2 and shape[1] == self.plain[number] and shape[0] == examples:
-            return x.flatten(2)  # as in nearly every convolutional network
-        return self.listed[number].maps(x, examples)
+            return x, 1  # as in nearly every convolutional network
+        return self.listed[number].examples_apart(x, examples)
 
     def select(self, patterns: str | Iterable[str]) -> "Taps":
         """Only the taps whose name matches one of the names or globs (`"layer1.*"`)."""

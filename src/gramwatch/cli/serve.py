@@ -1,0 +1,150 @@
+"""`gramwatch serve`: a guard as an HTTP service."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gramwatch.cli.checks import about, chosen_device, existing_file, writable_file
+from gramwatch.cli.common import (
+    Device,
+    Given,
+    Mean,
+    Opened,
+    Quiet,
+    Resize,
+    Size,
+    Std,
+    Voice,
+    Weights,
+    opened_guard,
+)
+from gramwatch.cli.score import differences
+
+if TYPE_CHECKING:
+    from gramwatch.monitor import Monitor
+
+
+def serve(
+    guard: Annotated[Path, typer.Argument(help="A file that 'gramwatch fit' wrote.", show_default=False)],
+    model: Annotated[
+        str | None, typer.Option(help="The network, if the guard's file does not name it.")
+    ] = None,
+    weights: Annotated[Path | None, Weights] = None,
+    size: Annotated[int | None, Size] = None,
+    resize: Annotated[str | None, Resize] = None,
+    mean: Annotated[str | None, Mean] = None,
+    std: Annotated[str | None, Std] = None,
+    device: Annotated[str | None, Device] = None,
+    host: Annotated[str, typer.Option(help="The address to listen at.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port. 0: any that is free.")] = 8000,
+    name: Annotated[str, typer.Option(help="The name of the model in /v2/models/NAME.")] = "guard",
+    token_file: Annotated[
+        Path | None,
+        typer.Option(help="A file with the token that clients must send. Or set GRAMWATCH_TOKEN."),
+    ] = None,
+    allow_anyone: Annotated[
+        bool, typer.Option("--allow-anyone", help="Listen beyond this machine without a token.")
+    ] = False,
+    batch_size: Annotated[int, typer.Option(min=2, help="The most images in one pass.")] = 32,
+    batch_ms: Annotated[
+        float, typer.Option(min=0.1, help="Milliseconds that an image waits for others to join its batch.")
+    ] = 5.0,
+    queue: Annotated[
+        int, typer.Option(min=1, help="The most images that wait. Beyond it the answer is 429.")
+    ] = 128,
+    max_images: Annotated[int, typer.Option(min=1, help="The most images of a request.")] = 32,
+    max_megabytes: Annotated[float, typer.Option(min=0.001, help="The largest request, in MiB.")] = 16.0,
+    max_pixels: Annotated[int, typer.Option(min=1, help="The most pixels of an image.")] = 50_000_000,
+    read_seconds: Annotated[
+        float, typer.Option(min=0.1, help="How long a client may take to send its headers, and its body.")
+    ] = 10.0,
+    judge_seconds: Annotated[
+        float, typer.Option(min=0.1, help="How long a request may wait for its verdicts.")
+    ] = 30.0,
+    mean_time_to_false_alarm: Annotated[
+        float, typer.Option(min=0.0, help="Of the monitor, in images. 0: no monitor.")
+    ] = 1_000_000,
+    monitor_state: Annotated[
+        Path | None,
+        typer.Option(help="A file that keeps the state of the monitor. It is saved every minute."),
+    ] = None,
+    quiet: Annotated[bool, Quiet] = False,
+) -> None:
+    """Serve a guard by HTTP: images in, verdicts out.
+
+    POST /score takes an image file. /v2/models/NAME/infer is the Open Inference Protocol. /healthz, /readyz,
+    /metrics, /monitor and /openapi.json are there, too. SIGTERM and Ctrl-C end the service after it has
+    finished what it accepted.
+
+    Examples:
+    gramwatch serve guard.safetensors --model timm:resnet18 --weights net.safetensors
+
+    curl --data-binary @photo.jpg http://127.0.0.1:8000/score
+
+    """
+    from gramwatch.serve import Judge, Limits, check_reach, create_app, server_of
+
+    voice = Voice(quiet)
+    given = Given.of(size, resize, mean, std)
+    existing_file(guard, "GUARD")
+    token = _token(token_file)
+    with about("--host"):
+        check_reach(host, token, allow_anyone)
+    with about("--batch-size, --queue, --max-..."):
+        limits = Limits(
+            body_bytes=int(max_megabytes * 2**20),
+            pixels=max_pixels,
+            images=max_images,
+            queue=queue,
+            batch_size=batch_size,
+            batch_seconds=batch_ms / 1000,
+            read_seconds=read_seconds,
+            judge_seconds=judge_seconds,
+        )
+    if monitor_state is not None:
+        writable_file(monitor_state, "--monitor-state")
+    opened = opened_guard(guard, model, weights, chosen_device(device))
+    opened.detector.calibration()  # raises the error that says what is missing
+    preprocessing = given.applied(opened.recorded or opened.model.preprocessing, opened.model.name)
+    for text in differences(opened, preprocessing):
+        voice.note(text)
+    judge = Judge(
+        opened.detector,
+        preprocessing,
+        opened.classes or opened.model.classes,
+        _monitor(opened, mean_time_to_false_alarm, monitor_state, voice),
+        monitor_state,
+    )
+    app = create_app(judge, limits=limits, token=token, name=name)
+    server_of(
+        app, host, port, read_seconds=read_seconds, started=lambda url: voice.say(f"listening at {url}")
+    ).run()
+    voice.say("ended. All that was accepted is answered")
+
+
+def _token(file: Path | None) -> str | None:
+    """The token, from a file or from the environment. On the command line everyone could see it."""
+    if file is None:
+        return os.environ.get("GRAMWATCH_TOKEN")
+    existing_file(file, "--token-file")
+    return file.read_text(encoding="utf-8").strip()
+
+
+def _monitor(opened: Opened, mean_time: float, state: Path | None, voice: Voice) -> "Monitor | None":
+    """The monitor: none, a new one, or the one that was saved."""
+    from gramwatch.monitor import Monitor
+
+    if not mean_time:
+        return None
+    if state is None or not state.exists():
+        with about("--mean-time-to-false-alarm"):
+            return Monitor(opened.detector, mean_time_to_false_alarm=mean_time)
+    monitor = Monitor.load(state, opened.detector)
+    if monitor.mean_time_to_false_alarm != mean_time:
+        voice.note(
+            f"{state} was begun with a mean time to a false alarm of {monitor.mean_time_to_false_alarm:g}"
+        )
+    voice.say(f"going on: the monitor has seen {monitor.seen:,} images")
+    return monitor

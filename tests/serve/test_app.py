@@ -1,0 +1,228 @@
+"""The routes, as clients see them."""
+
+import base64
+import json
+import math
+
+import pytest
+import torch
+
+import gramwatch
+from gramwatch.datasets.images import FORMATS
+from gramwatch.demo import digits, small_mlp, train
+from gramwatch.preprocessing import Preprocessing
+from gramwatch.serve import Judge, Limits
+from tests.serve.serving import Slow, png, serving, slow
+
+TOKEN = "a token of some length"
+
+
+def encoded(*images: bytes) -> list[str]:
+    return [base64.b64encode(image).decode() for image in images]
+
+
+def inference(*images: bytes, **others: object) -> dict[str, object]:
+    given = {"name": "image", "datatype": "BYTES", "shape": [len(images)], "data": encoded(*images)}
+    return {"inputs": [given], **others}
+
+
+@pytest.fixture(scope="module")
+def client():
+    with serving(slow(), limits=Limits(images=4, body_bytes=20_000, pixels=1000)) as client:
+        yield client
+
+
+def test_the_verdicts_are_those_of_the_guard():
+    torch.manual_seed(0)
+    data, model = digits(), small_mlp()
+    train(model, data.train, data.train_labels, epochs=10)
+    guard = gramwatch.Guard(model).fit(data.train.split(128)).calibrate(data.validation.split(128))
+    prepare = Preprocessing((8, 8), 8, "bilinear", (0.0,), (1.0,))
+    monitor = gramwatch.Monitor(guard)
+    judge = Judge(guard, prepare, list("01234567"), monitor)
+    images = [png(value) for value in (0, 90, 200)]
+    found = guard(torch.stack([judge.read(image, 100) for image in images]))
+    with serving(judge) as client:
+        results = client.post("/score", {"images": encoded(*images)}).json["results"]
+        assert [row["score"] for row in results] == pytest.approx(found.score.tolist())
+        assert [row["p_value"] for row in results] == pytest.approx(found.p_value.tolist())
+        assert [row["is_ood"] for row in results] == found.is_ood.tolist()
+        assert [row["class"] for row in results] == [str(int(c)) for c in found.predicted]
+        assert results[1]["parts"] == pytest.approx({n: float(p[1]) for n, p in found.parts.items()})
+        assert client.score(images[1]).json["results"][0]["predicted"] == int(found.predicted[1])
+        watched = client.get("/monitor").json
+        assert (watched["images"], watched["alarm"]) == (4, False)
+        assert watched["parts"].keys() == guard.members.keys()
+        text = client.get("/metrics").body.decode()
+        assert "gramwatch_monitor_images 4.0" in text
+        assert "gramwatch_images_total 4.0" in text
+        assert "gramwatch_monitor_alarm 0.0" in text
+    assert monitor.seen == 4
+
+
+def test_an_image_and_several(client):
+    (result,) = client.score(png(255)).json["results"]
+    assert result == {
+        "predicted": 0, "class": "bright", "score": 1.0, "p_value": 0.0, "is_ood": True,
+        "parts": {"mean": 0.0},
+    }  # fmt: skip
+    answer = client.post("/score", {"images": encoded(png(0), png(255))})
+    assert [row["class"] for row in answer.json["results"]] == ["dark", "bright"]
+
+
+def test_the_open_inference_protocol(client):
+    assert client.get("/v2").json["name"] == "gramwatch"
+    metadata = client.get("/v2/models/guard").json
+    assert metadata["inputs"] == [{"name": "image", "datatype": "BYTES", "shape": [-1]}]
+    names = [each["name"] for each in metadata["outputs"]]
+    assert names == ["predicted", "class", "score", "p_value", "is_ood", "p_mean"]
+    answer = client.post("/v2/models/guard/infer", inference(png(0), png(255), id="seven")).json
+    assert (answer["id"], answer["model_name"]) == ("seven", "guard")
+    assert {each["name"]: each["data"] for each in answer["outputs"]} == {
+        "predicted": [1, 0], "class": ["dark", "bright"], "score": [-1.0, 1.0], "p_value": [1.0, 0.0],
+        "is_ood": [False, True], "p_mean": [1.0, 0.0],
+    }  # fmt: skip
+    assert {each["name"]: each["datatype"] for each in answer["outputs"]} == {
+        each["name"]: each["datatype"] for each in metadata["outputs"]
+    }
+    chosen = client.post("/v2/models/guard/infer", inference(png(0), outputs=[{"name": "score"}])).json
+    assert [each["name"] for each in chosen["outputs"]] == ["score"]
+    assert client.get("/v2/models/guard/ready").json == {"ready": True}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "reason"),
+    [
+        ("/score", {"images": []}, 400, "images: List should have at least 1 item"),
+        ("/score", {"images": ["no base64!"]}, 400, "an image is not base64"),
+        ("/score", {"images": ["ümlaut"]}, 400, "an image is not base64"),
+        ("/score", {"images": ["aGVsbG8="]}, 400, f"image 0: not an image of a known format ({FORMATS[0]}"),
+        ("/score", {"images": encoded(png(), png()[:-24])}, 400, "image 1: cannot be read"),
+        ("/score", {"images": encoded(*[png()] * 5)}, 413, "there are 5 images: a request may have 4"),
+        ("/score", {"images": encoded(png(side=40))}, 400, "image 0: too large: it has more than 1,000"),
+        ("/score", {"images": ["A" * 40_000]}, 413, "the body is too large: it may have 20,000 bytes"),
+        ("/score", {"pictures": []}, 400, "images: Field required"),
+        ("/v2/models/guard/infer", {"inputs": []}, 400, "inputs: List should have at least 1 item"),
+        ("/v2/models/guard/infer", inference(png(), outputs=[{"name": "x"}]), 400, "there is no output 'x'"),
+        ("/v2/models/other/infer", inference(png()), 404, "there is no such model"),
+    ],
+)
+def test_what_is_wrong_is_one_line(client, path, body, status, reason):
+    answer = client.post(path, body)
+    assert (answer.status, answer.json.keys()) == (status, {"error"})
+    assert answer.json["error"].startswith(reason)
+
+
+def test_a_shape_that_does_not_fit_is_refused(client):
+    body = inference(png())
+    body["inputs"][0]["shape"] = [2]
+    assert "there are 1 images" in client.post("/v2/models/guard/infer", body).json["error"]
+
+
+def test_bodies_that_are_no_json_and_no_image(client):
+    answer = client.ask("POST", "/score", b"{", {"Content-Type": "application/json; charset=utf-8"})
+    assert (answer.status, answer.json["error"].startswith("the body: Invalid JSON")) == (400, True)
+    assert client.score(b"").json == {"error": "there is no image"}
+    assert client.score(b"text").status == 400
+
+
+def test_a_body_of_unknown_length_is_cut_off(client):
+    pieces = iter([b"x" * 8000] * 100)
+    answer = client.ask("POST", "/score", pieces)  # in chunks
+    assert answer.status == 413
+
+
+def test_errors_show_no_trace_and_no_path(capfd):
+    class Broken(Slow):
+        def __call__(self, inputs):
+            if inputs.any():
+                raise RuntimeError("a secret in /home/me")
+            return super().__call__(inputs)
+
+    judge = slow()
+    judge.detector = Broken()
+    with serving(judge) as client:
+        answer = client.score(png(255))
+        assert (answer.status, answer.json) == (500, {"error": "internal error"})
+        assert client.score(png(127)).status in (200, 500)
+        assert client.get("/nothing").json == {"error": "Not Found"}
+    assert "a secret" in capfd.readouterr().err  # the operator sees it
+
+
+def test_an_infinite_score_is_null():
+    class Overflow(Slow):
+        def __call__(self, inputs):
+            found = super().__call__(inputs)
+            found.score.fill_(math.inf)
+            return found
+
+    judge = slow()
+    judge.detector = Overflow()
+    with serving(judge) as client:
+        assert client.score(png()).json["results"][0]["score"] is None
+        answer = client.post("/v2/models/guard/infer", inference(png(), outputs=[{"name": "score"}]))
+        assert answer.json["outputs"][0]["data"] == [pytest.approx(1.7976931348623157e308)]
+
+
+def test_a_token_is_needed_for_all_but_health():
+    with serving(slow(), token=TOKEN) as client:
+        assert client.get("/healthz").json == {"live": True}
+        assert client.get("/readyz").json == {"ready": True}
+        for path in ("/metrics", "/v2", "/v2/models/guard"):
+            refused = client.get(path)
+            assert (refused.status, refused.headers["www-authenticate"]) == (401, "Bearer")
+            assert client.get(path, Authorization=f"Bearer {TOKEN[:-1]}").status == 401
+            assert client.get(path, Authorization=f"Basic {TOKEN}").status == 401
+            assert client.get(path, Authorization=f"Bearer {TOKEN}").status == 200
+        assert client.score(png()).json == {"error": "a valid token is needed"}
+
+
+def test_tokens_are_compared_in_constant_time(monkeypatch):
+    import hmac
+
+    compared = []
+
+    def noted(given, expected):
+        compared.append((given, expected))
+        return given == expected
+
+    monkeypatch.setattr(hmac, "compare_digest", noted)
+    with serving(slow(), token=TOKEN) as client:
+        assert client.get("/v2", Authorization="Bearer wrong").status == 401
+    assert compared == [(b"wrong", TOKEN.encode())]
+
+
+def test_openapi_describes_every_route(client):
+    described = client.get("/openapi.json").json
+    assert described["paths"].keys() == {
+        "/healthz", "/readyz", "/score", "/metrics", "/v2", "/v2/health/live", "/v2/health/ready",
+        "/v2/models/{model}", "/v2/models/{model}/ready", "/v2/models/{model}/infer",
+    }  # fmt: skip
+    score = described["paths"]["/score"]["post"]
+    assert score["requestBody"]["content"].keys() == {
+        "image/*",
+        "application/octet-stream",
+        "application/json",
+    }
+    assert score["responses"].keys() >= {"200", "400", "408", "413", "429", "503"}
+    assert "$ref" not in json.dumps(described["paths"]["/v2/models/{model}/infer"]["post"]["requestBody"])
+
+
+def test_metrics_count_requests_images_and_flags():
+    with serving(slow()) as client:
+        for value in (0, 255, 255):
+            assert client.score(png(value)).status == 200
+        client.score(b"no image")
+        text = client.get("/metrics").body.decode()
+    for line in (
+        'gramwatch_requests_total{route="/score",status="200"} 3.0',
+        'gramwatch_requests_total{route="/score",status="400"} 1.0',
+        "gramwatch_images_total 3.0",
+        "gramwatch_flagged_total 2.0",
+        "gramwatch_flagged_share 0.6666666666666666",
+        "gramwatch_waiting_images 0.0",
+        "gramwatch_batch_images_count 3.0",
+    ):
+        assert line in text
+    assert 'gramwatch_request_seconds_count{route="/score"} 4.0' in text
+    assert "monitor_alarm" not in text

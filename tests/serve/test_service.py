@@ -1,0 +1,201 @@
+"""Batches, admission, time-outs, and the end."""
+
+import base64
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from urllib.parse import urlsplit
+
+import pytest
+
+import gramwatch
+from gramwatch import InputError
+from gramwatch.demo import digits, small_mlp, train
+from gramwatch.preprocessing import Preprocessing
+from gramwatch.serve import Judge, Limits
+from tests.serve.serving import png, serving, slow
+
+
+def many(client, count: int) -> list[int]:
+    with ThreadPoolExecutor(count) as pool:
+        return [answer.status for answer in pool.map(client.score, [png()] * count)]
+
+
+def test_requests_share_batches():
+    judge = slow(0.05)
+    with serving(judge) as client:
+        assert many(client, 24) == [200] * 24
+    sizes = judge.detector.sizes[1:]  # the first is the warm-up
+    assert sum(sizes) == 24
+    assert len(sizes) <= 8
+    assert max(sizes) <= 32
+
+
+def test_beyond_the_queue_the_answer_is_429_with_the_time_to_wait():
+    with serving(slow(0.5), limits=Limits(queue=4, images=4, batch_size=2)) as client:
+        statuses = many(client, 20)
+        assert set(statuses) == {200, 429}
+        assert 4 <= statuses.count(200) <= 8
+        with ThreadPoolExecutor(1) as pool:
+            first = pool.submit(client.post, "/score", {"images": _encoded(4)})
+            time.sleep(0.2)
+            refused = client.score(png())
+            assert (refused.status, refused.headers["retry-after"]) == (429, "1")
+            assert first.result().status == 200
+        assert client.score(png()).status == 200  # all places are free again
+
+
+def _encoded(count: int) -> list[str]:
+    return [base64.b64encode(png()).decode()] * count
+
+
+def test_a_verdict_that_takes_too_long_is_given_up_and_the_place_is_freed_later():
+    judge = slow(0.4)
+    with serving(judge, limits=Limits(queue=1, images=1, judge_seconds=0.1)) as client:
+        late = client.score(png())
+        assert (late.status, late.json) == (503, {"error": "the verdict takes too long"})
+        assert client.score(png()).status == 429
+        judge.detector.seconds = 0
+        time.sleep(0.5)
+        assert client.score(png()).status == 200
+
+
+def test_a_slow_body_ends_with_408_and_others_are_served_meanwhile():
+    with serving(slow(), limits=Limits(read_seconds=0.5)) as client:
+        with socket.create_connection(_address(client)) as sender:
+            sender.sendall(b"POST /score HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nabc")
+            assert client.score(png()).status == 200
+            assert b"408" in sender.recv(100)
+        assert _waiting(client) == 0
+
+
+def test_slow_headers_are_cut_off():
+    with serving(slow(), read_seconds=0.5) as client, socket.create_connection(_address(client)) as sender:
+        begin = time.monotonic()
+        sender.settimeout(20)
+        sender.sendall(b"POST /score HTTP/1.1\r\nHo")
+        assert sender.recv(100) == b""
+        assert 0.3 < time.monotonic() - begin < 10
+
+
+def test_a_connection_that_is_used_again_is_not_cut_off():
+    with serving(slow(0.8), read_seconds=0.5) as client:
+        connection = client.connection()
+        for _ in range(2):
+            connection.request("POST", "/score", png())
+            answer = connection.getresponse()
+            assert (answer.status, len(answer.read()) > 0) == (200, True)
+        connection.close()
+
+
+@pytest.mark.parametrize("body", [b"abc", None])
+def test_a_client_that_goes_away_takes_nothing_with_it(body):
+    judge = slow(0.3)
+    with serving(judge, limits=Limits(queue=8, images=8)) as client:
+        image = png()
+        with ThreadPoolExecutor(4) as pool:
+            others = [pool.submit(client.score, image) for _ in range(3)]
+            with socket.create_connection(_address(client)) as sender:
+                head = f"POST /score HTTP/1.1\r\nHost: x\r\nContent-Length: {len(image)}\r\n\r\n"
+                sender.sendall(head.encode() + (body or image))
+                time.sleep(0.1)
+            assert [each.result().status for each in others] == [200] * 3
+        time.sleep(0.5)
+        assert _waiting(client) == 0
+        assert client.score(image).status == 200
+
+
+def test_the_end_finishes_what_was_accepted():
+    with serving(slow(0.8)) as client, ThreadPoolExecutor(8) as pool:
+        accepted = [pool.submit(client.score, png()) for _ in range(8)]
+        time.sleep(0.3)
+        client.server.should_exit = True
+        assert [each.result().status for each in accepted] == [200] * 8
+        time.sleep(0.5)
+        with pytest.raises(ConnectionRefusedError):
+            client.score(png())
+
+
+def _address(client) -> tuple[str, int]:
+    place = urlsplit(client.url)
+    return place.hostname, place.port
+
+
+def _waiting(client) -> float:
+    (line,) = [
+        line
+        for line in client.get("/metrics").body.decode().splitlines()
+        if line.startswith("gramwatch_waiting_images ")
+    ]
+    return float(line.split()[1])
+
+
+# --- the state of the monitor ------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def guard():
+    data, model = digits(), small_mlp()
+    train(model, data.train, data.train_labels, epochs=5)
+    guard = gramwatch.Guard(model, members=["energy", "gram"])
+    return guard.fit([data.train]).calibrate([data.validation])
+
+
+def watched(guard, state) -> Judge:
+    prepare = Preprocessing((8, 8), 8, "bilinear", (0.0,), (1.0,))
+    return Judge(guard, prepare, monitor=gramwatch.Monitor(guard), state=state)
+
+
+def test_the_state_of_the_monitor_is_saved_regularly_and_at_the_end(guard, tmp_path):
+    state = tmp_path / "state.safetensors"
+    with serving(watched(guard, state), save_seconds=0.2) as client:
+        assert client.score(png()).status == 200
+        until = time.monotonic() + 20
+        while not state.exists() or gramwatch.Monitor.load(state, guard).seen < 1:
+            assert time.monotonic() < until
+            time.sleep(0.05)
+    with serving(watched(guard, state), save_seconds=1000) as client:
+        assert [client.score(png()).status for _ in range(3)] == [200] * 3
+    assert gramwatch.Monitor.load(state, guard).seen == 3
+
+
+def test_a_disk_that_takes_no_state_stops_nothing(guard, tmp_path):
+    with serving(watched(guard, tmp_path / "missing" / "state"), save_seconds=0.05) as client:
+        time.sleep(0.5)
+        assert client.score(png()).status == 200
+        text = client.get("/metrics").body.decode()
+    (line,) = [row for row in text.splitlines() if row.startswith("gramwatch_monitor_failed_saves_total ")]
+    assert float(line.split()[1]) >= 1
+
+
+def test_many_threads_ask_at_once_and_each_gets_its_own_answer():
+    """The answer shows the brightness of the image that was sent."""
+    wrong = []
+
+    def client_of(number: int) -> None:
+        for value in range(number, 256, 16):
+            (result,) = client.score(png(value)).json["results"]
+            if abs(result["score"] - (value / 127.5 - 1)) > 1e-6:
+                wrong.append((value, result))
+
+    with serving(slow(0.002)) as client:
+        threads = [threading.Thread(target=client_of, args=(n,)) for n in range(16)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"queue": 0}, "queue must be positive, got 0"),
+        ({"batch_size": 1}, "batch_size must be at least 2"),
+        ({"images": 200}, "only 128 may wait"),
+    ],
+)
+def test_limits_are_checked(given, reason):
+    with pytest.raises(InputError, match=reason):
+        Limits(**given)

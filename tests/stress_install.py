@@ -1,0 +1,131 @@
+"""The package as strangers install it: wheel, sdist, the oldest dependencies, and their known holes."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+
+from tests.stress_common import Row, Skipped
+
+ROOT = Path(__file__).parents[1]
+EXTRAS = ("cli", "plot", "serve")
+OLDEST_TESTS = (
+    "test_guard.py",
+    "test_gram.py",
+    "test_artifact.py",
+    "test_monitor.py",
+    "serve",
+    "cli/test_serve.py",
+)
+"""What is run with the oldest dependencies."""
+PIP = ("-m", "pip", "--disable-pip-version-check", "-q")
+
+
+def rows() -> Iterator[Row]:
+    with tempfile.TemporaryDirectory() as folder:
+        yield installed(Path(folder))
+    with tempfile.TemporaryDirectory() as folder:
+        yield oldest(Path(folder))
+    yield audited()
+
+
+def ran(*words: object, cwd: Path | None = None, env: dict[str, str] | None = None) -> str:
+    done = subprocess.run([str(word) for word in words], cwd=cwd, env=env, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(map(str, words))}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
+    return done.stdout
+
+
+def environment(folder: Path) -> Path:
+    """An environment with nothing but pip. Returns its Python."""
+    ran(sys.executable, "-m", "venv", folder)
+    return folder / "bin" / "python"
+
+
+def installed(folder: Path) -> Row:
+    """Build a wheel and an sdist, install each in an empty environment, and run the demo there."""
+    ran(sys.executable, *PIP, "wheel", "--no-deps", "-w", folder, ROOT)
+    builder = environment(folder / "builder")
+    ran(builder, *PIP, "install", "build")
+    ran(builder, "-m", "build", "--sdist", "-o", folder, ROOT)
+    packages = [*folder.glob("gramwatch-*.whl"), *folder.glob("gramwatch-*.tar.gz")]
+    assert len(packages) == 2, packages
+    survived = 0
+    for package in packages:
+        python = environment(folder / package.suffix[1:])
+        ran(python, *PIP, "install", "-c", ROOT / "constraints.txt", f"{package}[cli,plot]")
+        outside = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        said = ran(python, "-m", "gramwatch", "demo", cwd=folder, env=outside)
+        survived += "Guard" in said and (folder / "gramwatch-demo" / "demo.png").is_file()
+    return Row("wheel and sdist in an empty environment, with the demo", 2, survived, "the demo runs in both")
+
+
+# --- the oldest dependencies -------------------------------------------------------------------------
+
+
+def lowest() -> list[str]:
+    """The lowest versions that the package allows, but for torch, of which not every version can be had."""
+    if sys.version_info < (3, 11):
+        raise Skipped("the list of dependencies is read by Python 3.11 and later")
+    import tomllib
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    found = {}
+    for each in [*project["dependencies"], *(each for extra in EXTRAS for each in extras[extra])]:
+        match = re.match(r"([\w-]+)>=([\d.]+)", each)
+        if match and "python_version < " not in each:
+            name, number = match.groups()
+            found[name] = f"{name}=={number}.*" if number.count(".") < 2 else f"{name}=={number}"
+    return [*sorted(set(found.values()) - {found["torch"]}), "torch"]
+
+
+def oldest(folder: Path) -> Row:
+    """Run the tests of the core and of the service with the oldest versions that are allowed."""
+    python = environment(folder / "oldest")
+    ran(python, *PIP, "install", "-c", ROOT / "constraints.txt", *lowest(), "pytest", "hypothesis")
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    tests = [ROOT / "tests" / name for name in OLDEST_TESTS]
+    done = subprocess.run(
+        [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", *map(str, tests)],
+        cwd=ROOT, env=env, capture_output=True, text=True,
+    )  # fmt: skip
+    return counted(
+        "tests with the oldest dependencies",
+        done.stdout,
+        ", ".join(pin.removesuffix(".*") for pin in lowest()),
+    )
+
+
+def counted(what: str, said: str, found: str) -> Row:
+    """A row from the last line of pytest."""
+    numbers = {word: int(count) for count, word in re.findall(r"(\d+) (passed|failed|error)", said)}
+    passed = numbers.get("passed", 0)
+    return Row(what, sum(numbers.values()), passed, found)
+
+
+# --- known holes -------------------------------------------------------------------------------------
+
+
+def audited() -> Row:
+    """Known vulnerabilities of the direct dependencies, as they are installed here."""
+    names = sorted({pin.partition("=")[0] for pin in lowest()})
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
+        file.write("\n".join(f"{name}=={version(name).partition('+')[0]}" for name in names))
+        file.flush()
+        done = subprocess.run(
+            [sys.executable, "-m", "pip_audit", "--no-deps", "--disable-pip", "-f", "json", "-r", file.name],
+            capture_output=True, text=True,
+        )  # fmt: skip
+    try:
+        found = json.loads(done.stdout)["dependencies"]
+    except (json.JSONDecodeError, KeyError):
+        last = (done.stderr.strip().splitlines() or ["no answer"])[-1]
+        raise Skipped(f"pip-audit found no source of advisories: {last:.120}") from None
+    clean = [each for each in found if not each.get("vulns")]
+    return Row("direct dependencies without known holes", len(found), len(clean), "pip-audit")

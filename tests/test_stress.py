@@ -1,0 +1,63 @@
+"""`make stress`: its table is on the page, nothing was lost, and its checks notice a loss."""
+
+import json
+import random
+
+import pytest
+
+from tests import stress, stress_kills
+from tests.stress_common import Row
+from tests.stress_install import counted, lowest
+from tests.stress_service import _mutated
+
+RESULT = json.loads(stress.DATA.read_text(encoding="utf-8"))
+
+
+def test_the_table_on_the_page_is_that_of_the_file():
+    page = stress.PAGE.read_text(encoding="utf-8")
+    assert f"<!-- begin stress -->\n{stress.table(RESULT)}\n<!-- end stress -->" in page
+
+
+def test_every_part_was_tried_or_is_named_and_nothing_was_lost():
+    missing = [name for name in stress.PARTS if name not in RESULT]
+    said = " ".join(stress.PAGE.read_text(encoding="utf-8").split())
+    assert set(RESULT) <= set(stress.PARTS)
+    assert not missing or f"Not run yet: {', '.join(missing)}." in said
+    rows = [row for part in RESULT.values() for row in part["rows"]]
+    lost = [row["what"] for row in rows if row["lost"] or row["tried"] != row["survived"]]
+    assert [what for what in lost if not what.startswith(("batching", "overhead"))] == []
+    for what in lost:  # costs that miss their aim lose nothing, but the page must say so
+        assert f"Missed: {what.partition(':')[0]}." in said
+    kills = [row for row in rows if row["what"].startswith("SIGKILL")]
+    assert [row["tried"] for row in kills] == [stress_kills.MOMENTS] * 5
+    assert max(row["tried"] for row in rows) >= 200_000
+
+
+def test_a_loss_is_counted():
+    row = Row("x", 5, 3, "").to_json()
+    assert row["lost"] == 2
+    assert stress.line(row) == "| x | 5 | 3 | 2 |  |"
+    assert counted("x", "2 failed, 7 passed, 1 error in 3 s", "").lost == 3
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_a_wrong_result_after_a_kill_is_a_loss(right):
+    def work() -> None:
+        import time
+
+        time.sleep(0.3)
+
+    row = stress_kills.disturbed("x", work, lambda: right, 2, random.Random(0))
+    assert (row.tried, row.lost) == (2, 0 if right else 2)
+
+
+def test_the_oldest_dependencies_are_those_of_the_project():
+    found = lowest()
+    assert {"numpy==1.24.*", "tqdm==4.66.3", "fastapi==0.115.*", "async-batcher==0.2.2", "torch"} <= set(
+        found
+    )
+
+
+def test_mutations_change_images():
+    rng = random.Random(0)
+    assert sum(_mutated(rng, bytes(100)) != bytes(100) for _ in range(50)) >= 45
