@@ -276,6 +276,10 @@ class Plan:
         """The plan for a network that has not been probed yet."""
         return Plan(Look(network, on_device(inputs, network.model)), needs)
 
+    def taps_of(self, needs: Needs) -> Taps | None:
+        """The taps whose channel means a detector needs; None if it needs none."""
+        return None if needs.means is None else self._mean_taps[needs.means, needs.mean_pixels]
+
     @property
     def _needs_head(self) -> bool:
         """Whether a detector needs the input of the linear layer that makes the logits."""

@@ -9,10 +9,11 @@ from torch import Tensor, nn
 
 from gramwatch import artifact
 from gramwatch.artifact import FINITE, Field
+from gramwatch.explain import Pixels, Shares
 from gramwatch.measurement import Measurement
 from gramwatch.methods.base import Record
 from gramwatch.methods.features import TINY
-from gramwatch.methods.mahalanobis import ClassDistances, Gaussian, in_float64
+from gramwatch.methods.mahalanobis import ClassDistances, Gaussian, in_float64, proportional
 from gramwatch.observation import Needs, Observation
 from gramwatch.statistics import check_pixels
 
@@ -70,6 +71,23 @@ class ProfileRule:
         assert self.mean_ is not None
         assert self.whitening_ is not None
         return ((measured.values.double() - self.mean_) @ self.whitening_).square().sum(1)
+
+    def terms(self, measured: Measurement) -> Tensor:
+        """What distance and length at each tap add to the score, `(N, taps)`: the sums of their `shares`."""
+        by_tap: Tensor = self.shares(measured).unflatten(1, (-1, 2)).sum(2)
+        return by_tap
+
+    def shares(self, measured: Measurement) -> Tensor:
+        """What each number adds to the score, `(N, numbers)`: `d_i (C^-1 d)_i / |d|`, which may be negative.
+
+        `d` is the profile minus its mean, and `|d|` the score, the root of the sum of `d_i (C^-1 d)_i`.
+        """
+        assert self.mean_ is not None
+        assert self.whitening_ is not None
+        difference = measured.values.double() - self.mean_
+        white = difference @ self.whitening_
+        length: Tensor = white.norm(dim=1, keepdim=True).clamp_min(TINY)
+        return difference * (white @ self.whitening_.T) / length
 
     def to(self, device: torch.device) -> "ProfileRule":
         """The rule on another device."""
@@ -222,6 +240,62 @@ class Profile(ClassDistances):
             finite = finite & observation.finite
         return Measurement(profile, observation.logits, finite)
 
+    # --- explain -------------------------------------------------------------------------------------
+
+    sees = "the course of the features"
+
+    def shares_at(self, observation: Observation, rule: ProfileRule, example: int, tap: int) -> Shares:
+        """What channels add to the score at a tap, by its distance and by its length.
+
+        The share of a number is divided in proportion to `d_i (S^-1 d)_i` and to the square of the channel's
+        mean. The mean length of a channel is that of its direction, at the mean length of calibration data.
+        """
+        one = observation[example : example + 1]
+        looked_at = self._looked_at(one)[tap]
+        of_distance, of_length = rule.shares(self.measured(one))[0, 2 * tap : 2 * tap + 2].cpu()
+        distance = super().shares_at(observation, rule, example, tap)
+        features = in_float64(looked_at).flatten().cpu()
+        squares, products = features.square(), distance.amount
+        assert rule.mean_ is not None
+        usual = distance.low * (rule.mean_[2 * tap + 1].cpu() / 2).exp()
+        step = -(-one.channel_means[tap].shape[1] // MOST_CHANNELS)
+        return Shares(
+            amount=torch.cat([of_distance * _shares(products), of_length * _shares(squares)]),
+            channel=(step * distance.channel).repeat(2),
+            of=["distance"] * len(features) + ["length"] * len(features),
+            value=torch.cat([distance.value, features]),
+            low=torch.cat([distance.low, usual]),
+            high=torch.cat([distance.high, usual]),
+            examples=distance.examples,
+        )
+
+    def pixels_of(self, observation: Observation, rule: ProfileRule, amounts: Tensor) -> Pixels | None:
+        """How contributions are shared by pixels.
+
+        A distance that is too large is shared in proportion to what pixels add to it, and so is a length.
+        What is too small has no place: it is shared evenly.
+        """
+        if self.sums_ is None:
+            return None
+        assert rule.mean_ is not None
+        measured = self.measured(observation)
+        shares = rule.shares(measured).clamp_min(0).unflatten(1, (-1, 2))
+        too_large = (measured.values > rule.mean_).unflatten(1, (-1, 2))
+        shares = shares / shares.sum(2, keepdim=True).clamp_min(TINY)
+        means = [in_float64(each) for each in self._looked_at(observation)]
+
+        def pixels(tap: int, maps: Tensor, _: Sequence[int]) -> Tensor:
+            maps = maps[:, :: -(-maps.shape[1] // MOST_CHANNELS)]
+            distances = self._pixel_distances(tap, means[tap], maps)
+            lengths = torch.bmm(means[tap].to(maps).unsqueeze(1), maps).squeeze(1)
+            placed = torch.zeros_like(distances)
+            for number, parts in enumerate((distances, lengths)):
+                parts = torch.where(too_large[:, tap, number, None], parts, 0)
+                placed = placed + proportional(parts, shares[:, tap, number] * amounts[:, tap])
+            return placed
+
+        return pixels
+
     def score(self, observation: Observation) -> Tensor:
         """The distance of each profile, `(N,)`. The detector must be calibrated."""
         return self.scored(self.measured(observation))
@@ -234,3 +308,9 @@ class Profile(ClassDistances):
             "mean_": Field((2 * taps,), torch.float64, FINITE),
             "whitening_": Field((2 * taps, 2 * taps), torch.float64, FINITE),
         }
+
+
+def _shares(parts: Tensor) -> Tensor:
+    """Parts over their sum; zero if the sum is zero."""
+    total = parts.sum()
+    return parts / total if float(total) else torch.zeros_like(parts)
