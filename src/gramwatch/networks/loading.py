@@ -311,7 +311,7 @@ def _built(checkpoint: _Checkpoint, record: NetworkRecord, state: Mapping[str, T
 
 
 def _made(record: NetworkRecord, classes: int) -> nn.Module:
-    """The network on the current device; on the CPU if it computes with values while it is made, as RegNet."""
+    """The network on the current device; on the CPU if it computes with values while it is made (RegNet)."""
     try:
         return record.build(classes)
     except (NotImplementedError, RuntimeError):
