@@ -469,6 +469,17 @@ def test_planted_regions_have_their_size_and_nothing_else_changes():
     assert set(each.kinds) == set(planted.ARTEFACTS)
 
 
+def test_planted_regions_favour_no_part_of_the_image():
+    """A map that is always highest in the middle finds them by chance only."""
+    images = torch.rand(1500, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    mask = planted.damaged(images, 5).mask
+    found = explain.middle(mask)
+    assert explain.aurocs(found, mask).mean() == pytest.approx(0.5, abs=0.03)
+    area = mask.double().mean()
+    assert explain.pointing(found, mask).mean() == pytest.approx(float(area), abs=0.05)
+    assert area < explain.near(mask).double().mean() < 2 * area
+
+
 def test_pointing_and_auroc_of_maps():
     mask = torch.zeros(2, 8, 8, dtype=torch.bool)
     mask[:, 2:4, 2:5] = True
