@@ -15,7 +15,7 @@ from gramwatch import GramDetector, GramwatchWarning, Guard
 from gramwatch.errors import InputError, NotFittedError
 from gramwatch.measurement import halves
 from gramwatch.methods import METHODS, TRAINED
-from gramwatch.taps.tap import as_maps, sampled
+from gramwatch.taps.tap import Sample, as_maps, sampled
 from tests.test_contract import CASES, guard, images, ready
 
 GUARDS = {
@@ -220,7 +220,7 @@ def test_the_map_adds_up_to_the_positive_contributions_that_have_a_place(pixels)
 def test_a_bound_is_over_the_pixels_that_were_summed(pixels, positions, counted):
     detector = GramDetector(Planted(), pixels=pixels)
     assert detector._counted(positions) == counted
-    assert as_maps(*sampled(torch.zeros(1, 3, *positions), 1, pixels)).shape[2] == counted
+    assert as_maps(*sampled(torch.zeros(1, 3, *positions), 1, Sample(pixels))).shape[2] == counted
 
 
 def test_the_map_points_at_what_is_missing():

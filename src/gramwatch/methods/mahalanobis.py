@@ -219,7 +219,7 @@ class ClassDistances(Method):
             whitening = _usable(self.whitening_, device).split(sizes)
             centres = _usable(self.centres_, device).split([classes * rank for rank in ranks])
             parts = zip(origins, whitening, centres, widths, ranks, strict=True)
-            gaussians = [_Gaussian.of(o, w.view(width, r), c.view(classes, r)) for o, w, c, width, r in parts]
+            gaussians = [Gaussian.of(o, w.view(width, r), c.view(classes, r)) for o, w, c, width, r in parts]
             expected = _usable(self.ranks_.clamp_min(1).double(), device)
             self._cached = cached = _Fitted(device, self.whitening_, gaussians, expected)
         return cached
@@ -260,7 +260,7 @@ class ClassDistances(Method):
     def _distance(self, tap: int, observation: Observation) -> Tensor:
         return self._checked(observation)[tap].distance(self._features(observation)[tap])
 
-    def _checked(self, observation: Observation) -> "list[_Gaussian]":
+    def _checked(self, observation: Observation) -> "list[Gaussian]":
         """The fitted distributions, for an observation of the same taps."""
         gaussians = self._fitted_on(observation.logits.device).gaussians
         now = [means.shape[1] for means in self._looked_at(observation)]
@@ -559,7 +559,7 @@ class Mahalanobis(ClassDistances):
         return tuple(torch.cat(parts) for parts in zip(*batches, strict=True))
 
 
-class _Gaussian(NamedTuple):
+class Gaussian(NamedTuple):
     """The classes at one tap: normal distributions with one covariance S, whitened by W, W W^T = S^-1."""
 
     shift: Tensor
@@ -572,10 +572,10 @@ class _Gaussian(NamedTuple):
     """The squared lengths of the points, `(classes + 1,)`."""
 
     @staticmethod
-    def of(origin: Tensor, whitening: Tensor, centres: Tensor) -> "_Gaussian":
+    def of(origin: Tensor, whitening: Tensor, centres: Tensor) -> "Gaussian":
         """From the kept tensors. The centres are relative to the origin."""
         points = torch.cat([centres, centres.mean(0, keepdim=True)])
-        return _Gaussian(-(origin @ whitening), whitening, points, points.square().sum(1))
+        return Gaussian(-(origin @ whitening), whitening, points, points.square().sum(1))
 
     # Few operations: on a GPU each one costs a launch.
 
@@ -604,7 +604,7 @@ class _Fitted(NamedTuple):
     device: torch.device
     whitening: Tensor
     """The fitted tensor that `gaussians` was computed from. Another tensor there means another fit."""
-    gaussians: list[_Gaussian]
+    gaussians: list[Gaussian]
     """One for each tap."""
     expected: Tensor
     """The squared distance to expect at each tap, `(taps,)`."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,12 +13,13 @@ from gramwatch.explain import Pixels, Shares
 from gramwatch.measurement import Measurement
 from gramwatch.methods.base import Record
 from gramwatch.methods.features import TINY
-from gramwatch.methods.mahalanobis import ClassDistances, by_distance, in_float64, proportional
+from gramwatch.methods.mahalanobis import ClassDistances, Gaussian, by_distance, in_float64, proportional
 from gramwatch.observation import Needs, Observation
-from gramwatch.statistics import check_pixels
+from gramwatch.statistics import check_count
+from gramwatch.taps.tap import Sample, Tap
 
 MOST_CHANNELS = 256
-"""Of a tensor with more channels, every second, every third, ... channel counts, so that no more are left."""
+"""At most so many channels of a tensor count: see `Sample`."""
 RIDGE = 0.1
 """Added to the variances of the standardised numbers: 200 calibration examples can carry 48 numbers."""
 
@@ -96,6 +97,38 @@ class ProfileRule:
         return ProfileRule(self.mean_.to(device), self.whitening_.to(device))
 
 
+class _Together(NamedTuple):
+    """The distributions at all taps, made as wide as the widest with zeros, in one tensor each."""
+
+    gaussians: Sequence[Gaussian]
+    """The distributions that it was made of."""
+    place: Tensor
+    """The place of every channel among the padded channels of all taps, `(1, channels)`."""
+    shift: Tensor
+    """Minus the mean of all training examples, whitened, `(taps, 1, rank)`."""
+    whitening: Tensor
+    """`(taps, width, rank)`"""
+
+    @staticmethod
+    def of(gaussians: Sequence[Gaussian]) -> "_Together":
+        shapes = [gaussian.whitening.shape for gaussian in gaussians]
+        width, rank = (max(sizes) for sizes in zip(*shapes, strict=True))
+        like = gaussians[0].whitening
+        shift, whitening = (like.new_zeros(len(shapes), *size) for size in ((1, rank), (width, rank)))
+        for tap, (gaussian, (wide, high)) in enumerate(zip(gaussians, shapes, strict=True)):
+            shift[tap, 0, :high] = gaussian.shift - gaussian.points[0]
+            whitening[tap, :wide, :high] = gaussian.whitening
+        places = [torch.arange(wide) + tap * width for tap, (wide, _) in enumerate(shapes)]
+        return _Together(gaussians, torch.cat(places).unsqueeze(0).to(like.device), shift, whitening)
+
+    def padded(self, taps: Sequence[Tensor]) -> Tensor:
+        """The channel means of all taps, `(taps, N, width)`, with zeros after the last channel."""
+        means = torch.cat(list(taps), 1).double()
+        room = means.new_zeros(len(means), self.whitening.shape[0] * self.whitening.shape[1])
+        room.scatter_(1, self.place.expand_as(means), means)
+        return room.view(len(means), len(self.whitening), -1).transpose(0, 1)
+
+
 class Profile(ClassDistances):
     """How the features of an input go through the network, compared with held-out examples.
 
@@ -141,13 +174,17 @@ class Profile(ClassDistances):
         pixels: int | None = None,
         **options: Any,
     ) -> None:
-        self.pixels = check_pixels(pixels)
+        self.pixels = check_count("pixels", pixels)
         super().__init__(model, taps=taps, **options)
 
     @property
     def needs(self) -> Needs:
         """The channel means at the taps."""
-        return replace(super().needs, mean_pixels=self.pixels)
+        return replace(super().needs, mean_sample=self._counted)
+
+    def _begin(self) -> None:
+        self._together: _Together | None = None
+        super()._begin()
 
     def _number_of_classes(self, observation: Observation) -> int:
         return 1
@@ -156,22 +193,48 @@ class Profile(ClassDistances):
         """One class for all: the distance is that from the mean of all training examples."""
         return observation.predicted.new_zeros(len(observation))
 
-    def _looked_at(self, observation: Observation) -> list[Tensor]:
-        return [means[:, :: -(-means.shape[1] // MOST_CHANNELS)] for means in observation.channel_means]
+    @property
+    def _counted(self) -> Sample:
+        return Sample(self.pixels, MOST_CHANNELS)
+
+    def channels_at(self, tap: Tap) -> Tensor:
+        """The numbers of the channels that count at a tap."""
+        return self._counted.numbers(tap.channels)
 
     # --- judge ---------------------------------------------------------------------------------------
 
     def profile(self, observation: Observation) -> Tensor:
         """The profile of each example: distance and length at each tap, as logarithms, `(N, 2 x taps)`."""
-        numbers = []
         gaussians = self._checked(observation)
-        expected = self._fitted_on(observation.logits.device).expected
-        for tap, means in enumerate(self._looked_at(observation)):
+        taps = self._looked_at(observation)
+        measure = self._measured_together if taps and taps[0].is_cuda else self._measured_apart
+        numbers = measure(taps, gaussians, self._fitted_on(observation.logits.device).expected)
+        return numbers.clamp_min(TINY).log()
+
+    def _measured_apart(
+        self, taps: Sequence[Tensor], gaussians: Sequence[Gaussian], expected: Tensor
+    ) -> Tensor:
+        """Distance and length at each tap, `(N, 2 x taps)`, one tap after the other."""
+        numbers = []
+        for tap, (means, gaussian) in enumerate(zip(taps, gaussians, strict=True)):
             features = in_float64(means)
             length = features.norm(dim=1, keepdim=True)
-            distance = gaussians[tap].distance(features / length.clamp_min(TINY))
+            distance = gaussian.distance(features / length.clamp_min(TINY))
             numbers += [distance / expected[tap], length.squeeze(1).square()]
-        return torch.stack(numbers, 1).clamp_min(TINY).log()
+        return torch.stack(numbers, 1)
+
+    def _measured_together(
+        self, taps: Sequence[Tensor], gaussians: Sequence[Gaussian], expected: Tensor
+    ) -> Tensor:
+        """The same of all taps at once, made as wide as the widest tap: on a GPU, every launch costs time."""
+        cached = self._together
+        if cached is None or cached.gaussians is not gaussians:
+            self._together = cached = _Together.of(gaussians)
+        by_tap = cached.padded(taps)
+        length = torch.linalg.vector_norm(by_tap, dim=2, keepdim=True)
+        white = torch.baddbmm(cached.shift, by_tap / length.clamp_min(TINY), cached.whitening)
+        distance = torch.linalg.vector_norm(white, dim=2).square() / expected.unsqueeze(1)
+        return torch.stack([distance, length.squeeze(2).square()], 1).flatten(0, 1).T
 
     @torch.inference_mode()
     def measured(self, observation: Observation) -> Measurement:
@@ -201,10 +264,9 @@ class Profile(ClassDistances):
         squares, products = features.square(), distance.amount
         assert rule.mean_ is not None
         usual = distance.low * (rule.mean_[2 * tap + 1].cpu() / 2).exp()
-        step = -(-one.channel_means[tap].shape[1] // MOST_CHANNELS)
         return Shares(
             amount=torch.cat([of_distance * _shares(products), of_length * _shares(squares)]),
-            channel=(step * distance.channel).repeat(2),
+            channel=distance.channel.repeat(2),
             of=["distance"] * len(features) + ["length"] * len(features),
             value=torch.cat([distance.value, features]),
             low=torch.cat([distance.low, usual]),
@@ -229,7 +291,6 @@ class Profile(ClassDistances):
         means = [in_float64(each) for each in self._looked_at(observation)]
 
         def pixels(tap: int, maps: Tensor, _: Sequence[int]) -> Tensor:
-            maps = maps[:, :: -(-maps.shape[1] // MOST_CHANNELS)]
             distances, own = self._pixel_distances(tap, means[tap], maps)
             lengths = torch.bmm(means[tap].to(maps).unsqueeze(1), maps).squeeze(1)
             above = (distances - usual[2 * tap] * expected[tap], lengths - usual[2 * tap + 1])
