@@ -58,7 +58,7 @@ def test_channels_are_evenly_spread_groups_and_no_more_than_asked_for(channels, 
     sample = Sample(None, most)
     numbers = sample.numbers(channels).tolist()
     assert len(numbers) == len(set(numbers)) == sample.count(channels) <= min(channels, most)
-    assert channels <= most or len(numbers) > most // 4 - TOGETHER
+    assert channels <= most or len(numbers) >= most // 2 - TOGETHER
     groups = [numbers[i : i + TOGETHER] for i in range(0, len(numbers), TOGETHER)]
     if channels > most:
         assert all(group == list(range(group[0], group[0] + TOGETHER)) for group in groups)

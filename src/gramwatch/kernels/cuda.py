@@ -94,8 +94,8 @@ def _reading(
     if not 1 <= len(axes) <= 2 or not set(orders) <= set(programs.DOUBLED) or dtype == torch.float64:
         return []
     chosen = sample.of(shape, channel_axis)
-    grid = chosen.grid or (slice(None),) * len(shape)
-    ranges = [range(*grid[axis].indices(shape[axis])) for axis in axes]
+    grid = chosen.grid or ((0, 1),) * len(shape)
+    ranges = [range(grid[axis][0], shape[axis], grid[axis][1]) for axis in axes]
     start = sum(each.start * strides[axis] for each, axis in zip(ranges, axes, strict=True))
     steps = [each.step * strides[axis] for each, axis in zip(ranges, axes, strict=True)]
     height, width = (1, *map(len, ranges))[-2:]

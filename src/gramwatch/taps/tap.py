@@ -68,8 +68,8 @@ WHOLE = Sample()
 class Chosen(NamedTuple):
     """The part of a tensor of a known shape that counts. Different samples of small tensors are the same."""
 
-    grid: tuple[slice, ...] | None
-    """The pixels, as an index of the tensor. None: all."""
+    grid: tuple[tuple[int, int], ...] | None
+    """The pixels: for every axis of the tensor the first position and the step. None: all."""
     step: int
     """Of the groups of channels, every such one counts. 1: all channels."""
 
@@ -89,7 +89,7 @@ def _channel_step(channels: int, most: int | None) -> int:
     """Every which group of channels counts, so that at most so many channels do."""
     if most is None or channels <= most:
         return 1
-    return -(-(channels // TOGETHER) // max(1, most // TOGETHER))
+    return -(-channels // (most // TOGETHER * TOGETHER))
 
 
 def sampled(x: Tensor, channel_axis: int, sample: Sample) -> tuple[Tensor, int]:
@@ -100,14 +100,16 @@ def sampled(x: Tensor, channel_axis: int, sample: Sample) -> tuple[Tensor, int]:
     chosen = sample.of(x.shape, channel_axis)
     if not chosen:
         return x, channel_axis
-    x = (x if chosen.grid is None else x[chosen.grid]).movedim(channel_axis, -1)
+    if chosen.grid is not None:
+        x = x[tuple([slice(first, None, step) for first, step in chosen.grid])]
+    x = x.movedim(channel_axis, -1)
     if chosen.step > 1:
         groups = x.shape[-1] // TOGETHER
         x = x[..., : groups * TOGETHER].unflatten(-1, (groups, TOGETHER))[..., :: chosen.step, :].flatten(-2)
     return (x if x.ndim == 2 else x.flatten(1, -2).transpose(1, 2)), 1
 
 
-def _grid(shape: Sequence[int], channel_axis: int, pixels: int) -> tuple[slice, ...] | None:
+def _grid(shape: Sequence[int], channel_axis: int, pixels: int) -> tuple[tuple[int, int], ...] | None:
     """The grid whose number of pixels is nearest to `pixels`, as a ratio. None if that is every pixel."""
     axes = [axis for axis in range(1, len(shape)) if axis != channel_axis]
     step, count, larger = 0, pixels + 1, 0
@@ -119,9 +121,9 @@ def _grid(shape: Sequence[int], channel_axis: int, pixels: int) -> tuple[slice, 
         step -= 1
     if step == 1:
         return None
-    grid = [slice(None)] * len(shape)
+    grid = [(0, 1)] * len(shape)
     for axis in axes:
-        grid[axis] = slice((shape[axis] - 1) % step // 2, None, step)
+        grid[axis] = ((shape[axis] - 1) % step // 2, step)
     return tuple(grid)
 
 
