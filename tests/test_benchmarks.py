@@ -451,9 +451,9 @@ def test_the_words_about_maps_are_those_of_the_results():
         reached = [row["kind"] for row in result["rows"] if row[f"pointing: {explain.OURS}"]["because"] > 0.8]
         assert reached == (["artefact"] if result["key"] == "vit" else [])
         for rival in explain.RIVALS:
-            for measure in ("pointing", "auroc"):
+            for what in ("pointing", "auroc"):
                 for whom in ("ahead", "ahead_because"):
-                    assert artefact[f"{measure}: {rival}"][whom][0] > 0, (result["title"], rival)
+                    assert artefact[f"{what}: {rival}"][whom][0] > 0, (result["title"], rival)
         kinds = artefact["by_artefact"]
         assert kinds["blurred region"]["pointing"] < 0.1
         assert kinds["blurred region"]["because"] < 0.1 * kinds["blurred region"]["images"]
