@@ -74,6 +74,7 @@ HOW_TO = [
     "lightning",
     "own_network",
     "share",
+    "export",
     "level",
     "calibration",
     "large_data",

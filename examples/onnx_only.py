@@ -42,19 +42,18 @@ def main(graph: str, folder: str) -> None:
     names = [output.name for output in session.get_outputs()]
     parts = [name for name in names if name.startswith("parts.")]
     paths = sorted(path for path in Path(folder).rglob("*") if path.suffix.lower() in SUFFIXES)
-    classes = facts.get("classes")
+    classes = facts.get("classes") or []
     table = csv.writer(sys.stdout, lineterminator="\n")
-    table.writerow(["path", "predicted", "score", "p_value", "is_ood", *parts])
+    table.writerow(["path", "predicted", "class", "score", "p_value", "is_ood", *parts])
     for start in range(0, len(paths), AT_ONCE):
         some = paths[start : start + AT_ONCE]
         images = np.stack([pixels(path, facts["preprocessing"]) for path in some])
         found = dict(zip(names, session.run(None, {"images": images}), strict=True))
         for i, path in enumerate(some):
             number = int(found["predicted"][i])
-            values = (f"{found[name][i]:.6g}" for name in ("score", "p_value"))
-            flagged = "yes" if found["is_ood"][i] else "no"
-            shown = (f"{found[name][i]:.6g}" for name in parts)
-            table.writerow([path, classes[number] if classes else number, *values, flagged, *shown])
+            name = classes[number] if number < len(classes) else ""
+            score, p_value, *of_parts = (f"{found[key][i]:.6g}" for key in ("score", "p_value", *parts))
+            table.writerow([path, number, name, score, p_value, bool(found["is_ood"][i]), *of_parts])
 
 
 if __name__ == "__main__":

@@ -20,10 +20,13 @@ from gramwatch import (
     MissingExtraError,
     NotFittedError,
     export,
+    networks,
     statistics,
 )
 from gramwatch.measurement import Detection
 from gramwatch.methods import METHODS
+from gramwatch.networks.foreign import import_torchvision
+from tests import real_data
 from tests.guarded import CLASSES, images, made
 
 MEMBERS = ("gram", "profile", "class_ratio", "energy")
@@ -193,6 +196,62 @@ def test_pixels_are_normalised_in_the_graph(tmp_path):
     guard.metadata["preprocessing"] = {**how, "size": [8, 8]}
     with pytest.raises(InputError, match=r"\(1, 7, 7\).*\(1, 8, 8\)"):
         guard.export(tmp_path / "guard.pt2", x, preprocessing=True)
+
+
+# --- networks ----------------------------------------------------------------------------------------
+
+NETWORKS = {
+    "resnet18": {},
+    "vit_tiny_patch16_224": {"img_size": 64, "depth": 2},
+    "convnext_atto": {"depths": (1, 1, 2, 1)},
+    "swin_tiny_patch4_window7_224": {"img_size": 64, "window_size": 4, "depths": (1, 1, 1, 1)},
+}
+LEAN = (1, 2, 4, 8)
+
+
+def photographs(count: int, seed: int, scale: float = 1.0) -> Tensor:
+    """Noise that is smooth, of 64 pixels along a side."""
+    return F.interpolate(
+        scale * torch.randn(count, 3, 8, 8, generator=torch.Generator().manual_seed(seed)), 64
+    )
+
+
+@pytest.mark.filterwarnings("ignore::gramwatch.GramwatchWarning")  # few images, and classes never predicted
+@pytest.mark.parametrize("name", NETWORKS)
+def test_networks_of_timm(name, tmp_path):
+    pytest.importorskip("onnxscript")
+    import_torchvision()
+    torch.manual_seed(0)
+    net = pytest.importorskip("timm").create_model(name, num_classes=5, **NETWORKS[name]).eval()
+    guard = Guard(net, members=MEMBERS, orders=LEAN)
+    guard.fit(photographs(100, 1).split(50), progress=False)
+    guard.calibrate(photographs(100, 2).split(50), progress=False)
+    guard.export(tmp_path / "guard.onnx", photographs(2, 3))
+    x = torch.cat([photographs(8, 4), photographs(8, 5, 3.0)])
+    found = guard(x)
+    assert_same(by_onnx(tmp_path / "guard.onnx")(x), found)
+    assert found.is_ood[8:].all()
+
+
+@pytest.mark.real
+def test_a_trained_network_on_real_images(shared_data, shared_weights, tmp_path):
+    loaded = networks.load("resnet20", shared_weights / "resnet20_cifar10.pth")
+    mean, std = loaded.mean, loaded.std
+
+    def cifar(part: str, count: int) -> Tensor:
+        folder = shared_data / "cifar10" / f"{part}.webp"
+        return real_data.normalised(real_data.mosaic(folder, count), mean, std)
+
+    guard = Guard(loaded.network, members=MEMBERS, orders=LEAN)
+    guard.fit(cifar("train_0", 2000).split(100), progress=False)
+    test = cifar("test_0", 1400)
+    guard.calibrate(test[:1000].split(100), progress=False)
+    x = torch.cat([test[1000:], test[1000:].flip(1) * 1.5])
+    found = guard(x)
+    for suffix, run in RUN.items():
+        guard.export(tmp_path / f"guard{suffix}", x[:2])
+        assert_same(run(tmp_path / f"guard{suffix}")(x), found)
+    assert 0 < found.is_ood[:400].float().mean() < 0.1 < found.is_ood[400:].float().mean()
 
 
 # --- what cannot be exported -------------------------------------------------------------------------

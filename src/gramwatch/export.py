@@ -102,10 +102,10 @@ def _prepared(
 def _recorded(guard: Detector) -> Preprocessing:
     """The preprocessing in the guard's metadata."""
     found = guard.metadata.get("preprocessing")
-    if found is None:
+    if not isinstance(found, Mapping):
         raise ExportError(
-            "the guard does not know how images become inputs: set guard.metadata['preprocessing'] as "
-            "`gramwatch fit` does, or export without preprocessing"
+            "guard.metadata['preprocessing'] does not say how images become inputs, as `gramwatch fit` "
+            "writes it: export without preprocessing"
         )
     return Preprocessing.from_json(found)
 
