@@ -110,7 +110,7 @@ def main() -> None:
             found = joined([graph(batch) for batch in x.split(BATCH)])
             result[suffix] = {"bytes": path.stat().st_size, **compared(found, want, guard.threshold_)}
             print(json.dumps(result[suffix], indent=1), flush=True)
-    save(args.output, result)
+            save(args.output, result)
 
 
 if __name__ == "__main__":

@@ -209,11 +209,10 @@ NETWORKS = {
 LEAN = (1, 2, 4, 8)
 
 
-def photographs(count: int, seed: int, scale: float = 1.0) -> Tensor:
-    """Noise that is smooth, of 64 pixels along a side."""
-    return F.interpolate(
-        scale * torch.randn(count, 3, 8, 8, generator=torch.Generator().manual_seed(seed)), 64
-    )
+def coarse(count: int, seed: int, scale: float = 1.0) -> Tensor:
+    """Coarse noise, 64 pixels along a side."""
+    noise = scale * torch.randn(count, 3, 8, 8, generator=torch.Generator().manual_seed(seed))
+    return F.interpolate(noise, 64)
 
 
 @pytest.mark.filterwarnings("ignore::gramwatch.GramwatchWarning")  # few images, and classes never predicted
@@ -224,10 +223,10 @@ def test_networks_of_timm(name, tmp_path):
     torch.manual_seed(0)
     net = pytest.importorskip("timm").create_model(name, num_classes=5, **NETWORKS[name]).eval()
     guard = Guard(net, members=MEMBERS, orders=LEAN)
-    guard.fit(photographs(100, 1).split(50), progress=False)
-    guard.calibrate(photographs(100, 2).split(50), progress=False)
-    guard.export(tmp_path / "guard.onnx", photographs(2, 3))
-    x = torch.cat([photographs(8, 4), photographs(8, 5, 3.0)])
+    guard.fit(coarse(100, 1).split(50), progress=False)
+    guard.calibrate(coarse(100, 2).split(50), progress=False)
+    guard.export(tmp_path / "guard.onnx", coarse(2, 3))
+    x = torch.cat([coarse(8, 4), coarse(8, 5, 3.0)])
     found = guard(x)
     assert_same(by_onnx(tmp_path / "guard.onnx")(x), found)
     assert found.is_ood[8:].all()
