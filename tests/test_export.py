@@ -322,7 +322,7 @@ def test_a_member_that_torch_export_refuses_is_told_from_the_network(tmp_path, m
     monkeypatch.setattr(
         METHODS["msp"], "score", lambda self, seen: score(self, seen) * float(seen.logits.sum())
     )
-    refused(guard, tmp_path, "refuses the guard of Net with the members energy, msp")
+    refused(guard, tmp_path, "refuses the member 'msp' of the guard of Net: leave it out")
 
 
 def test_a_missing_package_is_named_with_its_extra(guard, tmp_path, monkeypatch):

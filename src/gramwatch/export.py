@@ -29,7 +29,7 @@ from gramwatch.batches import kind_of, on_device, repeated
 from gramwatch.bounds import Bounds, MinMax
 from gramwatch.detector import Detector
 from gramwatch.deviation import outside_range
-from gramwatch.errors import ExportError, InputError, MissingExtraError
+from gramwatch.errors import ExportError, GramwatchError, InputError, MissingExtraError
 from gramwatch.gram import GramDetector
 from gramwatch.measurement import Calibration, Measurement
 from gramwatch.methods.features import BankMethod
@@ -85,15 +85,14 @@ def _prepared(
     guard: Detector, members: Mapping[str, Detector], images: Any, preprocessing: bool
 ) -> "tuple[Graph, Tensor]":
     """The graph as a module, and an example of its input."""
-    calibration = guard.calibration()
+    guard.calibration()  # an error if there is none
     inputs = guard.network.read(images)
     if not isinstance(inputs, Tensor):
         raise InputError(f"a graph is exported for networks that take one tensor, not {kind_of(inputs)}")
     inputs = on_device(inputs, guard.model)
     guard(inputs)  # it fills what members and rules keep, which a trace must not do
     pixels = _Pixels(_recorded(guard), inputs) if preprocessing else None
-    calibration = guard.calibration(inputs.device)
-    graph = Graph(guard.planned(inputs), members, calibration, pixels)
+    graph = Graph(guard.planned(inputs), members, guard.calibration(inputs.device), pixels)
     # A batch of one would be taken for the only size.
     example = repeated(inputs, 2)
     return graph, example if pixels is None else pixels.example(example)
@@ -138,7 +137,7 @@ def _check_member(name: str, member: Detector) -> None:
         raise ExportError(f"'{name}' has bounds={member.bounds!r}: only bounds='min_max' are exported")
     for tap in member.taps:
         statistic = member.statistics_at(tap).statistic
-        if statistic != ("triangle" if tap.is_vector else "row_sums") and statistic != "row_sums":
+        if statistic != "row_sums" and not (statistic == "triangle" and tap.is_vector):
             raise ExportError(
                 f"'{name}' has statistic={member.statistic!r} at '{tap.name}': only statistic='auto' and "
                 "'row_sums' are exported"
@@ -150,30 +149,36 @@ def _explained(graph: "Graph", example: Tensor, doing: str) -> Iterator[None]:
     """Turn an error of PyTorch into one that names the network, or the members, that it refuses."""
     try:
         yield
+    except GramwatchError:
+        raise
     except Exception as error:
         first = f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
         network = type(graph.network).__name__
         try:
-            torch.export.export(graph.plain(), (example,), dynamic_shapes=(_BATCH,), strict=False)
+            _program(graph.plain(), example)
         except Exception:
             raise ExportError(
                 f"{doing} refuses {network}, without a guard, too. Its forward must be traceable for batches "
                 f"of every size ({first})"
             ) from error
+        member = f"the member '{graph.reached.member}'" if graph.reached.member else "a member"
         raise ExportError(
-            f"{doing} refuses the guard of {network} with the members {', '.join(graph.members)}. Leave out "
-            f"members to find the one that it refuses ({first})"
+            f"{doing} refuses {member} of the guard of {network}: leave it out ({first})"
         ) from error
 
 
 # --- the two formats ---------------------------------------------------------------------------------
 
-_BATCH = {0: torch.export.Dim("batch")}
+
+def _program(module: nn.Module, example: Tensor) -> torch.export.ExportedProgram:
+    """A module traced for batches of every size. Not strictly: a strict trace would compile Python code."""
+    batch = {0: torch.export.Dim("batch")}
+    return torch.export.export(module, (example,), dynamic_shapes=(batch,), strict=False)
 
 
 def _traced(graph: "Graph", example: Tensor) -> torch.export.ExportedProgram:
     with _explained(graph, example, "torch.export"):
-        return torch.export.export(graph, (example,), dynamic_shapes=(_BATCH,), strict=False)
+        return _program(graph, example)
 
 
 def _write_pt2(graph: "Graph", example: Tensor, path: Path, facts: str) -> None:
@@ -197,6 +202,13 @@ def _write_onnx(graph: "Graph", example: Tensor, path: Path, facts: str) -> None
 
 
 # --- the graph ---------------------------------------------------------------------------------------
+
+
+class _Reached:
+    """How far a trace has come."""
+
+    member: str = ""
+    """The member that is measured. Empty before and after the members."""
 
 
 class Graph(nn.Module):
@@ -227,7 +239,7 @@ class Graph(nn.Module):
             }
         )
         self.members, self.outputs = members, [*OUTPUTS, *(f"parts.{name}" for name in members)]
-        self._plan, self._rule = plan, calibration.rule
+        self._plan, self._rule, self.reached = plan, calibration.rule, _Reached()
         self.ranks = RanksGraph(calibration)
 
     def plain(self) -> nn.Module:
@@ -242,6 +254,7 @@ class Graph(nn.Module):
         finite = functools.reduce(operator.and_, map(is_finite, looked_at))
         seen = zip(self.members, self._plan.observed(read, inputs, None, None), strict=True)
         measured = {name: self._measured(name, replace(each, finite=finite)) for name, each in seen}
+        self.reached.member = ""
         measurement = Measurement.together(measured)
         scores, predicted = self._rule(measurement), measurement.predicted
         p_values, is_ood = self.ranks(scores, predicted)
@@ -249,7 +262,7 @@ class Graph(nn.Module):
         return dict(zip(self.outputs, (*values, *p_values[:, 1:].unbind(1)), strict=True))
 
     def _measured(self, name: str, observation: Observation) -> Measurement:
-        member = self.members[name]
+        member, self.reached.member = self.members[name], name
         if name not in self.grams:
             return member.measured(observation)
         deviations = self.grams[name](observation.statistics, observation.predicted)

@@ -550,7 +550,7 @@ class Guard(Detector):
         return pretrained.load(cls, folder, model, **options)
 
     def export(self, path: str | PathLike[str], images: Any, *, preprocessing: bool = False) -> None:
-        """Write the network and the guard as one graph. It needs neither PyTorch's nor this library's code.
+        """Write the network and the guard as one graph. It needs neither this library nor the network's code.
 
         The graph takes a batch of any size. It returns `logits`, `predicted`, `score`, `p_value`, `is_ood`,
         and `parts.NAME` for each member: see docs/howto/export.md.
