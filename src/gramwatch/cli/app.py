@@ -10,6 +10,7 @@ from gramwatch.cli.data import data
 from gramwatch.cli.demo import demo
 from gramwatch.cli.doctor import doctor
 from gramwatch.cli.evaluate import evaluate
+from gramwatch.cli.export import export
 from gramwatch.cli.fit import fit
 from gramwatch.cli.info import info
 from gramwatch.cli.launch import first
@@ -53,6 +54,7 @@ app.command()(score)
 app.command()(serve)
 app.command()(info)
 app.command()(merge)
+app.command()(export)
 app.command()(taps)
 app.command()(doctor)
 app.command()(demo)
