@@ -21,11 +21,11 @@ WITHOUT = "import sys; sys.modules['torch'] = sys.modules['gramwatch'] = None; "
 
 @pytest.fixture(scope="module")
 def guard(own, tmp_path_factory) -> Path:
-    """A guard whose taps are activations: odd orders of other tensors are sums that cancel."""
+    """A guard that rounding hardly moves: channel means of this noise differ too little for the others."""
     path = tmp_path_factory.mktemp("guard") / "guard.safetensors"
     result = invoke(
         "fit", own.model, own.train, "--weights", own.weights, "-o", path, "--taps", "1,3", "--members",
-        "gram,profile,class_ratio,energy", *PREPARED, *QUICK,
+        "gram,energy", *PREPARED, *QUICK,
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     return path
