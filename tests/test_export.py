@@ -1,5 +1,6 @@
 """One graph of network and guard: ONNX Runtime and torch.export give what the guard gives."""
 
+import copy
 import importlib
 import json
 import math
@@ -23,9 +24,10 @@ from gramwatch import (
     networks,
     statistics,
 )
-from gramwatch.measurement import Detection
+from gramwatch.measurement import Measurement
 from gramwatch.methods import METHODS
 from gramwatch.networks.foreign import import_torchvision
+from gramwatch.observation import Observation
 from tests import real_data
 from tests.guarded import CLASSES, images, made
 
@@ -69,17 +71,28 @@ def by_torch(path) -> Callable[[Tensor], dict[str, Tensor]]:
 RUN = {".onnx": by_onnx, ".pt2": by_torch}
 
 
-def assert_same(found: dict[str, Tensor], want: Detection) -> None:
-    """The same verdicts and classes, scores to 1e-4."""
-    assert want.parts is not None
-    assert list(found) == [*FIELDS, *(f"parts.{name}" for name in want.parts)]
+def assert_same(found: dict[str, Tensor], guard: Guard, x: Tensor) -> None:
+    """The same verdicts and classes, scores to 1e-4, and p-values of such scores."""
+    want = guard(x)
+    assert list(found) == [*FIELDS, *(f"parts.{name}" for name in guard.members)]
     assert found["is_ood"].equal(want.is_ood)
     assert found["predicted"].equal(want.predicted)
     torch.testing.assert_close(found["score"], want.score, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(found["logits"], want.logits, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(found["p_value"], want.p_value)
-    for name, part in want.parts.items():
-        torch.testing.assert_close(found[f"parts.{name}"], part)
+    assert_ranked_alike(found, guard, x)
+
+
+def assert_ranked_alike(found: dict[str, Tensor], guard: Guard, x: Tensor) -> None:
+    """The same p-values, but for a few ties: a calibration score within 1e-5 of the score."""
+    calibration, measured = guard.calibration(), guard.measure(x)
+    scores, ranks = calibration.rule(measured), calibration.ranks
+    slack = 1e-5 * scores.abs().clamp_min(1)
+    least, want, most = (ranks.judged(scores + s, measured.predicted)[0] for s in (slack, 0, -slack))
+    p_values = torch.stack([found["p_value"], *(found[f"parts.{name}"] for name in guard.members)], 1)
+    other = (p_values - want).abs() > 1e-9
+    assert other.float().mean() < 0.01
+    assert (p_values >= least - 1e-9)[other].all()
+    assert (p_values <= most + 1e-9)[other].all()
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +113,7 @@ def exported(request, guard, tmp_path_factory):
 def test_the_graph_gives_what_the_guard_gives(guard, exported):
     run, _ = exported
     for x in (images(1, 4), images(7, 5, 1.3), images(150, 6, 2.0)):  # another size of batch each
-        assert_same(run(x), guard(x))
+        assert_same(run(x), guard, x)
     found = guard(torch.cat([images(150, 6), images(150, 6, 2.0)]))
     assert 0 < found.is_ood[:150].sum() < found.is_ood[150:].sum()  # there is something to confuse
 
@@ -144,7 +157,7 @@ def test_more_members_bounds_in_float16_and_ranks_per_class(tmp_path):
     x = torch.cat([images(60, 8), images(60, 9, 1.6)])
     for suffix in RUN:
         guard.export(tmp_path / f"guard{suffix}", x[:2])
-        assert_same(RUN[suffix](tmp_path / f"guard{suffix}")(x), guard(x))
+        assert_same(RUN[suffix](tmp_path / f"guard{suffix}")(x), guard, x)
 
 
 class Vectors(nn.Module):
@@ -168,9 +181,8 @@ def test_vectors_tokens_and_classes_that_were_never_predicted(tmp_path):
     bias[3] = 1e3  # now it is predicted: the pooled bounds judge
     x = images(30, 4, 1.5)
     guard.export(tmp_path / "guard.pt2", x[:4])
-    found = guard(x)
-    assert (found.predicted == 3).all()
-    assert_same(by_torch(tmp_path / "guard.pt2")(x), found)
+    assert (guard(x).predicted == 3).all()
+    assert_same(by_torch(tmp_path / "guard.pt2")(x), guard, x)
 
 
 def test_a_network_in_training_mode_is_exported_as_it_is_judged(tmp_path):
@@ -179,7 +191,7 @@ def test_a_network_in_training_mode_is_exported_as_it_is_judged(tmp_path):
     guard.model.train()
     guard.export(tmp_path / "guard.pt2", images(2, 3))
     assert guard.model.training
-    assert_same(by_torch(tmp_path / "guard.pt2")(images(9, 4)), guard(images(9, 4)))
+    assert_same(by_torch(tmp_path / "guard.pt2")(images(9, 4)), guard, images(9, 4))
 
 
 def test_pixels_are_normalised_in_the_graph(tmp_path):
@@ -192,20 +204,60 @@ def test_pixels_are_normalised_in_the_graph(tmp_path):
     guard.export(tmp_path / "guard.pt2", x, preprocessing=True)
     pixels = torch.randint(256, (12, 7, 7, 1), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     inputs = (pixels.permute(0, 3, 1, 2).float() / 255 - 0.5) / 0.25
-    assert_same(by_torch(tmp_path / "guard.pt2")(pixels), guard(inputs))
+    assert_same(by_torch(tmp_path / "guard.pt2")(pixels), guard, inputs)
     guard.metadata["preprocessing"] = {**how, "size": [8, 8]}
     with pytest.raises(InputError, match=r"\(1, 7, 7\).*\(1, 8, 8\)"):
         guard.export(tmp_path / "guard.pt2", x, preprocessing=True)
 
 
+# --- rounding ----------------------------------------------------------------------------------------
+
+
+def nearly_equal(count: int, seed: int, scale: float = 1.0) -> Tensor:
+    """Images whose channel means differ little in all directions but that of brightness."""
+    generator = torch.Generator().manual_seed(seed)
+    brightness = 3 + torch.rand(count, 1, 1, 1, generator=generator)
+    return brightness + 0.03 * scale * torch.randn(count, 1, 28, 28, generator=generator)
+
+
+def in_float64(guard: Guard, net: nn.Module, x: Tensor) -> Tensor:
+    """The scores of a guard of `profile` alone, with the network and the channel means in float64."""
+    net, x = copy.deepcopy(net).double(), x.double()
+    first = net.conv1(x)
+    second = net.conv2(first.relu())
+    means = tuple(t.mean((2, 3)) for t in (first, first.relu(), second, second.relu()))
+    measured = guard.members["profile"].measured(Observation(net(x), channel_means=means))
+    scores: Tensor = guard.calibration().rule(Measurement.together({"profile": measured}))[:, 0]
+    return scores
+
+
+def test_rounding_is_magnified_less_than_in_the_guard_by_an_ill_conditioned_covariance(tmp_path):
+    pytest.importorskip("onnxscript")
+    net = made()
+    net.head.bias.requires_grad_(False).zero_()
+    guard = guarded(net, ("profile",), nearly_equal)
+    x = torch.cat([nearly_equal(50, 4), nearly_equal(50, 5, 2.0)])
+    exact = in_float64(guard, net, x)
+    of_guard = (guard(x).score - exact).abs().max()
+    assert of_guard > 1e-3  # the covariance magnifies rounding
+    for suffix, run in RUN.items():
+        guard.export(tmp_path / f"guard{suffix}", x[:2])
+        found = run(tmp_path / f"guard{suffix}")(x)["score"]
+        assert (found - exact).abs().max() <= of_guard / 2  # with means in float32 it is as much
+
+
 # --- networks ----------------------------------------------------------------------------------------
 
 NETWORKS = {
-    "resnet18": {},
-    "vit_tiny_patch16_224": {"img_size": 64, "depth": 2},
-    "convnext_atto": {"depths": (1, 1, 2, 1)},
-    "swin_tiny_patch4_window7_224": {"img_size": 64, "window_size": 4, "depths": (1, 1, 1, 1)},
-}
+    "resnet18": {"channels": (16, 24, 32, 48), "layers": (1, 1, 1, 1)},
+    "vit_tiny_patch16_224": {"img_size": 64, "depth": 2, "embed_dim": 48},
+    "convnext_atto": {"depths": (1, 1, 2, 1), "dims": (16, 24, 32, 48)},
+    "swin_tiny_patch4_window7_224": {
+        "img_size": 64, "window_size": 4, "depths": (1, 1, 1, 1), "embed_dim": 8, "num_heads": (1, 2, 2, 4),
+    },
+}  # fmt: skip
+"""Few channels: with more channels than images, covariances hold rounding errors, which a runtime does not
+repeat."""
 LEAN = (1, 2, 4, 8)
 
 
@@ -224,19 +276,15 @@ def test_networks_of_timm(name, tmp_path):
     torch.manual_seed(0)
     net = pytest.importorskip("timm").create_model(name, num_classes=5, **NETWORKS[name]).eval()
     for layer in net.modules():
-        if isinstance(
-            layer, nn.Linear
-        ):  # initial weights are so small that some means differ by rounding only
+        if isinstance(layer, nn.Linear):  # some means differ by rounding only with the small initial weights
             layer.weight.requires_grad_(False).mul_(4)
     guard = Guard(net, members=MEMBERS, orders=LEAN)
-    # More images than channels: otherwise covariances hold rounding errors, which a runtime does not repeat.
-    guard.fit(noise(800, 1).split(100), progress=False)
+    guard.fit(noise(400, 1).split(100), progress=False)
     guard.calibrate(noise(200, 2).split(100), progress=False)
     guard.export(tmp_path / "guard.onnx", noise(2, 3))
     x = torch.cat([noise(16, 4), noise(16, 5, 3.0)])
-    found = guard(x)
-    assert_same(by_onnx(tmp_path / "guard.onnx")(x), found)
-    assert found.is_ood[16:].all()
+    assert_same(by_onnx(tmp_path / "guard.onnx")(x), guard, x)
+    assert guard(x).is_ood[16:].all()
 
 
 @pytest.mark.real
@@ -249,15 +297,15 @@ def test_a_trained_network_on_real_images(shared_data, shared_weights, tmp_path)
         return real_data.normalised(real_data.mosaic(folder, count), mean, std)
 
     guard = Guard(loaded.network, members=MEMBERS, orders=LEAN)
-    guard.fit(cifar("train_0", 2000).split(100), progress=False)
-    test = cifar("test_0", 1400)
-    guard.calibrate(test[:1000].split(100), progress=False)
-    x = torch.cat([test[1000:], test[1000:].flip(1) * 1.5])
-    found = guard(x)
+    guard.fit(cifar("train_0", 1000).split(100), progress=False)
+    test = cifar("test_0", 800)
+    guard.calibrate(test[:500].split(100), progress=False)
+    x = torch.cat([test[500:], test[500:].flip(1) * 1.5])
     for suffix, run in RUN.items():
         guard.export(tmp_path / f"guard{suffix}", x[:2])
-        assert_same(run(tmp_path / f"guard{suffix}")(x), found)
-    assert 0 < found.is_ood[:400].float().mean() < 0.1 < found.is_ood[400:].float().mean()
+        assert_same(run(tmp_path / f"guard{suffix}")(x), guard, x)
+    found = guard(x)
+    assert 0 < found.is_ood[:300].float().mean() < 0.15 < found.is_ood[300:].float().mean()
 
 
 # --- what cannot be exported -------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import avg_pool2d
 
 from gramwatch import artifact
 from gramwatch.batches import kind_of, on_device, repeated
@@ -313,8 +314,14 @@ def pixels_of(x: Tensor, channel_axis: int, statistic: str, orders: Sequence[int
 
 
 def channel_means(x: Tensor, channel_axis: int) -> Tensor:
-    """The mean of each channel of a tap, `(N, channels)`."""
-    return as_maps(x, channel_axis).mean(2, dtype=torch.float32)
+    """The mean of each channel of a tap, `(N, channels)` in float64.
+
+    Rows are averaged in float32, then their means in float64: a distance by an ill-conditioned covariance
+    magnifies the rounding of means. A pool keeps the layout that ONNX Runtime gives to convolutions.
+    """
+    if x.ndim != 4 or channel_axis != 1:
+        return as_maps(x, channel_axis).double().mean(2)
+    return avg_pool2d(x.float(), (1, x.shape[3])).flatten(2).double().mean(2)
 
 
 class Alike(NamedTuple):
