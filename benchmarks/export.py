@@ -1,7 +1,8 @@
 """What an exported guard costs under ONNX Runtime, in parts of the exported network alone.
 
-    python -m benchmarks.export                                  # timm's ResNet-50 at 224 pixels, one image
-    python -m benchmarks.export --taps '*act*' --batch 8         # taps after activations only
+    python -m benchmarks.export                     # timm's ResNet-50 at 224 pixels, a lean guard
+    python -m benchmarks.export --activations       # the same, with taps after activations only
+    python -m benchmarks.export --effort full
 
 Both graphs run in turns in one process, every other round backwards. Printed are medians of the ratios within
 a round, with quartiles, by the clock and in CPU seconds. Weights are random.
@@ -18,22 +19,35 @@ from typing import Any
 import onnx
 import onnxruntime
 import torch
+from torch import nn
 
 from benchmarks.compiled import network
 from benchmarks.measure import machine, ratios, save, summary
 from benchmarks.networks import images
 from benchmarks.tables import ratio
-from gramwatch import GramwatchWarning, Guard
+from gramwatch import GramDetector, GramwatchWarning, Guard, find_taps
+from gramwatch.guard import EFFORTS
+from gramwatch.methods import METHODS
 
-MEMBERS = ("gram", "profile", "class_ratio", "energy")
 PLAIN, GUARDED = "network", "network with guard"
+
+
+def activations(model: nn.Module, x: torch.Tensor) -> list[str]:
+    """The names of as many activations as a lean guard has taps, from the first layers to the last."""
+    names = [tap.name for tap in find_taps(model, x) if tap.kind == "activation"]
+    count = min(len(names), len(find_taps(model, x, "spread")))
+    return [names[(2 * i + 1) * len(names) // (2 * count)] for i in range(count)]
 
 
 def guarding(args: argparse.Namespace) -> Guard:
     """A fitted and calibrated guard."""
-    taps = args.taps if args.taps == "all" else args.taps.split(",")
     model = network(args.network, args.size, torch.device("cpu"))
-    guard = Guard(model, members=MEMBERS, taps=taps, orders=args.orders)
+    guard = Guard(model, effort=args.effort)
+    if args.activations:
+        taps = activations(model, images(2, args.size, 1))
+        gram = GramDetector(model, **{**EFFORTS[args.effort], "taps": taps})
+        others = {name: METHODS[name](model) for name in ("class_ratio", "energy")}
+        guard = Guard.of({"gram": gram, "profile": METHODS["profile"](model, taps=taps), **others})
     guard.fit(images(args.fit, args.size, 1).split(8), progress=False)
     return guard.calibrate(images(args.fit, args.size, 2).split(8), progress=False)
 
@@ -55,6 +69,18 @@ def session(path: Path, threads: int) -> onnxruntime.InferenceSession:
     return onnxruntime.InferenceSession(str(path), options)
 
 
+def page(result: dict[str, Any]) -> str:
+    """The figures as docs/howto/export.md shows them."""
+    given, over = result["arguments"], result["over_plain"]
+    threads = f"{given['threads']} thread{'s' if given['threads'] > 1 else ''}"
+    return (
+        f"ResNet-50 at {given['size']} pixels, batch {given['batch']}, {threads}, a {given['effort']} guard "
+        f"with {result['taps']} taps: **{ratio(over['clock'])}** times\nthe exported network alone by the "
+        f"clock, {ratio(over['cpu'])} in CPU seconds. These are medians and quartiles of "
+        f"{over['clock']['rounds']} rounds in turns."
+    )
+
+
 def timed(functions: dict[str, Callable[[], Any]], rounds: int) -> dict[str, dict[str, list[float]]]:
     """Seconds by the clock and of the processor, of each function in each round."""
     times: dict[str, dict[str, list[float]]] = {name: {"clock": [], "cpu": []} for name in functions}
@@ -73,9 +99,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--network", default="resnet50", help="a name of timm")
     parser.add_argument("--size", type=int, default=224, help="pixels along a side")
-    parser.add_argument("--taps", default="all", help="of Gram: all, or globs with commas between them")
-    parser.add_argument("--orders", type=int, nargs="+", default=[1, 2, 4, 8], help="of Gram")
-    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--effort", choices=EFFORTS, default="lean", help="of the guard")
+    parser.add_argument("--activations", action="store_true", help="taps after activations only")
+    parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--threads", type=int, default=1, help="of ONNX Runtime")
     parser.add_argument("--fit", type=int, default=48, help="images to fit, and as many to calibrate")
     parser.add_argument("--rounds", type=int, default=21)

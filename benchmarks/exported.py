@@ -68,6 +68,25 @@ def compared(found: dict[str, Tensor], want: Detection, threshold: float) -> dic
     }
 
 
+def page(result: dict[str, Any]) -> str:
+    """The figures as docs/howto/export.md shows them."""
+    names = [name for name in result["onnx"] if name != "bytes"]
+    rows = [["", "ONNX Runtime", "`torch.export`"], ["---", "---:", "---:"]]
+    rows += [
+        [
+            name,
+            *(
+                f"{result[kind][name]:,.2g}"
+                if isinstance(result[kind][name], float)
+                else f"{result[kind][name]:,}"
+                for kind in ("onnx", "pt2")
+            ),
+        ]
+        for name in names
+    ]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
 def joined(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
