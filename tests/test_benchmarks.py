@@ -358,6 +358,35 @@ def test_the_page_on_react_holds_what_its_result_says():
     assert document.filled(page, {"react": react.page(result)}) != page
 
 
+def test_the_page_on_export_holds_what_its_results_say():
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnx")
+    from benchmarks import export, exported
+
+    page = (document.DOCS / "howto" / "export.md").read_text(encoding="utf-8")
+    for name, module in {"export-cpu.json": export, "exported.json": exported}.items():
+        result = json.loads((document.DOCS / "data" / name).read_text(encoding="utf-8"))
+        assert document.filled(page, {result["kind"]: module.page(result)}) == page
+
+
+def test_an_exported_guard_decided_as_the_guard_on_ten_thousand_images():
+    result = json.loads((document.DOCS / "data" / "exported.json").read_text(encoding="utf-8"))
+    assert sum(result["sets"].values()) == 10_000
+    for kind in ("onnx", "pt2"):
+        found = result[kind]
+        assert found["images"] == 10_000
+        assert 0 < found["flagged"] < 10_000
+        assert found["largest difference of a score"] <= 1e-4
+        assert found["other classes"] == found["other verdicts"] == 0
+        assert found["other verdicts, ties"] <= found["ties at the threshold"]
+
+
+def test_an_exported_lean_guard_costs_less_than_a_third_of_the_network():
+    result = json.loads((document.DOCS / "data" / "export-cpu.json").read_text(encoding="utf-8"))
+    assert (result["arguments"]["network"], result["arguments"]["effort"]) == ("resnet50", "lean")
+    assert result["over_plain"]["clock"]["median"] <= 1.3
+
+
 def test_react_is_judged_at_every_percentile():
     found = react.detectors(torch.nn.Linear(3, 2))
     for place, detector in enumerate(list(found.values())[1:]):
