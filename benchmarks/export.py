@@ -21,15 +21,27 @@ import onnxruntime
 import torch
 from torch import nn
 
-from benchmarks.compiled import network
 from benchmarks.measure import machine, ratios, save, summary
-from benchmarks.networks import images
+from benchmarks.networks import CLASSES, images, settle
 from benchmarks.tables import ratio
 from gramwatch import GramDetector, GramwatchWarning, Guard, find_taps
 from gramwatch.guard import EFFORTS
 from gramwatch.methods import METHODS
+from gramwatch.networks.foreign import import_torchvision
 
 PLAIN, GUARDED = "network", "network with guard"
+
+
+def network(name: str, size: int) -> nn.Module:
+    """A network of timm with random weights, in evaluation mode."""
+    import_torchvision()
+    import timm
+
+    torch.manual_seed(0)
+    options = {"zero_init_last": False} if name.startswith("resnet") else {}
+    model = timm.create_model(name, pretrained=False, num_classes=CLASSES, **options)
+    settle(model, images(8, size))
+    return model.eval()
 
 
 def activations(model: nn.Module, x: torch.Tensor) -> list[str]:
@@ -41,7 +53,7 @@ def activations(model: nn.Module, x: torch.Tensor) -> list[str]:
 
 def guarding(args: argparse.Namespace) -> Guard:
     """A fitted and calibrated guard."""
-    model = network(args.network, args.size, torch.device("cpu"))
+    model = network(args.network, args.size)
     guard = Guard(model, effort=args.effort)
     if args.activations:
         taps = activations(model, images(2, args.size, 1))

@@ -21,6 +21,7 @@ from gramwatch import (
     MissingExtraError,
     NotFittedError,
     export,
+    find_taps,
     networks,
     statistics,
 )
@@ -28,6 +29,7 @@ from gramwatch.measurement import Measurement
 from gramwatch.methods import METHODS
 from gramwatch.networks.foreign import import_torchvision
 from gramwatch.observation import Observation
+from gramwatch.taps.tap import Sample, as_maps, sampled
 from tests import real_data
 from tests.guarded import CLASSES, images, made
 
@@ -152,7 +154,9 @@ def test_an_onnx_file_has_standard_operators_and_what_is_known_of_the_guard(guar
 
 def test_more_members_bounds_in_float16_and_ranks_per_class(tmp_path):
     pytest.importorskip("onnxscript")
-    guard = guarded(made(), SEVERAL, count=2000, storage="float16", per_class=True, orders=(3, 1, 6))
+    guard = guarded(
+        made(), SEVERAL, count=2000, storage="float16", per_class=True, orders=(3, 1, 6), pixels=16
+    )
     assert len(guard.groups_) > 1
     x = torch.cat([images(60, 8), images(60, 9, 1.6)])
     for suffix in RUN:
@@ -261,11 +265,11 @@ repeat."""
 LEAN = (1, 2, 4, 8)
 
 
-def noise(count: int, seed: int, scale: float = 1.0) -> Tensor:
+def noise(count: int, seed: int, scale: float = 1.0, fine: float = 1.0) -> Tensor:
     """Coarse and fine noise, 64 pixels along a side."""
     generator = torch.Generator().manual_seed(seed)
-    coarse, fine = (torch.randn(count, 3, side, side, generator=generator) for side in (8, 64))
-    return scale * (F.interpolate(coarse, 64) + fine)
+    coarse, pixels = (torch.randn(count, 3, side, side, generator=generator) for side in (8, 64))
+    return scale * (F.interpolate(coarse, 64) + fine * pixels)
 
 
 @pytest.mark.filterwarnings("ignore::gramwatch.GramwatchWarning")  # classes that are never predicted
@@ -278,11 +282,14 @@ def test_networks_of_timm(name, tmp_path):
     for layer in net.modules():
         if isinstance(layer, nn.Linear):  # some means differ by rounding only with the small initial weights
             layer.weight.requires_grad_(False).mul_(4)
-    guard = Guard(net, members=MEMBERS, orders=LEAN)
+    few = find_taps(net, noise(2, 3)).names[::4]  # a large graph takes long to convert
+    gram = GramDetector(net, taps=few, orders=LEAN, pixels=64, channels=32)
+    others = {name: METHODS[name](net) for name in ("class_ratio", "energy")}
+    guard = Guard.of({"gram": gram, "profile": METHODS["profile"](net, taps=few), **others})
     guard.fit(noise(400, 1).split(100), progress=False)
     guard.calibrate(noise(200, 2).split(100), progress=False)
     guard.export(tmp_path / "guard.onnx", noise(2, 3))
-    x = torch.cat([noise(16, 4), noise(16, 5, 3.0)])
+    x = torch.cat([noise(16, 4), noise(16, 5, 3.0, fine=0)])
     assert_same(by_onnx(tmp_path / "guard.onnx")(x), guard, x)
     assert guard(x).is_ood[16:].all()
 
@@ -415,6 +422,18 @@ def test_row_sums_of_both_signs_are_those_of_the_readable_definition():
     want = torch.stack([statistics.row_sums(maps[:, tap].double(), (8, 1, 4, 2)) for tap in range(2)], 1)
     torch.testing.assert_close(export.row_sums(maps, (8, 1, 4, 2)), want, rtol=1e-5, atol=1e-6)
     assert (want < 0).any()
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis"), [((3, 5, 12, 11), 1), ((2, 90, 9, 9), 1), ((2, 30, 90), 2), ((4, 70), 1)]
+)
+def test_the_part_of_a_tap_that_counts_is_that_of_the_guard(shape, axis):
+    x = torch.arange(math.prod(shape)).reshape(shape).float()
+    for sample in (Sample(), Sample(20), Sample(None, 40), Sample(20, 40)):
+        want = as_maps(*sampled(x, axis, sample))
+        assert as_maps(export.part_of(x, axis, sample), axis).equal(want)
+        means = export.channel_means(x, axis, *sample)
+        torch.testing.assert_close(means, want.double().mean(2), rtol=1e-6, atol=0)
 
 
 def test_few_products_make_the_powers():

@@ -37,7 +37,7 @@ from gramwatch.methods.features import BankMethod
 from gramwatch.observation import GramTable, Observation, Plan, Read, StatisticsAtTap
 from gramwatch.preprocessing import Preprocessing
 from gramwatch.taps import judging
-from gramwatch.taps.tap import as_maps
+from gramwatch.taps.tap import TOGETHER, Sample, as_maps
 from gramwatch.version import __version__
 
 SUFFIXES = (".onnx", ".pt2")
@@ -250,7 +250,7 @@ class Graph(nn.Module):
     def forward(self, images: Tensor) -> dict[str, Tensor]:
         """The outputs, by name."""
         inputs = images if self.pixels is None else self.pixels(images)
-        read = Read(*self._plan.in_graph(pixels_of, channel_means, table)(inputs))
+        read = Read(*self._plan.in_graph(maps_of, channel_means, table)(inputs))
         looked_at = [inputs, read.logits, *read.tables, *read.means.values(), *read.features]
         finite = functools.reduce(operator.and_, map(is_finite, looked_at))
         seen = zip(self.members, self._plan.observed(read, inputs, None, None), strict=True)
@@ -308,13 +308,42 @@ def is_finite(t: Tensor) -> Tensor:
 # --- Gram statistics: Eq. 1-2 ------------------------------------------------------------------------
 
 
-def pixels_of(x: Tensor, channel_axis: int, statistic: str, orders: Sequence[int], features: int) -> Tensor:
-    """The pixels of a tap that count, `(N, channels, pixels)`. `table` makes statistics of them."""
-    return as_maps(x, channel_axis).float()
+def part_of(x: Tensor, channel_axis: int, sample: Sample) -> Tensor:
+    """The part of a tap that counts, as `taps.tap.sampled` takes it, with its axes in their places."""
+    chosen = sample.of(x.shape, channel_axis)
+    if chosen.grid is not None:
+        x = x[tuple([slice(first, None, step) for first, step in chosen.grid])]
+    if chosen.step > 1:
+        groups = x.shape[channel_axis] // TOGETHER
+        x = x.narrow(channel_axis, 0, groups * TOGETHER).unflatten(channel_axis, (groups, TOGETHER))
+        x = x[(slice(None),) * channel_axis + (slice(None, None, chosen.step),)].flatten(
+            channel_axis, channel_axis + 1
+        )
+    return x
 
 
-def channel_means(x: Tensor, channel_axis: int) -> Tensor:
-    """The mean of each channel of a tap, `(N, channels)` in float64.
+def maps_of(
+    x: Tensor,
+    channel_axis: int,
+    pixels: int | None,
+    channels: int | None,
+    statistic: str,
+    orders: Sequence[int],
+    features: int,
+    with_means: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """What counts of a tap, `(N, channels, pixels)`, for `table`, and its channel means if needed."""
+    part = part_of(x, channel_axis, Sample(pixels, channels))
+    return as_maps(part, channel_axis).float(), _means(part, channel_axis) if with_means else None
+
+
+def channel_means(x: Tensor, channel_axis: int, pixels: int | None, channels: int | None) -> Tensor:
+    """The mean of each channel that counts of a tap, `(N, channels)` in float64."""
+    return _means(part_of(x, channel_axis, Sample(pixels, channels)), channel_axis)
+
+
+def _means(x: Tensor, channel_axis: int) -> Tensor:
+    """The channel means.
 
     Rows are averaged in float32, then their means in float64: a distance by an ill-conditioned covariance
     magnifies the rounding of means. A pool keeps the layout that ONNX Runtime gives to convolutions.

@@ -17,6 +17,7 @@ from gramwatch.batches import Inputs, count_examples, on_device
 from gramwatch.detector import Detector
 from gramwatch.deviation import TotalDeviation
 from gramwatch.errors import ArtifactError, NoTapError, TapError, warn
+from gramwatch.explain import Contribution
 from gramwatch.gram import GramDetector
 from gramwatch.joint import JointRule
 from gramwatch.measurement import Calibration, Measurement, Rule, how_many_rank
@@ -31,8 +32,8 @@ from gramwatch.threshold import Ranks
 MEMBERS = ("gram", "profile", "class_ratio", "energy")
 """The default members."""
 EFFORTS: dict[str, dict[str, Any]] = {
-    "lean": {"taps": "spread", "orders": (1, 2, 4, 8), "pixels": 256},
-    "full": {"taps": "all", "orders": range(1, 11), "pixels": None},
+    "lean": {"taps": "spread", "orders": (1, 2, 4, 8), "pixels": 256, "channels": 256},
+    "full": {"taps": "all", "orders": range(1, 11), "pixels": None, "channels": None},
 }
 """What Gram looks at inside a guard. `"full"` is the paper's."""
 SHRINK = 50
@@ -43,6 +44,8 @@ STANDARD = {
     "lowest": artifact.FINITE,
 }
 """The saved tensors of `Standard`, and the rules for their numbers."""
+MOST_TERMS = 10**6
+"""A file with more medians of a member is refused."""
 MOST_CLASSES = 2**24
 """A file with more classes is refused."""
 
@@ -100,11 +103,13 @@ class Guard(Detector):
 
     Args:
         model: any classifier that returns logits. It is not changed.
-        effort: how much of the network Gram looks at. `"lean"`: about 256 pixels of each of 24 tensors, and
-            orders 1, 2, 4, 8. `"full"`: everything, as in the paper, at many times the cost.
+        effort: how much of the network Gram looks at. `"lean"`: about 256 pixels and at most 256 channels of
+            each of 24 tensors, and orders 1, 2, 4, 8. `"full"`: everything, as in the paper, at many times
+            the cost.
         taps: which tensors Gram watches, as for `GramDetector`; None: those of `effort`.
         orders: the orders of the Gram matrices, P; None: those of `effort`.
         pixels: about how many pixels of each tensor Gram looks at, `"all"` for all; None: those of `effort`.
+        channels: at most how many channels of each tensor Gram looks at, likewise.
         statistic: the statistic of Gram, as for `GramDetector`.
         storage: the storage of Gram's bounds, as for `GramDetector`.
         level: the share of in-distribution inputs to keep; `1 - level` is the false-alarm rate.
@@ -139,6 +144,7 @@ class Guard(Detector):
         taps: str | Iterable[str] | None = None,
         orders: Iterable[int] | None = None,
         pixels: int | str | None = None,
+        channels: int | str | None = None,
         statistic: str = "auto",
         storage: str = "float32",
         level: float = 0.95,
@@ -149,9 +155,10 @@ class Guard(Detector):
     ) -> None:
         if effort not in EFFORTS:
             raise ValueError(f"effort must be one of {', '.join(EFFORTS)}; got {effort!r}")
-        chosen = {"taps": taps, "orders": orders, "pixels": pixels}
+        chosen = {"taps": taps, "orders": orders, "pixels": pixels, "channels": channels}
         gram = EFFORTS[effort] | {name: value for name, value in chosen.items() if value is not None}
-        gram["pixels"] = None if gram["pixels"] == "all" else gram["pixels"]
+        for name in ("pixels", "channels"):
+            gram[name] = None if gram[name] == "all" else gram[name]
         detectors: dict[str, Detector] = {}
         network = Network.of(model, inputs, logits)
         for name in members:
@@ -390,6 +397,29 @@ class Guard(Detector):
             return gram.beside(measured.values[:, measured.columns[name]], measured.predicted)
         return {}
 
+    def contributions(self, measured: Measurement, observed: Mapping[Any, Observation]) -> list[Contribution]:
+        """The terms of all members.
+
+        Without stored medians of its taps, the median of a member is shared evenly by its taps.
+        """
+        rule: JointRule = self.calibration(measured.logits.device).rule
+        scores = rule.member_scores(measured)
+        standard, medians = rule.standard(scores), rule.standard.median_
+        assert medians is not None
+        assert rule.standard.tail_ is not None
+        found = []
+        for column, (name, member) in enumerate(self.members.items()):
+            terms = rule.terms_of(name, measured)
+            if terms is None and member in observed:
+                terms = member.terms(observed[member])
+            usual: Tensor | float = rule.medians.get(name, 0.0)
+            if terms is not None and name not in rule.medians:
+                usual = float(medians[column]) / terms.shape[1]
+            tail = float(rule.standard.tail_[column])
+            total = standard[:, column]
+            found.append(Contribution(name, member, rule.rules.get(name), total, terms, usual, tail))
+        return found
+
     def _parts(self, p_values: Tensor) -> Mapping[str, Tensor]:
         return dict(zip(self.members, p_values, strict=True))
 
@@ -462,11 +492,15 @@ class Guard(Detector):
             for name, rule in calibration.rule.rules.items():
                 for field in self._rule_fields(name, members[name]):
                     tensors[f"calibration.rule.{name}.{field}"] = getattr(rule, field)
+            for name, medians in calibration.rule.medians.items():
+                tensors[f"calibration.medians.{name}"] = medians
         header = {
             "detector": self.name,
             "settings": self.settings_as_json(),
             "members": members,
-            "calibration": None if calibration is None else dict(calibration.how),
+            "calibration": None
+            if calibration is None
+            else {**calibration.how, "medians": {n: len(m) for n, m in calibration.rule.medians.items()}},
         }
         return header, tensors
 
@@ -508,6 +542,13 @@ class Guard(Detector):
             for name in guard._rules():
                 for key, field in guard._rule_fields(name, headers[name]).items():
                     shapes[f"calibration.rule.{name}.{key}"] = field
+            medians = how.get("medians", {})  # files of earlier versions have none
+            if not artifact.fits(medians, dict[str, int]) or medians.keys() - members.keys():
+                raise ValueError(f"it has the medians of {medians!r:.60}")
+            for name, taps in medians.items():
+                if not 0 <= taps <= (len(guard.grams[name].taps) if name in guard.grams else MOST_TERMS):
+                    raise ValueError(f"{taps} medians of {name} are too many")
+                shapes[f"calibration.medians.{name}"] = Field((taps,), kind, artifact.FINITE)
         return guard, shapes
 
     def restore(self, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
@@ -529,7 +570,8 @@ class Guard(Detector):
             fields = self._rule_fields(name, header["members"][name])
             fitted = {key: tensors[f"calibration.rule.{name}.{key}"] for key in fields}
             rules[name] = self._method(name).rule_from(fitted)
-        rule = replace(rule, rules=rules)
+        medians = {name: tensors[f"calibration.medians.{name}"] for name in how.get("medians", {})}
+        rule = replace(rule, rules=rules, medians=medians)
         for name in STANDARD:
             setattr(rule.standard, f"{name}_", tensors[f"calibration.{name}"])
         scores, predicted = tensors["calibration.scores"], tensors["calibration.predicted"]

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from gramwatch.errors import warn
 from gramwatch.statistics import STATISTICS, write_pairs
+from gramwatch.taps.tap import Sample, as_maps, sampled
 
 FAST = ("row_sums", "diagonal", "off_diagonal")
 """The statistics that have kernels."""
@@ -55,6 +56,36 @@ def compute_each(maps: Tensor, wanted: Wanted) -> None:
     """Write several statistics of the same maps."""
     for statistic, orders, out in _without_shared(maps, wanted) if len(wanted) > 1 else wanted:
         compute(statistic, maps, orders, out)
+
+
+def read(
+    x: Tensor, channel_axis: int, sample: Sample, wanted: Wanted, with_means: bool = False
+) -> Tensor | None:
+    """Write several statistics of the part of a tensor that counts. Return its channel means, if wanted.
+
+    The first axis of `x` is the examples. All axes but that and `channel_axis` are pixels. The channel means
+    are `(N, channels that count)`.
+    """
+    plain = not wanted or (len(wanted) == 1 and wanted[0][0] == "row_sums")
+    if x.is_cuda and plain and len(x) and not x.requires_grad:
+        _, orders, out = wanted[0] if wanted else ("", (), None)
+        signature = ("cuda", "read", x.dtype, orders)
+        kernels = _kernels(signature)
+        if kernels is not None:
+            shape = (len(x), sample.count(x.shape[channel_axis]))
+            means = torch.empty(shape, dtype=torch.float32, device=x.device) if with_means else None
+            try:
+                if kernels.read(x, channel_axis, sample, orders, out, means):
+                    return means
+            except Exception as error:
+                _give_up(signature, error)
+    chosen = sample.of(x.shape, channel_axis)
+    if not wanted and chosen.grid is None:  # a copy would cost more than the mean of all channels
+        means = as_maps(x, channel_axis).mean(2, dtype=torch.float32)
+        return means[:, sample.numbers(means.shape[1]).to(means.device)] if chosen.step > 1 else means
+    maps = as_maps(*sampled(x, channel_axis, sample))
+    compute_each(maps, wanted)
+    return maps.mean(2, dtype=torch.float32) if with_means else None
 
 
 def _without_shared(maps: Tensor, wanted: Wanted) -> Wanted:
