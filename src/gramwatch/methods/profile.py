@@ -171,7 +171,7 @@ class Profile(ClassDistances):
         model: nn.Module,
         *,
         taps: str | Iterable[str] = "spread",
-        pixels: int | None = None,
+        pixels: int | None = 1024,
         **options: Any,
     ) -> None:
         self.pixels = check_count("pixels", pixels)
