@@ -42,8 +42,8 @@ def by_onnx(path: Path) -> Callable[[Tensor], dict[str, Tensor]]:
 
 def by_torch(path: Path) -> Callable[[Tensor], dict[str, Tensor]]:
     """The graph as PyTorch runs it."""
-    run: Callable[[Tensor], dict[str, Tensor]] = torch.export.load(path).module()
-    return run
+    module: Callable[[Tensor], dict[str, Tensor]] = torch.export.load(path).module()
+    return torch.inference_mode()(module)  # the parameters would keep all tensors for gradients
 
 
 def apart(found: Tensor, want: Tensor) -> Tensor:
