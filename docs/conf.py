@@ -75,6 +75,7 @@ HOW_TO = [
     "own_network",
     "share",
     "serve",
+    "export",
     "level",
     "calibration",
     "large_data",

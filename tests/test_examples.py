@@ -31,7 +31,12 @@ def lines(code: str) -> list[str]:
 
 
 def test_every_example_is_tested():
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == {"quickstart", "timm_network", "own_method"}
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == {
+        "quickstart",
+        "timm_network",
+        "own_method",
+        "onnx_only",  # tests/cli/test_export.py
+    }
 
 
 def test_the_quickstart_is_that_of_the_readme_and_runs(tmp_path, monkeypatch, capsys):

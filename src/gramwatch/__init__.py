@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         ArtifactError,
         CalibrationError,
         DataError,
+        ExportError,
         GramwatchError,
         GramwatchWarning,
         InputError,
@@ -47,6 +48,7 @@ __all__ = [
     "Evaluation",
     "Explained",
     "ExplainedSet",
+    "ExportError",
     "GramDetector",
     "GramwatchError",
     "GramwatchWarning",
@@ -75,8 +77,8 @@ __all__ = [
 
 _MODULES = {
     "detector": "Detector",
-    "errors": "ArtifactError CalibrationError DataError GramwatchError GramwatchWarning InputError "
-    "MissingDataError MissingExtraError NotFittedError RankError TapError TrainingError",
+    "errors": "ArtifactError CalibrationError DataError ExportError GramwatchError GramwatchWarning "
+    "InputError MissingDataError MissingExtraError NotFittedError RankError TapError TrainingError",
     "evaluate": "Evaluation evaluate fit_together",
     "explain": "Explained",
     "explained_set": "ExplainedSet explain_set",
@@ -91,8 +93,8 @@ _MODULES = {
 """The public names of each module."""
 _WHERE = {name: module for module, names in _MODULES.items() for name in names.split()}
 _WITHOUT_NAMES = """
-    artifact batches bounds deviation distributed joint kernels methods metrics observation replay statistics
-    threshold
+    artifact batches bounds deviation distributed export joint kernels methods metrics observation replay
+    statistics threshold
 """.split()
 """Modules that `import gramwatch` also makes available: `gramwatch.methods`."""
 

@@ -32,7 +32,7 @@ IMAGES = ("pixel_values", "image", "images", "img", "input", "inputs", "x", "dat
 def count_examples(inputs: Inputs) -> int:
     """The number of examples in a batch: the length of its first tensor."""
     if isinstance(inputs, Tensor) and inputs.ndim:
-        return len(inputs)
+        return inputs.shape[0]  # not len, which torch.export takes for a constant
     first = next(tensors_in(inputs), None)
     if first is None or first.ndim == 0:
         raise InputError(

@@ -143,6 +143,11 @@ class MinMax(Bounds):
                 self._never = self._never_predicted()
         return torch.where(self._never[predicted], self.classes, predicted)
 
+    def tables(self) -> dict[str, Tensor]:
+        """The state with the pooled row, and as `row` the row that judges each class, `(classes,)`."""
+        row = self._judging(torch.arange(self.classes, device=self._state["minimum"].device))
+        return {**self._state, "row": row}
+
     def _pool(self) -> None:
         """Fill the last row."""
         minimum, maximum = self._state["minimum"], self._state["maximum"]
@@ -248,6 +253,11 @@ class HalfMinMax(MinMax):
     def rows(self, predicted: Tensor, features: slice = slice(None)) -> tuple[Tensor, Tensor]:
         """The minimum and the maximum that judge each example, in float32."""
         return self._values(self._state, self._judging(predicted), features)
+
+    def tables(self) -> dict[str, Tensor]:
+        """The same. `scale` is what the bounds of each group are multiplied by, `(classes + 1, groups)`."""
+        tables = super().tables()
+        return {**tables, "scale": _power_of_two(tables.pop("exponent"))}
 
     def _pool(self) -> None:
         exponent = self._state["exponent"]

@@ -43,6 +43,10 @@ class TrainingError(GramwatchError, ValueError):
     """A network cannot be trained with the given arguments, or its training failed."""
 
 
+class ExportError(GramwatchError, RuntimeError):
+    """The guard or its network cannot be exported as one graph."""
+
+
 class RankError(GramwatchError, RuntimeError):
     """Another process of the same run failed or ended."""
 

@@ -39,7 +39,7 @@ from gramwatch.deviation import (
 from gramwatch.errors import CalibrationError, InputError, NotFittedError, warn
 from gramwatch.explain import Pixels, Shares
 from gramwatch.measurement import Calibration, Measurement, how_many_rank
-from gramwatch.observation import WIDEST_TRIANGLE, Needs, Observation, Plan, Statistics
+from gramwatch.observation import WIDEST_TRIANGLE, Needs, Observation, Plan, Statistics, StatisticsAtTap
 from gramwatch.statistics import STATISTICS, check_count, check_orders
 from gramwatch.taps import Network, Tap, Taps, unwrap
 from gramwatch.taps.running import InputsAdapter, LogitsAdapter
@@ -201,6 +201,20 @@ class GramDetector(Detector):
     def _statistics(self) -> Statistics:
         taps = self.selection if isinstance(self.selection, str) else tuple(self.selection)
         return Statistics(taps, self.statistic, self.orders, Sample(self.pixels, self.channels))
+
+    @property
+    def statistics(self) -> Statistics:
+        """The Gram statistics that it needs."""
+        return self._statistics
+
+    def statistics_at(self, tap: Tap) -> StatisticsAtTap:
+        """The statistics to compute at one tap."""
+        return self._statistics.at(tap)
+
+    @property
+    def fitted_bounds(self) -> Bounds:
+        """The bounds of the fit."""
+        return self._fitted()[1]
 
     @property
     def known_taps(self) -> Mapping[Statistics, Taps]:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gramwatch import artifact, pretrained
+from gramwatch import artifact, export, pretrained
 from gramwatch.artifact import Field
 from gramwatch.batches import Inputs, count_examples, on_device
 from gramwatch.detector import Detector
@@ -605,6 +605,21 @@ class Guard(Detector):
         `options` are those of `gramwatch.load`: `accept_other_weights`, `inputs`, `logits`.
         """
         return pretrained.load(cls, folder, model, **options)
+
+    def export(self, path: str | PathLike[str], images: Any, *, preprocessing: bool = False) -> None:
+        """Write the network and the guard as one graph. It needs neither this library nor the network's code.
+
+        The graph takes a batch of any size. It returns `logits`, `predicted`, `score`, `p_value`, `is_ood`,
+        and `parts.NAME` for each member: see docs/howto/export.md.
+
+        Args:
+            path: a file that ends in `.onnx`, or in `.pt2` for `torch.export.load`.
+            images: a batch as for a call. The graph takes images of its size.
+            preprocessing: let the graph take uint8 pixels, `(N, height, width, channels)`, of images that are
+                resized and cropped. It scales and normalises them as `metadata["preprocessing"]` says.
+
+        """
+        export.export(self, self.members, path, images, preprocessing)
 
     def _check_resumed(self, before: "Guard", checkpoint: str | PathLike[str], remedy: str) -> None:
         for name, earlier in before.members.items():

@@ -218,7 +218,7 @@ class GramTable:
         return table.as_strided(shape, (self.starts[-1], at.features, 1), self.starts[number])
 
 
-class _Read(NamedTuple):
+class Read(NamedTuple):
     """What was read in one pass."""
 
     logits: Tensor
@@ -383,7 +383,12 @@ class Plan:
     def _pass(
         self, inputs: Inputs, labels: Tensor | None, form: Signature, gradients: bool = False
     ) -> list[Observation]:
-        read = self._read(inputs, gradients)
+        return self.observed(self._read(inputs, gradients), inputs, labels, form)
+
+    def observed(
+        self, read: "Read", inputs: Inputs, labels: Tensor | None, form: Signature | None
+    ) -> list[Observation]:
+        """The observations of all detectors, from what was read in one pass."""
         logits = read.logits.float()
         base = Observation(
             logits,
@@ -402,13 +407,13 @@ class Plan:
         }
         return [by_needs[needs] for needs in self.needs]
 
-    def _read(self, inputs: Inputs, gradients: bool) -> "_Read":
+    def _read(self, inputs: Inputs, gradients: bool) -> "Read":
         """One forward pass. A compiled network stays compiled, unless gradients are needed."""
         if self._in_graph is None or gradients:
             return self._read_eagerly(inputs, gradients)
         try:
             with judging(self.network.module, compiled=True):
-                read = _Read(*self._in_graph(ordinary(inputs)))
+                read = Read(*self._in_graph(ordinary(inputs)))
             self._missed = 0
             return read
         except torch.cuda.OutOfMemoryError:
@@ -445,6 +450,22 @@ class Plan:
                 why = "a part of it is compiled, which hides its tensors. Compile the whole network instead"
                 warn_uncompiled(self.network.module, why)
             return None
+        return compiled_as(self.network.model, self.in_graph(statistics, channel_means, _side_by_side))
+
+    def in_graph(
+        self,
+        statistics: Callable[..., tuple[Tensor, Any]],
+        channel_means: Callable[[Tensor, int, int | None, int | None], Tensor],
+        table: "Callable[[GramTable, Mapping[int, Tensor]], Tensor]",
+    ) -> Callable[[Inputs], tuple[Any, ...]]:
+        """A pass under watch as a function of the inputs: the fields of a `Read`. It can be traced.
+
+        Args:
+            statistics: reads a tap for Gram. Its arguments are those of `compiled.statistics`.
+            channel_means: reads a tap for other methods. Its arguments are those of `compiled.channel_means`.
+            table: makes the table of a `GramTable` from what `statistics` returned, by the numbers of taps.
+
+        """
         network, taps, uses, head_call = self.network, self.taps, self._uses, self._head_call
         layouts = list(self.tables.values())
 
@@ -474,10 +495,10 @@ class Plan:
                 features.append(x.flatten(1).float())
 
             output = run_watched(network.module, inputs, taps, receive, None, (head_call, at_head))
-            tables = [torch.cat([found[i].flatten(1) for i in range(len(found))], 1) for found in columns]
+            tables = [table(*filled) for filled in zip(layouts, columns, strict=True)]
             return network.logits_of(output), tables, means, features
 
-        return compiled_as(self.network.model, read)
+        return read
 
     def __getstate__(self) -> dict[str, Any]:
         """The state of a copy. It compiles its own network."""
@@ -499,7 +520,7 @@ class Plan:
             self._known_reads[key] = list(reads.values())
         return self._known_reads[key]
 
-    def _read_eagerly(self, inputs: Inputs, gradients: bool = False) -> "_Read":
+    def _read_eagerly(self, inputs: Inputs, gradients: bool = False) -> "Read":
         means: dict[_Mean, Tensor] = {}
         layouts, filled = list(self.tables.values()), [torch.empty(0)] * len(self.tables)
         features: list[Tensor] = []
@@ -533,7 +554,7 @@ class Plan:
         logits = observe_apart(
             self.network, self.taps, inputs, receive, repeat, (self._head_call, at_head), gradients
         )
-        return _Read(logits, filled, means, features)
+        return Read(logits, filled, means, features)
 
     def _observation(
         self,
@@ -554,6 +575,11 @@ class Plan:
             channel_means=tuple([means[number] for number in numbers]),
             statistics=None if needs.statistics is None else tables[needs.statistics],
         )
+
+
+def _side_by_side(layout: GramTable, found: Mapping[int, Tensor]) -> Tensor:
+    """The statistics of all taps in the order of the table."""
+    return torch.cat([found[i].flatten(1) for i in range(len(found))], 1)
 
 
 def _form(inputs: Inputs) -> Signature:

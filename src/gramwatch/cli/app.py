@@ -11,6 +11,7 @@ from gramwatch.cli.demo import demo
 from gramwatch.cli.doctor import doctor
 from gramwatch.cli.evaluate import evaluate
 from gramwatch.cli.explain import explain
+from gramwatch.cli.export import export
 from gramwatch.cli.fit import fit
 from gramwatch.cli.info import info
 from gramwatch.cli.launch import first
@@ -55,6 +56,7 @@ app.command()(explain)
 app.command()(serve)
 app.command()(info)
 app.command()(merge)
+app.command()(export)
 app.command()(taps)
 app.command()(doctor)
 app.command()(demo)

@@ -1,0 +1,79 @@
+"""The command `gramwatch export`, and the example that needs ONNX Runtime alone."""
+
+import csv
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.cli.invoking import invoke, told
+from tests.cli.own import PREPARED, QUICK
+from tests.pages import ROOT
+
+EXAMPLE = ROOT / "examples" / "onnx_only.py"
+WITHOUT = "import sys; sys.modules['torch'] = sys.modules['gramwatch'] = None; "
+"""Neither can be imported after this."""
+
+
+@pytest.fixture(scope="module")
+def guard(own, tmp_path_factory) -> Path:
+    """A guard that rounding hardly moves: channel means of this noise differ too little for the others."""
+    path = tmp_path_factory.mktemp("guard") / "guard.safetensors"
+    result = invoke(
+        "fit", own.model, own.train, "--weights", own.weights, "-o", path, "--taps", "1,3", "--members",
+        "gram,energy", *PREPARED, *QUICK,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    return path
+
+
+@pytest.fixture(scope="module")
+def graph(own, guard, tmp_path_factory) -> Path:
+    pytest.importorskip("onnxscript")
+    path = tmp_path_factory.mktemp("graph") / "guard.onnx"
+    result = invoke("export", guard, "--model", own.model, "-o", path, "--json")
+    assert result.exit_code == 0, result.output
+    said = json.loads(result.stdout)
+    assert said == {"output": str(path), "pixels": True, "bytes": path.stat().st_size}
+    return path
+
+
+def test_the_example_judges_a_folder_as_gramwatch_score_does(own, guard, graph, tmp_path):
+    pytest.importorskip("onnxruntime")
+    scored = tmp_path / "scores.csv"
+    assert invoke("score", guard, own.test, "--model", own.model, *QUICK, "-o", scored).exit_code == 0
+    run = f"{WITHOUT}import runpy; sys.argv[1:] = {[str(graph), str(own.test)]!r}; "
+    run += f"runpy.run_path({str(EXAMPLE)!r}, run_name='__main__')"
+    said = subprocess.run([sys.executable, "-c", run], capture_output=True, text=True, check=True).stdout
+    found = {row["path"]: row for row in csv.DictReader(io.StringIO(said))}
+    want = {row["path"]: row for row in csv.DictReader(scored.open(encoding="utf-8"))}
+    assert found.keys() == want.keys()
+    assert len(found) == 40
+    for path, row in want.items():
+        mine = found[path]
+        assert (mine["predicted"], mine["class"]) == (row["predicted"], row["class"])
+        assert mine["is_ood"].lower() == row["is_ood"].lower()
+        assert float(mine["score"]) == pytest.approx(float(row["score"]), rel=1e-4, abs=1e-4)
+        assert float(mine["p_value"]) == pytest.approx(float(row["p_value"]), rel=1e-5)
+
+
+def test_a_graph_of_inputs_for_pytorch(own, guard, tmp_path):
+    path = tmp_path / "guard.pt2"
+    result = invoke("export", guard, "--model", own.model, "-o", path, "--inputs")
+    assert result.exit_code == 0, result.output
+    assert f"written: {path}, for inputs after: shorter side to 16, middle 16 x 16" in result.output
+    found = torch.export.load(path).module()(torch.full((3, 3, 16, 16), 50.0))
+    assert found["is_ood"].tolist() == [True] * 3
+
+
+def test_what_is_wrong_is_named(own, tmp_path):
+    result = invoke("export", own.guard, "-o", tmp_path / "guard.bin")
+    assert result.exit_code == 2
+    assert "must end in .onnx or .pt2" in told(result)
+    result = invoke("export", own.guard, "-o", tmp_path / "guard.pt2")
+    assert result.exit_code == 1
+    assert f"--model {own.model}" in told(result)
