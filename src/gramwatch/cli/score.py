@@ -28,6 +28,7 @@ from gramwatch.cli.common import (
     opened_guard,
     pictures,
 )
+from gramwatch.cli.report import IMAGES, check_page, write_report
 from gramwatch.cli.rows import Filed, Piped, Row, format_of
 from gramwatch.cli.selecting import as_json as selection_as_json
 from gramwatch.cli.selecting import check_fdr, is_selected, selected, told, too_few
@@ -77,6 +78,10 @@ def score(
             "mistake."
         ),
     ] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option(help="Also write a page about the result, as 'gramwatch report' does: .html"),
+    ] = None,
     fail_if_flagged: Annotated[
         bool, typer.Option("--fail-if-flagged", help="Exit with code 3 if an image was flagged.")
     ] = False,
@@ -96,7 +101,7 @@ def score(
 
     gramwatch score guard.safetensors photos/new -o scores.parquet --fail-if-flagged -q
 
-    gramwatch score guard.safetensors photos/new -o scores.csv --fdr 0.1
+    gramwatch score guard.safetensors photos/new -o scores.csv --fdr 0.1 --report report.html
 
     """
     voice = Voice(quiet, as_json)
@@ -104,6 +109,7 @@ def score(
     kind = format_of(output, format)
     _check(guard, output, overwrite, as_json)
     check_fdr(fdr, output)
+    _check_report(report, output, overwrite)
     shown = pictures(images, "test") if images != "-" else _from_stdin()
     opened = opened_guard(guard, model, weights, chosen_device(device))
     opened.detector.calibration()  # raises the error that says what is missing
@@ -127,6 +133,8 @@ def score(
     finally:
         rows.close()
     job.tell(output)
+    if report is not None:
+        write_report(voice, report, [output], guard, images=IMAGES, minimal=False)
     if job.counts["images"] and job.counts["errors"] == job.counts["images"]:
         raise typer.Exit(1)
     if fail_if_flagged and job.counts["flagged"]:
@@ -144,6 +152,14 @@ def _check(guard: Path, output: Path, overwrite: bool, as_json: bool) -> None:
             f"{output} exists: name another file, or give --overwrite", param_hint="--output"
         )
     writable_file(output)
+
+
+def _check_report(report: Path | None, output: Path, overwrite: bool) -> None:
+    if report is None:
+        return
+    if str(output) == "-":
+        raise typer.BadParameter("the page is made from the table: give -o FILE", param_hint="--report")
+    check_page(report, overwrite, "--report")
 
 
 def _from_stdin() -> Pictures:
