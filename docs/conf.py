@@ -83,7 +83,7 @@ HOW_TO = [
 CONTENTS: dict[str, list[tuple[str, list[str]]]] = {
     "docs/README": [
         ("Begin", ["start", "concepts", "howto/README", "cli", "faq"]),
-        ("Use", ["guard", "inputs", "taps", "monitor", "scale", "limits", "reliability", "files"]),
+        ("Use", ["guard", "explain", "inputs", "taps", "monitor", "scale", "limits", "reliability", "files"]),
         ("Methods", ["method", "methods/README", "training"]),
         ("Evidence", ["results/README", "guard-study", "experiments", "performance"]),
         ("Data and networks", ["datasets", "checkpoints"]),

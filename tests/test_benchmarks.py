@@ -1,26 +1,33 @@
 """The benchmarks' arithmetic and documents. Nothing here is timed."""
 
 import json
+import warnings
 
 import pytest
 import torch
 
+import gramwatch
 from benchmarks import (
     cancellation,
     document,
+    explain,
+    explain_cases,
     guard,
     last_stage,
     measure,
     others,
     overhead,
+    planted,
     react,
     released,
+    rival_maps,
     tables,
 )
 from benchmarks.networks import settle
 from gramwatch import find_taps
 from gramwatch.deviation import outside_range
 from gramwatch.measurement import Measurement
+from gramwatch.metrics import auroc
 from gramwatch.networks import wide_resnet_40_2
 from tests import oracle
 from tests.pictures import size_of_drawing
@@ -415,3 +422,92 @@ def test_the_exact_row_sums_are_the_papers():
     maps = mixed_map(2, 5, 4, 3, 0.3, seed=0)
     got = cancellation.exact(maps.flatten(2)).unflatten(1, (10, 5))
     assert_as_exact_as_promised(got, maps, cancellation.ORDERS, "row_sums")
+
+
+# --- explanations --------------------------------------------------------------------------------------
+
+
+def test_the_page_of_explanations_holds_what_its_results_say():
+    page = (document.DOCS / "explain.md").read_text(encoding="utf-8")
+    data = document.DOCS / "data"
+    results = json.loads((data / "explain.json").read_text(encoding="utf-8"))["networks"]
+    assert [result["key"] for result in results] == [subject.key for subject in explain.SUBJECTS]
+    assert document.filled(page, explain.blocks(results)) == page
+    cases = json.loads((data / "explain_cases.json").read_text(encoding="utf-8"))
+    parts = {"cases": explain_cases.case_list(cases), "clusters": explain_cases.cluster_table(cases)}
+    assert document.filled(page, parts) == page
+    readme = (document.DOCS.parent / "README.md").read_text(encoding="utf-8")
+    assert f"> {' '.join(cases['vit']['artefact']['sentences'])}\n" in readme
+
+
+def test_the_words_about_maps_are_those_of_the_results():
+    """What docs/explain.md and the README say of artefacts, of patches on scenes and of blurred regions."""
+    data = json.loads((document.DOCS / "data" / "explain.json").read_text(encoding="utf-8"))
+    for result in data["networks"]:
+        patch, artefact = result["rows"]
+        ours = artefact[f"pointing: {explain.OURS}"]
+        assert ours["because"] > 0.5
+        for rival in explain.RIVALS:
+            assert artefact[f"pointing: {rival}"]["ahead_because"][0] > 0, (result["title"], rival)
+        blurred = artefact["by_artefact"]["blurred region"]
+        assert blurred["pointing"] < 0.5
+        on_scenes = "scenes" in result["title"]
+        assert (patch["because"] < 0.1 * patch["images"]) == on_scenes
+        ours, gradient = (patch[f"pointing: {n}"] for n in (explain.OURS, "gradient of the score"))
+        assert (gradient["all"] > ours["all"]) == on_scenes
+
+
+def test_planted_regions_have_their_size_and_nothing_else_changes():
+    images = torch.rand(40, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    for each in (planted.patched(images, images.flip(0), 3), planted.damaged(images, 3)):
+        outside = ~each.mask.unsqueeze(1).expand_as(images)
+        assert torch.equal(each.images[outside], images[outside])
+        areas = each.mask.float().mean((1, 2))
+        assert 0.03 < float(areas.min()) < 0.09
+        assert 0.2 < float(areas.max()) < 0.28
+        assert (each.images != images).flatten(1).any(1).all()
+    assert set(each.kinds) == set(planted.ARTEFACTS)
+
+
+def test_pointing_and_auroc_of_maps():
+    mask = torch.zeros(2, 8, 8, dtype=torch.bool)
+    mask[:, 2:4, 2:5] = True
+    maps = torch.rand(2, 8, 8, generator=torch.Generator().manual_seed(0))
+    maps[0, 3, 3] = 2.0
+    maps[1, 0, 0] = 2.0
+    assert explain.pointing(maps, mask).tolist() == [1.0, 0.0]
+    for found, inside, value in zip(maps, mask, explain.aurocs(maps, mask), strict=True):
+        assert float(value) == pytest.approx(auroc(found[~inside], found[inside]))
+
+
+def test_painting_over_fills_from_the_surroundings():
+    images = torch.full((1, 3, 16, 16), 0.25)
+    region = torch.zeros(1, 16, 16, dtype=torch.bool)
+    region[0, 4:9, 4:9] = True
+    images[0, :, 4:9, 4:9] = 1.0
+    torch.testing.assert_close(explain.painted_over(images, region), torch.full_like(images, 0.25))
+    assert int(explain.top(torch.arange(256.0).view(1, 16, 16), 0.1).sum()) == 26
+
+
+@pytest.mark.parametrize("pixels", ["all", 16])
+def test_the_gradient_of_the_score_is_that_of_the_score(tmp_path, pixels):
+    """Against differences of the score, along random directions, in a small network."""
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(
+        *(torch.nn.Conv2d(1, 6, 3, padding=1), torch.nn.Softplus(), torch.nn.Conv2d(6, 5, 3, padding=1)),
+        *(torch.nn.Softplus(), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(5, 3)),
+    )
+    random = torch.Generator().manual_seed(0)
+    images = torch.randn(400, 1, 8, 8, generator=random)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        detector = gramwatch.Guard(network.eval(), orders=(1, 2, 3), pixels=pixels)
+        detector.fit(images[:300].split(50), progress=False)
+        detector.calibrate(images[300:].split(50), progress=False).save(tmp_path / "guard.safetensors")
+        detector = gramwatch.load(tmp_path / "guard.safetensors", network)
+    inputs = 3 * torch.randn(1, 1, 8, 8, generator=random)
+    gradient = rival_maps.gradient_of_score(detector, inputs)
+    for _ in range(3):
+        step = 1e-3 * torch.randn(inputs.shape, generator=random)
+        change = float(detector(inputs + step).score - detector(inputs - step).score)
+        assert change == pytest.approx(2 * float((gradient * step).sum()), rel=0.05, abs=1e-5)

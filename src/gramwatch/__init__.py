@@ -28,6 +28,8 @@ if TYPE_CHECKING:
         TrainingError,
     )
     from gramwatch.evaluate import Evaluation, evaluate, fit_together
+    from gramwatch.explain import Explained
+    from gramwatch.explained_set import ExplainedSet, explain_set
     from gramwatch.gram import GramDetector
     from gramwatch.guard import Guard
     from gramwatch.loading import load
@@ -43,6 +45,8 @@ __all__ = [
     "Detection",
     "Detector",
     "Evaluation",
+    "Explained",
+    "ExplainedSet",
     "GramDetector",
     "GramwatchError",
     "GramwatchWarning",
@@ -60,6 +64,7 @@ __all__ = [
     "TrainingError",
     "__version__",
     "evaluate",
+    "explain_set",
     "find_taps",
     "fit_together",
     "load",
@@ -73,6 +78,8 @@ _MODULES = {
     "errors": "ArtifactError CalibrationError DataError GramwatchError GramwatchWarning InputError "
     "MissingDataError MissingExtraError NotFittedError RankError TapError TrainingError",
     "evaluate": "Evaluation evaluate fit_together",
+    "explain": "Explained",
+    "explained_set": "ExplainedSet explain_set",
     "gram": "GramDetector",
     "guard": "Guard",
     "loading": "load",

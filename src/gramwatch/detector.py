@@ -21,12 +21,13 @@ import torch
 from torch import Tensor, nn
 
 from gramwatch import artifact
-from gramwatch.batches import Inputs, mapped, on_device, on_device_ahead, repeated
+from gramwatch.batches import Inputs, count_examples, mapped, on_device, on_device_ahead, repeated
 from gramwatch.distributed import Group, files_of_ranks, together
 from gramwatch.errors import ArtifactError, CalibrationError, GramwatchError, InputError, NotFittedError, warn
+from gramwatch.explain import Contribution, Explained, Pass, Pixels, Shares
 from gramwatch.measurement import AsMeasured, Calibration, Detection, Measurement, check_enough
 from gramwatch.observation import Needs, Observation, Plan, Statistics
-from gramwatch.taps import Look, Network, Taps, unwrap
+from gramwatch.taps import Look, Network, Tap, Taps, unwrap
 from gramwatch.taps.running import InputsAdapter, LogitsAdapter
 from gramwatch.threshold import threshold
 
@@ -183,7 +184,7 @@ class Detector(ABC):
     def check_inputs(self, inputs: Inputs) -> None:  # noqa: B027
         """Refuse inputs whose form differs from the form of the training data."""
 
-    def explain(self, inputs: Inputs, error: BaseException) -> None:  # noqa: B027
+    def explain_error(self, inputs: Inputs, error: BaseException) -> None:  # noqa: B027
         """Raise a clearer error than the network's error, if the detector knows the cause."""
 
     def check_calibration(self, measured: Measurement) -> None:  # noqa: B027
@@ -200,6 +201,39 @@ class Detector(ABC):
     def tap_names(self) -> tuple[str, ...] | None:
         """The names of the taps whose deviations a detection shows."""
         return None
+
+    # --- how it is explained -------------------------------------------------------------------------
+
+    sees: ClassVar[str] = ""
+    """What the detector looks at, in a word or two. Empty: its title says it."""
+    why_no_parts: ClassVar[str] = "its score is one number, not a sum over taps"
+    """Why an explanation does not go below the score of this detector, if it has no terms."""
+
+    def terms(self, observation: Observation) -> Tensor | None:
+        """What each tap adds to the score, `(N, taps)`, if the rule does not show it; None without parts."""
+        return None
+
+    def term_taps(self, plan: Plan) -> tuple[Tap, ...]:
+        """The taps of the terms."""
+        return ()
+
+    def shares_at(self, observation: Observation, rule: Any, example: int, tap: int) -> Shares:
+        """The channels of a tap, for one example. Their amounts are in proportion to their parts."""
+        raise NotImplementedError(f"{self.name} has terms, but does not say what is below a tap")
+
+    def pixels_of(self, observation: Observation, rule: Any, amounts: Tensor) -> Pixels | None:
+        """How contributions of taps, `(N, taps)`, are shared by pixels; None if they have no place."""
+        return None
+
+    def contributions(
+        self, measured: Measurement, observed: "Mapping[Any, Observation]"
+    ) -> list[Contribution]:
+        """The terms of the score, from the measurement and the observations of a batch."""
+        rule = self.calibration(measured.logits.device).rule
+        terms = rule.terms(measured)
+        if terms is None and self in observed:
+            terms = self.terms(observed[self])
+        return [Contribution(self.name, self, rule, rule(measured)[:, 0], terms)]
 
     stands_beside_baseline: ClassVar[bool] = False
     """Whether `evaluate` adds the softmax baseline to the table of this detector."""
@@ -444,31 +478,85 @@ class Detector(ABC):
 
         An input gets an infinite score if it is not finite, or if its activations are not finite.
         """
+        inputs = self._read(inputs)
+        # Outside inference mode, the results and the tensors kept on a GPU are ordinary tensors.
+        with torch.inference_mode(False), torch.no_grad():
+            return self._detection(self._verdict(inputs))
+
+    def _read(self, inputs: Any) -> Inputs:
+        """The network's input, made from the argument of a call. The detector must be calibrated."""
         if self._calibration is None:
             self.calibration()  # raises the error that says what is missing
         if self.network.inputs is not None or not isinstance(inputs, Tensor):
             inputs = self.network.read(inputs)
-        # Outside inference mode, the results and the tensors kept on a GPU are ordinary tensors.
-        with torch.inference_mode(False), torch.no_grad():
-            logits, predicted, score, p_values, is_ood, sound, *shown = (
-                t.clone() if t.is_inference() else t for t in self._verdict(inputs)
-            )
-            detection = Detection(
-                logits=logits,
-                predicted=predicted,
-                score=score,
-                p_value=p_values[0],
-                is_ood=is_ood,
-                deviations=shown[0] if shown else None,
-                class_support=shown[1] if shown else None,
-                parts=self._parts(p_values[1:]),
-                taps=self.tap_names,
-            )
-            # This is the first line that waits for a GPU.
-            broken = len(predicted) - int(sound)
+        return inputs
+
+    def _detection(self, verdict: tuple[Tensor, ...]) -> Detection:
+        logits, predicted, score, p_values, is_ood, sound, *shown = (
+            t.clone() if t.is_inference() else t for t in verdict
+        )
+        detection = Detection(
+            logits=logits,
+            predicted=predicted,
+            score=score,
+            p_value=p_values[0],
+            is_ood=is_ood,
+            deviations=shown[0] if shown else None,
+            class_support=shown[1] if shown else None,
+            parts=self._parts(p_values[1:]),
+            taps=self.tap_names,
+        )
+        # This is the first line that waits for a GPU.
+        broken = len(predicted) - int(sound)
         if broken:
             warn(f"{broken} input(s) with NaN or infinity: their score is infinite")
         return detection
+
+    def explain(self, inputs: Any, *, places: bool = True) -> Explained:
+        """Judge a batch and say why: what members, taps, channels and places add to the scores.
+
+        The contributions come from the pass that judges. The map needs a second pass, because the predicted
+        class, which decides what is unusual, is known only at the end of the first.
+
+        Args:
+            inputs: as for a call.
+            places: whether to compute the map, where in the input the contributions come from.
+
+        """
+        return self.explain_inputs(self._read(inputs), places=places)
+
+    def explain_inputs(self, inputs: Inputs, *, places: bool = True) -> Explained:
+        """`explain` for a batch that is the network's input already."""
+        self.calibration()
+        inputs = on_device(inputs, self.model)
+        with torch.inference_mode(False), torch.no_grad():
+            observed: dict[Any, Observation] = {}
+            if self.alone:
+                measured = self._run(inputs)
+            else:
+                observed = self._observed(inputs)
+                measured = self.measured_from({leaf: leaf.measured(seen) for leaf, seen in observed.items()})
+            return Pass(
+                network=self.network,
+                inputs=inputs,
+                found=self._detection(self._judged(measured)),
+                contributions=self.contributions(measured, observed),
+                observed=observed,
+                plan=self._plan,
+                class_names=_class_names(self.metadata),
+                confidence=measured.probability,
+            ).explained(places)
+
+    def _observed(self, inputs: Inputs) -> "dict[Any, Observation]":
+        """The observations of one pass by detector. A batch that needs several passes is refused."""
+        plan, count = self.planned(inputs), count_examples(inputs)
+        if count > plan.at_once:
+            raise InputError(
+                f"{count} inputs are too many to be explained at once: give at most {plan.at_once}, whose "
+                "statistics fit into memory"
+            )
+        ((observations,),) = (list(plan.run(inputs)),)
+        return dict(zip(self._observers, observations, strict=True))
 
     def _parts(self, p_values: Tensor) -> Mapping[str, Tensor] | None:
         """The p-values of the members, by name; None without members."""
@@ -613,7 +701,7 @@ def explained(leaves: Sequence[Detector], inputs: Inputs) -> Iterator[None]:
         network_error = error.__cause__ if isinstance(error, InputError) else error
         if network_error is not None:
             for leaf in leaves:
-                leaf.explain(inputs, network_error)
+                leaf.explain_error(inputs, network_error)
         raise
 
 
@@ -917,6 +1005,12 @@ class Fits:
         for checkpoint in checkpoints:
             if checkpoint.resolve() != Path(path).resolve():
                 checkpoint.unlink(missing_ok=True)
+
+
+def _class_names(metadata: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names of the classes, if the metadata has them under "classes"."""
+    names = metadata.get("classes")
+    return tuple(map(str, names)) if isinstance(names, list | tuple) else ()
 
 
 def listed(names: list[str], most: int = 8) -> str:

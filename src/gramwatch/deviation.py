@@ -78,6 +78,43 @@ def tap_deviations(statistics: Tensor, predicted: Tensor, bounds: Bounds, layout
     return torch.stack(sums, 1)
 
 
+def pixel_shares(
+    maps: Tensor, order: int, limit: Tensor, high: Tensor, amounts: Tensor, counted: int
+) -> Tensor:
+    """Where in a feature map the row sums of one order lie outside their range, `(N, pixels)`.
+
+    The row sum of channel `i`, before its root, is the sum over pixels of `v_i(x) = a_i(x)^p sum_j a_j(x)^p`.
+    A pixel has a part in a channel that is too high if `v_i(x)` exceeds the bound, to the power p, over the
+    number of pixels; if the channel is too low, if it falls short of it. The parts of a channel are scaled to
+    its amount.
+
+    Args:
+        maps: `(N, channels, pixels)`, float32.
+        order: p.
+        limit: the crossed bound of each channel, `(N, channels)`.
+        high: whether the channel is above its range, `(N, channels)`.
+        amounts: what to distribute, `(N, channels)`, not negative.
+        counted: the number of pixels over which the bounded sums were taken.
+
+    """
+    most = int((amounts > 0).sum(1).max())
+    if not most:
+        return maps.new_zeros(len(maps), maps.shape[2])
+    amounts, outside = amounts.topk(most, 1)  # few channels are outside, and only they have parts
+    limit, high = limit.gather(1, outside), high.gather(1, outside)
+    scale = maps.abs().amax((1, 2), keepdim=True).clamp_min(torch.finfo(maps.dtype).tiny)
+    chosen = maps.gather(1, outside.unsqueeze(2).expand(-1, -1, maps.shape[2])) / scale
+    sums = (maps / scale if order == 1 else (maps / scale) ** order).sum(1, keepdim=True)
+    products = chosen**order * sums
+    limit = limit / scale.squeeze(2).square()
+    even = limit.sign() * limit.abs() ** order / counted
+    excess = torch.where(high.unsqueeze(2), products - even.unsqueeze(2), even.unsqueeze(2) - products)
+    excess = excess.clamp_min_(0)
+    total = excess.sum(2)
+    weights = torch.where(total > 0, amounts / total, 0)
+    return torch.bmm(weights.unsqueeze(1), excess).squeeze(1)
+
+
 class _Divisors(NamedTuple):
     """The divisors of the deviations, on a device."""
 
@@ -146,6 +183,13 @@ class TotalDeviation:
             return values
         return values / self._divisors(values).per_tap
 
+    def shares(self, deviations: Tensor, probability: Tensor) -> Tensor:
+        """What each tap adds to the score, `(N, taps)`. `"subtract"` takes the probability off their sum."""
+        terms = self.terms(deviations, probability)
+        if self.confidence == "divide_total":
+            return terms / probability[:, None]
+        return terms / self.maximum_ if self.confidence == "subtract" and self.maximum_ else terms
+
     def mean_of_roots(self, deviations: Tensor, probability: Tensor) -> Tensor:
         """The score of a guard's member, `(N,)`: `mean over taps of sqrt(delta_l / E[delta_l])`.
 
@@ -159,12 +203,24 @@ class TotalDeviation:
         self, deviations: Tensor, probability: Tensor, change: Callable[[Tensor], Tensor]
     ) -> Tensor:
         """The mean of `change(delta_l / E[delta_l])` over the taps that count; `change` must keep zero."""
+        changed, counted = self._changed(deviations, probability, change)
+        return changed.sum(1) / counted
+
+    def roots(self, deviations: Tensor, probability: Tensor) -> Tensor:
+        """What each tap adds to `mean_of_roots`, `(N, taps)`."""
+        changed, counted = self._changed(deviations, probability, torch.sqrt)
+        return changed / counted
+
+    def _changed(
+        self, deviations: Tensor, probability: Tensor, change: Callable[[Tensor], Tensor]
+    ) -> tuple[Tensor, Tensor | int]:
+        """The changed terms, `(N, taps)`, and the number of taps that count."""
         terms = self.terms(deviations, probability)
         if self.confidence == "divide_total":
             terms = terms / probability[:, None]
         assert self.expectation_ is not None
         counted = self._divisors(terms).counted if self.normalise else len(self.expectation_)
-        return change(terms).sum(1) / counted
+        return change(terms), counted
 
     def _divisors(self, like: Tensor) -> "_Divisors":
         """The divisors on the device of `like`. They are cached: on a GPU, every launch costs time."""

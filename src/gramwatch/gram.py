@@ -5,9 +5,9 @@ predicted class (Algorithm 1, Eq. 3-4). The deviations are divided by their expe
 summed (Eq. 5).
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -32,19 +32,25 @@ from gramwatch.deviation import (
     Layout,
     TotalDeviation,
     outside_range,
+    pixel_shares,
+    squared_distance,
     tap_deviations,
 )
 from gramwatch.errors import CalibrationError, InputError, NotFittedError, warn
+from gramwatch.explain import Pixels, Shares
 from gramwatch.measurement import Calibration, Measurement, how_many_rank
 from gramwatch.observation import WIDEST_TRIANGLE, Needs, Observation, Plan, Statistics
 from gramwatch.statistics import STATISTICS, check_orders, check_pixels
-from gramwatch.taps import Network, Taps, unwrap
+from gramwatch.taps import Network, Tap, Taps, unwrap
 from gramwatch.taps.running import InputsAdapter, LogitsAdapter
+from gramwatch.taps.tap import as_maps, sampled
 
 FEW_EXAMPLES = 20
 """A warning names classes with fewer training examples than this. Their bounds are too narrow."""
 NO_WIDTH = 2**-8
 """Bounds narrower than this share of their value count as one value. float16 rounds by a quarter of it."""
+MAP_ORDER = 2
+"""The highest order that a map reads. High orders are nearly one pixel: see docs/explain.md."""
 MOST_GROUPS = 10**6
 """The most taps times orders of a file. Large networks have ten thousand; a file with more is refused."""
 LATER_DEFAULTS = (("storage", "float32"), ("pixels", None))
@@ -89,6 +95,10 @@ class GramRule:
         assert self.total.expectation_ is not None
         return GramRule(replace(self.total, expectation_=self.total.expectation_.to(device)))
 
+    def terms(self, measured: Measurement) -> Tensor:
+        """The terms of Eq. 5, `(N, taps)`. With `confidence="subtract"`, the probability is no term."""
+        return self.total.shares(measured.values, measured.probability)
+
 
 class GramDetector(Detector):
     """Tells whether a classifier is looking at something it was never trained on (Sastry & Oore).
@@ -132,6 +142,7 @@ class GramDetector(Detector):
 
     name = "GramDetector"
     title = "Gram"
+    sees = "texture"
     stands_beside_baseline = True
 
     def __init__(
@@ -283,7 +294,7 @@ class GramDetector(Detector):
                 f"the detector was fitted on {described(self._form)}"
             )
 
-    def explain(self, inputs: Inputs, error: BaseException) -> None:
+    def explain_error(self, inputs: Inputs, error: BaseException) -> None:
         """If the inputs have another size than the training data, raise an error that names both sizes."""
         if self._form is not None and not same_size(signature(inputs), self._form):
             raise InputError(
@@ -461,6 +472,80 @@ class GramDetector(Detector):
         """The same, from deviations `(N, taps)` and predicted classes `(N,)`."""
         return {"deviations": deviations.float(), "class_support": self.class_support(predicted)}
 
+    # --- explain -------------------------------------------------------------------------------------
+
+    def term_taps(self, plan: Plan) -> tuple[Tap, ...]:
+        """The watched taps."""
+        return tuple(self.taps)
+
+    def _at(self, observation: Observation, tap: int, rows: slice = slice(None)) -> "_AtTap":
+        """The statistics of some examples at one tap, and what they were compared with."""
+        assert observation.statistics is not None
+        first, last = self._layout("cpu").starts[tap : tap + 2].tolist()
+        part, device = slice(first, last), observation.logits.device
+        statistics = observation.statistics[rows, part]
+        bounds = self._fitted()[1]
+        low, high = bounds.rows(observation.predicted[rows], part)
+        if isinstance(bounds, MinMax):
+            outside = outside_range(statistics, low, high)
+        else:
+            outside, high = squared_distance(statistics, low, high), low
+        weighted = outside * self._layout(device).weights[part]
+        shape = (
+            -1,
+            len(self._statistics.at(self.taps[tap]).orders),
+            self._statistics.at(self.taps[tap]).features,
+        )
+        return _AtTap(*(each.reshape(shape) for each in (statistics, low, high, weighted)))
+
+    def shares_at(self, observation: Observation, rule: Any, example: int, tap: int) -> Shares:
+        """The statistics of one tap outside their range: channels, or pairs of channels, by order."""
+        at = self._at(observation, tap, slice(example, example + 1))
+        asked, channels = self._statistics.at(self.taps[tap]), self.taps[tap].channels
+        numbers = torch.arange(channels)
+        if asked.statistic == "triangle":
+            numbers = torch.triu_indices(channels, channels).T
+        orders = [f"order {order}" for order in asked.orders for _ in range(asked.features)]
+        value, low, high, outside = (each.flatten().cpu() for each in at)
+        return Shares(
+            amount=outside.double(),
+            channel=numbers.repeat(len(asked.orders), *(1 for _ in numbers.shape[1:])),
+            of=orders,
+            value=value,
+            low=low,
+            high=high,
+            examples=int(self.class_support(observation.predicted[example])),
+        )
+
+    def _counted(self, positions: Sequence[int]) -> int:
+        """The number of pixels over which statistics are summed, of a tensor with pixels along these axes."""
+        some = sampled(torch.empty(1, 1, *positions, device="meta"), 1, self.pixels)
+        return as_maps(*some).shape[2]
+
+    def pixels_of(self, observation: Observation, rule: Any, amounts: Tensor) -> Pixels:
+        """How the contributions of taps are shared by pixels: see `deviation.pixel_shares`."""
+
+        def pixels(tap: int, maps: Tensor, positions: Sequence[int]) -> Tensor:
+            at, asked = self._at(observation, tap), self._statistics.at(self.taps[tap])
+            orders = map_orders(asked.orders)
+            placed = maps.new_zeros(len(maps), maps.shape[2])
+            used = [asked.orders.index(order) for order in orders]
+            total = at.outside[:, used].sum((1, 2))
+            factor = torch.where(total > 0, amounts[:, tap].to(maps) / total, 0).view(-1, 1)
+            for number, order in zip(used, orders, strict=True):
+                value, low, high, outside = (each[:, number] for each in at)
+                above = value > high
+                parts = _by_channel((factor * outside).to(maps), asked.statistic, maps.shape[1])
+                limit = torch.where(above, high, low)
+                if len(limit[0]) != maps.shape[1]:  # pairs: a channel has the parts of all its pairs
+                    limit, above = torch.zeros_like(parts), torch.ones_like(parts, dtype=torch.bool)
+                placed = placed + pixel_shares(
+                    maps, order, limit.to(maps), above, parts, self._counted(positions)
+                )
+            return placed
+
+        return pixels
+
     # --- save and load -------------------------------------------------------------------------------
 
     def settings_as_json(self) -> dict[str, Any]:
@@ -557,6 +642,31 @@ class GramDetector(Detector):
         for name in ("_taps", "_bounds", "_form", "_class_counts"):
             setattr(self, name, getattr(before, name))
         self._largest = None
+
+
+class _AtTap(NamedTuple):
+    """The statistics of one tap, `(N, orders, features)` each."""
+
+    value: Tensor
+    low: Tensor
+    high: Tensor
+    outside: Tensor
+    """The deviation of each statistic; the sum is delta_l."""
+
+
+def map_orders(orders: Sequence[int]) -> list[int]:
+    """The orders that a map reads: those up to `MAP_ORDER`, or the lowest."""
+    low = [order for order in orders if order <= MAP_ORDER]
+    return low or [min(orders)]
+
+
+def _by_channel(amounts: Tensor, statistic: str, channels: int) -> Tensor:
+    """The amounts of channels, `(N, channels)`. A pair of channels gives each one half."""
+    if statistic != "triangle":
+        return amounts
+    first, second = torch.triu_indices(channels, channels, device=amounts.device)
+    total = amounts.new_zeros(len(amounts), channels)
+    return total.index_add(1, first, amounts / 2).index_add(1, second, amounts / 2)
 
 
 def _check_choice(name: str, value: str, choices: Iterable[str]) -> None:

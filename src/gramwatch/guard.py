@@ -17,6 +17,7 @@ from gramwatch.batches import Inputs, count_examples, on_device
 from gramwatch.detector import Detector
 from gramwatch.deviation import TotalDeviation
 from gramwatch.errors import ArtifactError, NoTapError, TapError, warn
+from gramwatch.explain import Contribution
 from gramwatch.gram import GramDetector
 from gramwatch.joint import JointRule
 from gramwatch.measurement import Calibration, Measurement, Rule, how_many_rank
@@ -43,6 +44,8 @@ STANDARD = {
     "lowest": artifact.FINITE,
 }
 """The saved tensors of `Standard`, and the rules for their numbers."""
+MOST_TERMS = 10**6
+"""A file with more medians of a member is refused."""
 MOST_CLASSES = 2**24
 """A file with more classes is refused."""
 
@@ -390,6 +393,29 @@ class Guard(Detector):
             return gram.beside(measured.values[:, measured.columns[name]], measured.predicted)
         return {}
 
+    def contributions(self, measured: Measurement, observed: Mapping[Any, Observation]) -> list[Contribution]:
+        """The terms of all members.
+
+        Without stored medians of its taps, the median of a member is shared evenly by its taps.
+        """
+        rule: JointRule = self.calibration(measured.logits.device).rule
+        scores = rule.member_scores(measured)
+        standard, medians = rule.standard(scores), rule.standard.median_
+        assert medians is not None
+        assert rule.standard.tail_ is not None
+        found = []
+        for column, (name, member) in enumerate(self.members.items()):
+            terms = rule.terms_of(name, measured)
+            if terms is None and member in observed:
+                terms = member.terms(observed[member])
+            usual: Tensor | float = rule.medians.get(name, 0.0)
+            if terms is not None and name not in rule.medians:
+                usual = float(medians[column]) / terms.shape[1]
+            tail = float(rule.standard.tail_[column])
+            total = standard[:, column]
+            found.append(Contribution(name, member, rule.rules.get(name), total, terms, usual, tail))
+        return found
+
     def _parts(self, p_values: Tensor) -> Mapping[str, Tensor]:
         return dict(zip(self.members, p_values, strict=True))
 
@@ -462,11 +488,15 @@ class Guard(Detector):
             for name, rule in calibration.rule.rules.items():
                 for field in self._rule_fields(name, members[name]):
                     tensors[f"calibration.rule.{name}.{field}"] = getattr(rule, field)
+            for name, medians in calibration.rule.medians.items():
+                tensors[f"calibration.medians.{name}"] = medians
         header = {
             "detector": self.name,
             "settings": self.settings_as_json(),
             "members": members,
-            "calibration": None if calibration is None else dict(calibration.how),
+            "calibration": None
+            if calibration is None
+            else {**calibration.how, "medians": {n: len(m) for n, m in calibration.rule.medians.items()}},
         }
         return header, tensors
 
@@ -508,6 +538,13 @@ class Guard(Detector):
             for name in guard._rules():
                 for key, field in guard._rule_fields(name, headers[name]).items():
                     shapes[f"calibration.rule.{name}.{key}"] = field
+            medians = how.get("medians", {})  # files of earlier versions have none
+            if not artifact.fits(medians, dict[str, int]) or medians.keys() - members.keys():
+                raise ValueError(f"it has the medians of {medians!r:.60}")
+            for name, taps in medians.items():
+                if not 0 <= taps <= (len(guard.grams[name].taps) if name in guard.grams else MOST_TERMS):
+                    raise ValueError(f"{taps} medians of {name} are too many")
+                shapes[f"calibration.medians.{name}"] = Field((taps,), kind, artifact.FINITE)
         return guard, shapes
 
     def restore(self, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
@@ -529,7 +566,8 @@ class Guard(Detector):
             fields = self._rule_fields(name, header["members"][name])
             fitted = {key: tensors[f"calibration.rule.{name}.{key}"] for key in fields}
             rules[name] = self._method(name).rule_from(fitted)
-        rule = replace(rule, rules=rules)
+        medians = {name: tensors[f"calibration.medians.{name}"] for name in how.get("medians", {})}
+        rule = replace(rule, rules=rules, medians=medians)
         for name in STANDARD:
             setattr(rule.standard, f"{name}_", tensors[f"calibration.{name}"])
         scores, predicted = tensors["calibration.scores"], tensors["calibration.predicted"]

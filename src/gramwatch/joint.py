@@ -73,12 +73,15 @@ class JointRule:
         totals: how deviations become a score, by the names of the Gram members.
         standard: makes the scores of the members comparable.
         rules: how measurements become scores, by the names of further members whose rule must be fitted.
+        medians: the medians of the terms of in-distribution examples, `(taps,)`, by the names of the members
+            whose measurement shows a term per tap. Scores do not depend on them; explanations do.
 
     """
 
     totals: Mapping[str, TotalDeviation]
     standard: Standard = field(default_factory=Standard)
     rules: Mapping[str, Rule] = field(default_factory=dict)
+    medians: Mapping[str, Tensor] = field(default_factory=dict, kw_only=True)
     standardises = True
 
     def fit(self, measured: Measurement) -> "JointRule":
@@ -89,7 +92,23 @@ class JointRule:
             for name, total in self.totals.items()
         }
         rule = replace(self, totals=totals, rules={n: each.fit(parts[n]) for n, each in self.rules.items()})
-        return replace(rule, standard=copy(self.standard).fit(rule.member_scores(measured, left_out=True)))
+        standard = copy(self.standard).fit(rule.member_scores(measured, left_out=True))
+        terms = {name: rule.terms_of(name, measured) for name in parts}
+        medians = {name: each.median(0).values for name, each in terms.items() if each is not None}
+        return replace(rule, standard=standard, medians=medians)
+
+    def terms_of(self, name: str, measured: Measurement) -> Tensor | None:
+        """What each tap adds to a member's score before it is standardised, `(N, taps)`.
+
+        None if the member measures its score itself.
+        """
+        part = measured.parts[name]
+        if name in self.totals:
+            return self.totals[name].roots(part.values, measured.probability)
+        return self.rules[name].terms(part) if name in self.rules else None
+
+    def terms(self, measured: Measurement) -> None:
+        """None: the members have terms of their own. See `terms_of`."""
 
     def member_scores(self, measured: Measurement, left_out: bool = False) -> Tensor:
         """The scores of the members, not standardised, `(N, members)`, in float64.
@@ -141,4 +160,5 @@ class JointRule:
             if isinstance(value, Tensor):
                 setattr(standard, name, value.to(device))
         rules = {name: rule.to(device) for name, rule in self.rules.items()}
-        return replace(self, totals=totals, standard=standard, rules=rules)
+        medians = {name: tensor.to(device) for name, tensor in self.medians.items()}
+        return replace(self, totals=totals, standard=standard, rules=rules, medians=medians)

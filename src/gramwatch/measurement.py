@@ -184,6 +184,9 @@ class Rule(Protocol):
     def to(self, device: torch.device) -> "Rule":
         """The rule on another device."""
 
+    def terms(self, measured: Measurement) -> Tensor | None:
+        """The terms of the score, one per tap, `(N, taps)`; None if the measurement does not show them."""
+
 
 class AsMeasured:
     """The rule of methods that measure their score itself."""
@@ -205,6 +208,9 @@ class AsMeasured:
     def to(self, device: torch.device) -> "AsMeasured":
         """The rule itself: it has no tensors."""
         return self
+
+    def terms(self, measured: Measurement) -> None:
+        """None: a score shows no terms."""
 
 
 @dataclass(frozen=True)

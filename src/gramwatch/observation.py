@@ -24,7 +24,6 @@ from gramwatch.statistics import distinct_orders
 from gramwatch.taps import Look, Network, Tap, Taps, judging, unwrap
 from gramwatch.taps.observe import observe_apart, ordinary, run_watched
 from gramwatch.taps.running import is_compiled, warn_uncompiled, wrappers
-from gramwatch.taps.tap import as_maps, sampled
 
 WIDEST_TRIANGLE = 1024
 """With `statistic="auto"`, vectors up to this many channels are judged by pairs, wider ones by row sums."""
@@ -277,6 +276,10 @@ class Plan:
         """The plan for a network that has not been probed yet."""
         return Plan(Look(network, on_device(inputs, network.model)), needs)
 
+    def taps_of(self, needs: Needs) -> Taps | None:
+        """The taps whose channel means a detector needs; None if it needs none."""
+        return None if needs.means is None else self._mean_taps[needs.means, needs.mean_pixels]
+
     @property
     def _needs_head(self) -> bool:
         """Whether a detector needs the input of the linear layer that makes the logits."""
@@ -441,10 +444,16 @@ class Plan:
                 averaged, tables = uses[number]
                 x, axis = taps.listed[number].examples_apart(tensor, examples)
                 for i, column in tables:
-                    at, some = layouts[i].at[column], sampled(x, axis, layouts[i].pixels)
-                    columns[i][column] = statistics(*some, at.statistic, at.orders, at.features)
+                    at, pixels = layouts[i].at[column], layouts[i].pixels
+                    with_means = pixels in averaged and (number, pixels) not in means
+                    columns[i][column], mean = statistics(
+                        x, axis, pixels, at.statistic, at.orders, at.features, with_means
+                    )
+                    if with_means:
+                        means[number, pixels] = mean
                 for pixels in averaged:
-                    means[number, pixels] = channel_means(*sampled(x, axis, pixels))
+                    if (number, pixels) not in means:
+                        means[number, pixels] = channel_means(x, axis, pixels)
 
             def at_head(x: Tensor, *_: Tensor | None) -> None:
                 features.append(x.flatten(1).float())
@@ -473,10 +482,9 @@ class Plan:
                 at_tap, place = layouts[i].at[column], layouts[i].place(filled[i], column)
                 wanted.setdefault(layouts[i].pixels, []).append((at_tap.statistic, at_tap.orders, place))
             for pixels in dict.fromkeys([*wanted, *averaged]):
-                maps = as_maps(*sampled(x, axis, pixels))
-                kernels.compute_each(maps, wanted.get(pixels, ()))
-                if pixels in averaged:
-                    means[number, pixels] = maps.mean(2, dtype=torch.float32)
+                mean = kernels.read(x, axis, pixels, wanted.get(pixels, ()), pixels in averaged)
+                if mean is not None:
+                    means[number, pixels] = mean
 
         def repeat(number: int, earlier: int) -> bool:
             """Copy the statistics of an earlier tap of the same tensor; False if the copy is not enough."""

@@ -10,6 +10,7 @@ from gramwatch.cli.data import data
 from gramwatch.cli.demo import demo
 from gramwatch.cli.doctor import doctor
 from gramwatch.cli.evaluate import evaluate
+from gramwatch.cli.explain import explain
 from gramwatch.cli.fit import fit
 from gramwatch.cli.info import info
 from gramwatch.cli.launch import first
@@ -52,6 +53,7 @@ app = typer.Typer(cls=Commands, no_args_is_help=True, pretty_exceptions_enable=F
 app.command()(fit)
 app.command()(score)
 app.command()(report)
+app.command()(explain)
 app.command()(serve)
 app.command()(info)
 app.command()(merge)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from gramwatch.errors import warn
 from gramwatch.statistics import STATISTICS, write_pairs
+from gramwatch.taps.tap import as_maps, on_grid, sampled
 
 FAST = ("row_sums", "diagonal", "off_diagonal")
 """The statistics that have kernels."""
@@ -55,6 +56,31 @@ def compute_each(maps: Tensor, wanted: Wanted) -> None:
     """Write several statistics of the same maps."""
     for statistic, orders, out in _without_shared(maps, wanted) if len(wanted) > 1 else wanted:
         compute(statistic, maps, orders, out)
+
+
+def read(
+    x: Tensor, channel_axis: int, pixels: int | None, wanted: Wanted, with_means: bool = False
+) -> Tensor | None:
+    """Write several statistics of a tensor, and return its channel means, `(N, channels)`, if wanted.
+
+    The first axis of `x` is the examples. All axes but that and `channel_axis` are pixels. About `pixels` of
+    them are read, as by `on_grid`.
+    """
+    may_sample = pixels is not None and len(x) > 0 and not x.requires_grad
+    if may_sample and len(wanted) == 1 and wanted[0][0] == "row_sums":
+        signature = (x.device.type, "read", x.dtype, wanted[0][1])
+        kernels = _kernels(signature)
+        if kernels is not None and hasattr(kernels, "read"):
+            shape = (len(x), x.shape[channel_axis] if with_means else 0)
+            means = torch.empty(shape, dtype=torch.float32, device=x.device)
+            try:
+                if kernels.read(on_grid(x, channel_axis, pixels), channel_axis, *wanted[0][1:], means):
+                    return means if with_means else None
+            except Exception as error:
+                _give_up(signature, error)
+    maps = as_maps(*sampled(x, channel_axis, pixels))
+    compute_each(maps, wanted)
+    return maps.mean(2, dtype=torch.float32) if with_means else None
 
 
 def _without_shared(maps: Tensor, wanted: Wanted) -> Wanted:

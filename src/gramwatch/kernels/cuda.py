@@ -19,6 +19,9 @@ from gramwatch.kernels import programs
 FEATURES = 1024
 """The number of features of an example that a program handles together."""
 
+MOST_READ = 1024
+"""The most pixels that `read` takes."""
+
 _KINDS = {"row_sums": 0, "diagonal": 1, "off_diagonal": 2}
 
 
@@ -31,6 +34,80 @@ def compute(statistic: str, maps: Tensor, orders: tuple[int, ...], out: Tensor) 
         return _run(plan, maps, out)
     with torch.cuda.device(index):
         return _run(plan, maps, out)
+
+
+def read(x: Tensor, channel_axis: int, orders: tuple[int, ...], out: Tensor, means: Tensor) -> bool:
+    """Write `row_sums` of a tensor into `out` `(N, orders, C)`, and its channel means into `means` `(N, C)`.
+
+    `means` may be empty, `(N, 0)`. The tensor is read as it lies, a strided view too. False, and nothing is
+    done, if there is no such kernel: for many pixels, for more than two axes of pixels, for orders other than
+    `programs.DOUBLED`, for float64.
+    """
+    axes = [axis for axis in range(1, x.ndim) if axis != channel_axis]
+    if not 1 <= len(axes) <= 2 or not set(orders) <= set(programs.DOUBLED) or x.dtype == torch.float64:
+        return False
+    height, width = (1, *(x.shape[axis] for axis in axes))[-2:]
+    if height * width > MOST_READ:
+        return False
+    if x.stride(channel_axis) != 1:
+        x = x.movedim(channel_axis, -1).contiguous()
+        channel_axis, axes = x.ndim - 1, list(range(1, x.ndim - 1))
+    shape = (len(x), x.shape[channel_axis], height, width)
+    strides = (x.stride(0), *(0, *(x.stride(axis) for axis in axes))[-2:])
+    aligned = tuple([place.data_ptr() % 16 == 0 for place in (x, out, means)])
+    index = x.get_device()
+    plan = _reading(shape, strides, x.dtype, orders, out.stride(0), means.shape[1] > 0, index, aligned)
+    if index < 0 or index == torch.cuda.current_device():  # negative: a CPU tensor, in the interpreter
+        _run_reading(plan, x, out, means)
+    else:
+        with torch.cuda.device(index):
+            _run_reading(plan, x, out, means)
+    return True
+
+
+def _run_reading(plan: "tuple[_Launch, _Launch]", x: Tensor, out: Tensor, means: Tensor) -> None:
+    scratch = torch.empty(plan[0].room, dtype=torch.float32, device=x.device)
+    plan[0](x, scratch)
+    plan[1](x, scratch, out, means)
+
+
+@lru_cache(4096)
+def _reading(
+    shape: tuple[int, int, int, int],
+    strides: tuple[int, int, int],
+    dtype: torch.dtype,
+    orders: tuple[int, ...],
+    stride_out: int,
+    with_means: bool,
+    device: int,
+    aligned: tuple[bool, ...],
+) -> "tuple[_Launch, _Launch]":
+    """The two kernels that `read` launches: sums over the channels, then sums over the pixels."""
+    examples, channels, height, width = shape
+    pixels = height * width
+    sizes = (channels, pixels, width, *strides)
+    largest = programs.DOUBLED.index(max(orders))
+    positions = tuple(orders.index(o) if o in orders else -1 for o in programs.DOUBLED[: largest + 1])
+    room = examples * (1 + len(positions)) * pixels
+    columns, across, warps = sums_over_channels(channels, pixels)
+    rest: tuple[Any, ...] = (*sizes, len(positions), columns, across, columns >= channels)
+    over_channels = _Launch(programs.read_pixels, (examples, triton.cdiv(pixels, across)), rest, warps, room)
+    columns, warps = sums_over_pixels(channels, pixels)
+    rest = (*sizes, stride_out, positions, with_means, columns, triton.next_power_of_2(pixels))
+    grid = (examples, triton.cdiv(channels, columns))
+    return over_channels, _Launch(programs.read_channels, grid, rest, warps, room)
+
+
+def sums_over_channels(channels: int, pixels: int) -> tuple[int, int, int]:
+    """The channels and the pixels of a program of `read_pixels`, and its warps."""
+    columns = min(128, triton.next_power_of_2(channels))
+    return columns, min(2048 // columns, triton.next_power_of_2(pixels)), 4
+
+
+def sums_over_pixels(channels: int, pixels: int) -> tuple[int, int]:
+    """The channels of a program of `read_channels`, which takes all pixels, and its warps."""
+    columns = max(8, 4096 // triton.next_power_of_2(pixels))
+    return min(columns, triton.next_power_of_2(channels)), 4
 
 
 def _run(plan: "list[_Launch]", maps: Tensor, out: Tensor) -> None:

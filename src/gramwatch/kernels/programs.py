@@ -14,6 +14,9 @@ import triton.language as tl
 GROUP = 10
 """The number of orders that are summed at a time, in registers."""
 
+DOUBLED = (1, 2, 4, 8)
+"""The orders of `read`. Each power is the square of the one before."""
+
 _ROW_SUMS, _DIAGONAL, _OFF_DIAGONAL = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 _GROUP = tl.constexpr(GROUP)
 _SMALLEST = tl.constexpr(2.0**-126)
@@ -481,6 +484,127 @@ def channel_sums(
     place = out + n.to(tl.int64) * stride_out + position * channels + channel[:, None]
     wanted = (position >= 0) & (channel[:, None] < channels)
     tl.store(place, _root(table, order) * q[:, None], mask=wanted)
+
+
+@triton.jit
+def _spots(x, n, pixel, channel, width, stride_n, down, right):
+    """The addresses of a tile, pixels x channels. The channels are dense."""
+    spot = (pixel // width) * down + (pixel % width) * right
+    return x + n.to(tl.int64) * stride_n + spot[:, None] + channel[None, :]
+
+
+@triton.jit
+def read_pixels(
+    x,
+    scratch,
+    channels,
+    pixels,
+    width,
+    stride_n,
+    down,
+    right,
+    ORDERS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    ACROSS: tl.constexpr,
+    ONCE: tl.constexpr,
+):
+    """For each pixel, its largest magnitude, and its sums over the channels divided by that, of 4 orders.
+
+    They are row_sums' sums of the first `ORDERS` of the orders 1, 2, 4, 8. With `ONCE`, one tile holds all
+    channels.
+    """
+    n = tl.program_id(0)
+    pixel = tl.program_id(1) * ACROSS + tl.arange(0, ACROSS)
+    column = tl.arange(0, COLUMNS)
+    here = pixel < pixels
+    spots = _spots(x, n, pixel, column, width, stride_n, down, right)
+    tile = tl.load(spots, mask=here[:, None] & (column < channels)[None, :], other=0.0).to(tl.float32)
+    largest = tl.abs(tile)
+    if not ONCE:
+        for first in range(COLUMNS, channels, COLUMNS):
+            inside = here[:, None] & (first + column < channels)[None, :]
+            more = tl.load(spots + first, mask=inside, other=0.0).to(tl.float32)
+            largest = _larger(largest, tl.abs(more))
+    peak = tl.reduce(largest, 1, _larger)
+    scale = _inverse(peak)[:, None]
+    base = tile * scale
+    t0 = base
+    base *= base
+    t1 = base
+    base *= base
+    t2 = base
+    base *= base
+    t3 = base
+    if not ONCE:
+        for first in range(COLUMNS, channels, COLUMNS):
+            inside = here[:, None] & (first + column < channels)[None, :]
+            base = tl.load(spots + first, mask=inside, other=0.0).to(tl.float32) * scale
+            t0 += base
+            base *= base
+            t1 += base
+            base *= base
+            t2 += base
+            base *= base
+            t3 += base
+    row = scratch + n.to(tl.int64) * (1 + ORDERS) * pixels + pixel
+    tl.store(row, peak, mask=here)
+    tl.store(row + pixels, tl.sum(t0, 1), mask=here)
+    if ORDERS > 1:
+        tl.store(row + 2 * pixels, tl.sum(t1, 1), mask=here)
+    if ORDERS > 2:
+        tl.store(row + 3 * pixels, tl.sum(t2, 1), mask=here)
+    if ORDERS > 3:
+        tl.store(row + 4 * pixels, tl.sum(t3, 1), mask=here)
+
+
+@triton.jit
+def _write_order(out, sums, q, channel, channels, ORDER: tl.constexpr, POSITION: tl.constexpr):
+    """Write one order's statistics, if they are wanted."""
+    if POSITION >= 0:
+        root = sums
+        if ORDER > 1:  # sums of even powers are never negative
+            root = tl.where(sums > 0, tl.exp2(tl.log2(sums) / ORDER), sums)
+        tl.store(out + POSITION * channels + channel, root * q, mask=channel < channels)
+
+
+@triton.jit
+def read_channels(
+    x,
+    scratch,
+    out,
+    means,
+    channels,
+    pixels,
+    width,
+    stride_n,
+    down,
+    right,
+    stride_out,
+    POSITIONS: tl.constexpr,
+    MEANS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    ALL: tl.constexpr,
+):
+    """Per channel, the roots of the sums over the pixels, and the mean. One tile holds all pixels."""
+    n = tl.program_id(0)
+    channel = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    pixel = tl.arange(0, ALL)
+    here = pixel < pixels
+    spots = _spots(x, n, pixel, channel, width, stride_n, down, right)
+    inside = here[:, None] & (channel < channels)[None, :]
+    tile = tl.load(spots, mask=inside, other=0.0).to(tl.float32)
+    if MEANS:
+        place = means + n.to(tl.int64) * channels + channel
+        tl.store(place, tl.sum(tile, 0) / pixels, mask=channel < channels)
+    row = scratch + n.to(tl.int64) * (1 + len(POSITIONS)) * pixels + pixel
+    tile *= tl.load(row, mask=here, other=0.0)[:, None]
+    q = tl.reduce(tl.abs(tile), 0, _larger)
+    base = tile * _inverse(q)[None, :]
+    out += n.to(tl.int64) * stride_out
+    for k in tl.static_range(len(POSITIONS)):
+        weight = tl.load(row + (1 + k) * pixels, mask=here, other=0.0)[:, None]
+        _write_order(out, tl.sum(base * weight, 0), q, channel, channels, 2**k, POSITIONS[k])
+        base *= base
 
 
 @triton.jit

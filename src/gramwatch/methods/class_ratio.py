@@ -35,6 +35,12 @@ class ClassRatio(UnitMahalanobis):
 
     which = slice(-1, None)
 
+    sees = "the nearest class"
+    why_no_parts = "it is the ratio of two distances, and a ratio has no parts"
+
+    def terms(self, observation: Observation) -> None:
+        """None: a ratio has no terms."""
+
     def score(self, observation: Observation) -> Tensor:
         """The ratio of the two distances."""
         (gaussian,), (features,) = self._checked(observation), self._features(observation)

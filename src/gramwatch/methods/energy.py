@@ -27,6 +27,8 @@ class Energy(Method):
         limits="Large logits in general count as in-distribution, whatever the features look like.",
     )
     settings = ("temperature",)
+    sees = "the logits"
+    why_no_parts = "it is computed from all logits together, and has no parts"
 
     def __init__(self, model: nn.Module, *, temperature: float = 1.0, **options: Any) -> None:
         super().__init__(model, **options)

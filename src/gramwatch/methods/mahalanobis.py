@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from gramwatch.artifact import FINITE, NOT_NEGATIVE, POSITIVE, Field
 from gramwatch.batches import Inputs
 from gramwatch.errors import InputError, NotFittedError, warn
+from gramwatch.explain import Pixels, Shares
 from gramwatch.methods.base import Method, Record
 from gramwatch.methods.features import TINY
 from gramwatch.methods.perturb import (
@@ -23,7 +24,8 @@ from gramwatch.methods.perturb import (
     single_images,
     step,
 )
-from gramwatch.observation import Observation
+from gramwatch.observation import Observation, Plan
+from gramwatch.taps import Tap
 
 STEPS = (0.0, 0.01, 0.005, 0.002, 0.0014, 0.001, 0.0005)
 """The steps that the authors choose from."""
@@ -215,7 +217,7 @@ class ClassDistances(Method):
             whitening = _usable(self.whitening_, device).split(sizes)
             centres = _usable(self.centres_, device).split([classes * rank for rank in ranks])
             parts = zip(origins, whitening, centres, widths, ranks, strict=True)
-            gaussians = [_Gaussian.of(o, w.view(width, r), c.view(classes, r)) for o, w, c, width, r in parts]
+            gaussians = [Gaussian.of(o, w.view(width, r), c.view(classes, r)) for o, w, c, width, r in parts]
             expected = _usable(self.ranks_.clamp_min(1).double(), device)
             self._cached = cached = _Fitted(device, self.whitening_, gaussians, expected)
         return cached
@@ -256,7 +258,7 @@ class ClassDistances(Method):
     def _distance(self, tap: int, observation: Observation) -> Tensor:
         return self._checked(observation)[tap].distance(self._features(observation)[tap])
 
-    def _checked(self, observation: Observation) -> "list[_Gaussian]":
+    def _checked(self, observation: Observation) -> "list[Gaussian]":
         """The fitted distributions, for an observation of the same taps."""
         gaussians = self._fitted_on(observation.logits.device).gaussians
         now = [means.shape[1] for means in self._looked_at(observation)]
@@ -268,6 +270,91 @@ class ClassDistances(Method):
                 "a first batch of a size that the fit saw"
             )
         return gaussians
+
+    # --- explain -------------------------------------------------------------------------------------
+
+    sees = "features"
+
+    def term_taps(self, plan: Plan) -> tuple[Tap, ...]:
+        """The taps that count."""
+        taps = tuple(plan.taps_of(self.needs) or ())
+        return taps[self.which] or taps
+
+    def _nearest(self, tap: int, features: Tensor) -> "_Nearest":
+        """The nearest class of features `(N, width)` at a tap, its mean, and `S^-1 d`."""
+        gaussian = self._fitted_on(features.device).gaussians[tap]
+        number, pull = gaussian.pull(features)
+        assert self.classes_ is not None
+        classes = self.classes_.to(number.device)[number]
+        means, counts = self._class_means(tap)
+        return _Nearest(means.to(features)[classes], pull, counts.to(number.device)[classes])
+
+    def _class_means(self, tap: int) -> tuple[Tensor, Tensor]:
+        """The mean of each class at a tap, `(classes, width)`, and its number of training examples."""
+        if self.sums_ is None or self.counts_ is None or self.widths_ is None or self.origins_ is None:
+            raise InputError(f"{self.name} was saved without its sums: its channels cannot be explained")
+        classes, widths = len(self.counts_), self.widths_.tolist()
+        sums = self.sums_.split([classes * width for width in widths])[tap].view(classes, -1)
+        origin = self.origins_.split(widths)[tap]
+        return origin + sums / self.counts_.clamp_min(1).unsqueeze(1), self.counts_
+
+    def shares_at(self, observation: Observation, rule: Any, example: int, tap: int) -> Shares:
+        """What channels add to the squared distance at a tap: `d_i (S^-1 d)_i`, which may be negative."""
+        features = self._features(observation[example : example + 1])[tap]
+        nearest = self._nearest(tap, features)
+        amount = ((features - nearest.mean) * nearest.pull).flatten().cpu()
+        return Shares(
+            amount=amount,
+            channel=torch.arange(len(amount)),
+            of=["distance"] * len(amount),
+            value=features.flatten().cpu(),
+            low=nearest.mean.flatten().cpu(),
+            high=nearest.mean.flatten().cpu(),
+            examples=int(nearest.examples),
+        )
+
+    def pixels_of(self, observation: Observation, rule: Any, amounts: Tensor) -> Pixels | None:
+        """How contributions are shared by pixels: in proportion to what each adds to the squared distance."""
+        if self.sums_ is None:
+            return None
+        means = [in_float64(each) for each in self._looked_at(observation)]
+
+        def pixels(tap: int, maps: Tensor, _: Sequence[int]) -> Tensor:
+            return proportional(self._pixel_distances(tap, means[tap], maps), amounts[:, tap])
+
+        return pixels
+
+    def _pixel_distances(self, tap: int, means: Tensor, maps: Tensor) -> Tensor:
+        """What each pixel adds to the squared distance, `(N, pixels)`; the mean over pixels is the distance.
+
+        It is `(a(x) / |f| - mu)^T S^-1 d`: linear in the activations at a pixel, whose mean is `f`.
+        """
+        length = (
+            means.norm(dim=1, keepdim=True).clamp_min(TINY) if self.unit else torch.ones_like(means[:, :1])
+        )
+        nearest = self._nearest(tap, means / length)
+        pull = (nearest.pull / length).to(maps)
+        own = torch.bmm(pull.unsqueeze(1), maps).squeeze(1)
+        return own - (nearest.mean * nearest.pull).sum(1, keepdim=True).to(maps)
+
+
+def proportional(parts: Tensor, amounts: Tensor) -> Tensor:
+    """Amounts `(N,)` shared by pixels in proportion to their positive parts, `(N, pixels)`; else evenly."""
+    positive = parts.clamp_min(0)
+    total = positive.sum(1, keepdim=True)
+    even = torch.full_like(positive, 1 / parts.shape[1])
+    return amounts.unsqueeze(1).to(parts) * torch.where(total > 0, positive / total, even)
+
+
+class _Nearest(NamedTuple):
+    """The nearest classes of some features."""
+
+    mean: Tensor
+    """`(N, width)`"""
+    pull: Tensor
+    """`S^-1 (f - mean)`, `(N, width)`"""
+    examples: Tensor
+    """The numbers of training examples of the classes, `(N,)`."""
 
 
 class Mahalanobis(ClassDistances):
@@ -343,6 +430,16 @@ class Mahalanobis(ClassDistances):
     def score(self, observation: Observation) -> Tensor:
         """The joined distances. The observation shows inputs after the step, if there is one."""
         return self._joined(self.distances(observation))
+
+    def terms(self, observation: Observation) -> Tensor:
+        """The distances as they are joined, `(N, taps)`. A regression also has a bias."""
+        distances = self.distances(observation)
+        if self.join == "equal":
+            return distances
+        if self.join == "normalised":
+            return self._over_expectation(distances)
+        assert self.weights_ is not None
+        return distances * self.weights_.to(distances)
 
     def _joined(self, distances: Tensor) -> Tensor:
         if self.join == "equal":
@@ -448,7 +545,7 @@ class Mahalanobis(ClassDistances):
         return tuple(torch.cat(parts) for parts in zip(*batches, strict=True))
 
 
-class _Gaussian(NamedTuple):
+class Gaussian(NamedTuple):
     """The classes at one tap: normal distributions with one covariance S, whitened by W, W W^T = S^-1."""
 
     shift: Tensor
@@ -461,16 +558,23 @@ class _Gaussian(NamedTuple):
     """The squared lengths of the points, `(classes + 1,)`."""
 
     @staticmethod
-    def of(origin: Tensor, whitening: Tensor, centres: Tensor) -> "_Gaussian":
+    def of(origin: Tensor, whitening: Tensor, centres: Tensor) -> "Gaussian":
         """From the kept tensors. The centres are relative to the origin."""
         points = torch.cat([centres, centres.mean(0, keepdim=True)])
-        return _Gaussian(-(origin @ whitening), whitening, points, points.square().sum(1))
+        return Gaussian(-(origin @ whitening), whitening, points, points.square().sum(1))
 
     # Few operations: on a GPU each one costs a launch.
 
     def distance(self, features: Tensor) -> Tensor:
         """The squared distance to the nearest class, `(N,)`."""
         return self.distances(features)[0]
+
+    def pull(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """The number of the nearest class `(N,)`, and `S^-1 (f - mean)`, `(N, width)`."""
+        white = torch.addmm(self.shift, features, self.whitening)
+        parts = torch.addmm(self.squares, white, self.points.T, alpha=-2)
+        nearest = parts[:, :-1].argmin(1)
+        return nearest, (white - self.points[nearest]) @ self.whitening.T
 
     def distances(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """The squared distances to the nearest class and to the middle of all classes, `(N,)` each."""
@@ -486,7 +590,7 @@ class _Fitted(NamedTuple):
     device: torch.device
     whitening: Tensor
     """The fitted tensor that `gaussians` was computed from. Another tensor there means another fit."""
-    gaussians: list[_Gaussian]
+    gaussians: list[Gaussian]
     """One for each tap."""
     expected: Tensor
     """The squared distance to expect at each tap, `(taps,)`."""

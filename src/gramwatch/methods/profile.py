@@ -1,18 +1,19 @@
 """Profile: how far features lie from the mean and how long they are, from the first layers to the last."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from gramwatch import artifact
 from gramwatch.artifact import FINITE, Field
+from gramwatch.explain import Pixels, Shares
 from gramwatch.measurement import Measurement
 from gramwatch.methods.base import Record
 from gramwatch.methods.features import TINY
-from gramwatch.methods.mahalanobis import ClassDistances, in_float64
+from gramwatch.methods.mahalanobis import ClassDistances, Gaussian, in_float64, proportional
 from gramwatch.observation import Needs, Observation
 from gramwatch.statistics import check_pixels
 
@@ -71,11 +72,60 @@ class ProfileRule:
         assert self.whitening_ is not None
         return ((measured.values.double() - self.mean_) @ self.whitening_).square().sum(1)
 
+    def terms(self, measured: Measurement) -> Tensor:
+        """What distance and length at each tap add to the score, `(N, taps)`: the sums of their `shares`."""
+        by_tap: Tensor = self.shares(measured).unflatten(1, (-1, 2)).sum(2)
+        return by_tap
+
+    def shares(self, measured: Measurement) -> Tensor:
+        """What each number adds to the score, `(N, numbers)`: `d_i (C^-1 d)_i / |d|`, which may be negative.
+
+        `d` is the profile minus its mean, and `|d|` the score, the root of the sum of `d_i (C^-1 d)_i`.
+        """
+        assert self.mean_ is not None
+        assert self.whitening_ is not None
+        difference = measured.values.double() - self.mean_
+        white = difference @ self.whitening_
+        length: Tensor = white.norm(dim=1, keepdim=True).clamp_min(TINY)
+        return difference * (white @ self.whitening_.T) / length
+
     def to(self, device: torch.device) -> "ProfileRule":
         """The rule on another device."""
         assert self.mean_ is not None
         assert self.whitening_ is not None
         return ProfileRule(self.mean_.to(device), self.whitening_.to(device))
+
+
+class _Together(NamedTuple):
+    """The distributions at all taps, made as wide as the widest with zeros, in one tensor each."""
+
+    gaussians: Sequence[Gaussian]
+    """The distributions that it was made of."""
+    place: Tensor
+    """The place of every channel among the padded channels of all taps, `(1, channels)`."""
+    shift: Tensor
+    """Minus the mean of all training examples, whitened, `(taps, 1, rank)`."""
+    whitening: Tensor
+    """`(taps, width, rank)`"""
+
+    @staticmethod
+    def of(gaussians: Sequence[Gaussian]) -> "_Together":
+        shapes = [gaussian.whitening.shape for gaussian in gaussians]
+        width, rank = (max(sizes) for sizes in zip(*shapes, strict=True))
+        like = gaussians[0].whitening
+        shift, whitening = (like.new_zeros(len(shapes), *size) for size in ((1, rank), (width, rank)))
+        for tap, (gaussian, (wide, high)) in enumerate(zip(gaussians, shapes, strict=True)):
+            shift[tap, 0, :high] = gaussian.shift - gaussian.points[0]
+            whitening[tap, :wide, :high] = gaussian.whitening
+        places = [torch.arange(wide) + tap * width for tap, (wide, _) in enumerate(shapes)]
+        return _Together(gaussians, torch.cat(places).unsqueeze(0).to(like.device), shift, whitening)
+
+    def padded(self, taps: Sequence[Tensor]) -> Tensor:
+        """The channel means of all taps, `(taps, N, width)`, with zeros after the last channel."""
+        means = torch.cat(list(taps), 1).double()
+        room = means.new_zeros(len(means), self.whitening.shape[0] * self.whitening.shape[1])
+        room.scatter_(1, self.place.expand_as(means), means)
+        return room.view(len(means), len(self.whitening), -1).transpose(0, 1)
 
 
 class Profile(ClassDistances):
@@ -131,6 +181,10 @@ class Profile(ClassDistances):
         """The channel means at the taps."""
         return replace(super().needs, mean_pixels=self.pixels)
 
+    def _begin(self) -> None:
+        self._together: _Together | None = None
+        super()._begin()
+
     def _number_of_classes(self, observation: Observation) -> int:
         return 1
 
@@ -145,15 +199,36 @@ class Profile(ClassDistances):
 
     def profile(self, observation: Observation) -> Tensor:
         """The profile of each example: distance and length at each tap, as logarithms, `(N, 2 x taps)`."""
-        numbers = []
         gaussians = self._checked(observation)
-        expected = self._fitted_on(observation.logits.device).expected
-        for tap, means in enumerate(self._looked_at(observation)):
+        taps = self._looked_at(observation)
+        measure = self._measured_together if taps and taps[0].is_cuda else self._measured_apart
+        numbers = measure(taps, gaussians, self._fitted_on(observation.logits.device).expected)
+        return numbers.clamp_min(TINY).log()
+
+    def _measured_apart(
+        self, taps: Sequence[Tensor], gaussians: Sequence[Gaussian], expected: Tensor
+    ) -> Tensor:
+        """Distance and length at each tap, `(N, 2 x taps)`, one tap after the other."""
+        numbers = []
+        for tap, (means, gaussian) in enumerate(zip(taps, gaussians, strict=True)):
             features = in_float64(means)
             length = features.norm(dim=1, keepdim=True)
-            distance = gaussians[tap].distance(features / length.clamp_min(TINY))
+            distance = gaussian.distance(features / length.clamp_min(TINY))
             numbers += [distance / expected[tap], length.squeeze(1).square()]
-        return torch.stack(numbers, 1).clamp_min(TINY).log()
+        return torch.stack(numbers, 1)
+
+    def _measured_together(
+        self, taps: Sequence[Tensor], gaussians: Sequence[Gaussian], expected: Tensor
+    ) -> Tensor:
+        """The same of all taps at once, made as wide as the widest tap: on a GPU, every launch costs time."""
+        cached = self._together
+        if cached is None or cached.gaussians is not gaussians:
+            self._together = cached = _Together.of(gaussians)
+        by_tap = cached.padded(taps)
+        length = torch.linalg.vector_norm(by_tap, dim=2, keepdim=True)
+        white = torch.baddbmm(cached.shift, by_tap / length.clamp_min(TINY), cached.whitening)
+        distance = torch.linalg.vector_norm(white, dim=2).square() / expected.unsqueeze(1)
+        return torch.stack([distance, length.squeeze(2).square()], 1).flatten(0, 1).T
 
     @torch.inference_mode()
     def measured(self, observation: Observation) -> Measurement:
@@ -164,6 +239,62 @@ class Profile(ClassDistances):
         if observation.finite is not None:
             finite = finite & observation.finite
         return Measurement(profile, observation.logits, finite)
+
+    # --- explain -------------------------------------------------------------------------------------
+
+    sees = "the course of the features"
+
+    def shares_at(self, observation: Observation, rule: ProfileRule, example: int, tap: int) -> Shares:
+        """What channels add to the score at a tap, by its distance and by its length.
+
+        The share of a number is divided in proportion to `d_i (S^-1 d)_i` and to the square of the channel's
+        mean. The mean length of a channel is that of its direction, at the mean length of calibration data.
+        """
+        one = observation[example : example + 1]
+        looked_at = self._looked_at(one)[tap]
+        of_distance, of_length = rule.shares(self.measured(one))[0, 2 * tap : 2 * tap + 2].cpu()
+        distance = super().shares_at(observation, rule, example, tap)
+        features = in_float64(looked_at).flatten().cpu()
+        squares, products = features.square(), distance.amount
+        assert rule.mean_ is not None
+        usual = distance.low * (rule.mean_[2 * tap + 1].cpu() / 2).exp()
+        step = -(-one.channel_means[tap].shape[1] // MOST_CHANNELS)
+        return Shares(
+            amount=torch.cat([of_distance * _shares(products), of_length * _shares(squares)]),
+            channel=(step * distance.channel).repeat(2),
+            of=["distance"] * len(features) + ["length"] * len(features),
+            value=torch.cat([distance.value, features]),
+            low=torch.cat([distance.low, usual]),
+            high=torch.cat([distance.high, usual]),
+            examples=distance.examples,
+        )
+
+    def pixels_of(self, observation: Observation, rule: ProfileRule, amounts: Tensor) -> Pixels | None:
+        """How contributions are shared by pixels.
+
+        A distance that is too large is shared in proportion to what pixels add to it, and so is a length.
+        What is too small has no place: it is shared evenly.
+        """
+        if self.sums_ is None:
+            return None
+        assert rule.mean_ is not None
+        measured = self.measured(observation)
+        shares = rule.shares(measured).clamp_min(0).unflatten(1, (-1, 2))
+        too_large = (measured.values > rule.mean_).unflatten(1, (-1, 2))
+        shares = shares / shares.sum(2, keepdim=True).clamp_min(TINY)
+        means = [in_float64(each) for each in self._looked_at(observation)]
+
+        def pixels(tap: int, maps: Tensor, _: Sequence[int]) -> Tensor:
+            maps = maps[:, :: -(-maps.shape[1] // MOST_CHANNELS)]
+            distances = self._pixel_distances(tap, means[tap], maps)
+            lengths = torch.bmm(means[tap].to(maps).unsqueeze(1), maps).squeeze(1)
+            placed = torch.zeros_like(distances)
+            for number, parts in enumerate((distances, lengths)):
+                parts = torch.where(too_large[:, tap, number, None], parts, 0)
+                placed = placed + proportional(parts, shares[:, tap, number] * amounts[:, tap])
+            return placed
+
+        return pixels
 
     def score(self, observation: Observation) -> Tensor:
         """The distance of each profile, `(N,)`. The detector must be calibrated."""
@@ -177,3 +308,9 @@ class Profile(ClassDistances):
             "mean_": Field((2 * taps,), torch.float64, FINITE),
             "whitening_": Field((2 * taps, 2 * taps), torch.float64, FINITE),
         }
+
+
+def _shares(parts: Tensor) -> Tensor:
+    """Parts over their sum; zero if the sum is zero."""
+    total = parts.sum()
+    return parts / total if float(total) else torch.zeros_like(parts)

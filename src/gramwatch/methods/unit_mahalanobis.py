@@ -48,3 +48,8 @@ class UnitMahalanobis(ClassDistances):
     def score(self, observation: Observation) -> Tensor:
         """The mean over the taps of the distance per direction, in standard deviations."""
         return self._over_expectation(self.distances(observation)).sqrt().mean(1)
+
+    def terms(self, observation: Observation) -> Tensor | None:
+        """What each tap adds to that mean."""
+        roots = self._over_expectation(self.distances(observation)).sqrt()
+        return roots / roots.shape[1]

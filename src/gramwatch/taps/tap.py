@@ -30,16 +30,24 @@ def as_maps(x: Tensor, channel_axis: int) -> Tensor:
     return x.flatten(2) if x.ndim > 2 else x.unsqueeze(2)
 
 
-def sampled(x: Tensor, channel_axis: int, pixels: int | None) -> tuple[Tensor, int]:
-    """About so many pixels of a tensor whose first axis is the examples, and the axis of its channels.
+def on_grid(x: Tensor, channel_axis: int, pixels: int | None) -> Tensor:
+    """About so many pixels of a tensor whose first axis is the examples, as a view. None: all pixels.
 
-    They lie on a regular grid: every second, every third, ... position along every axis. None: all pixels.
-    The sample is a copy whose channels are dense, which the kernels prefer.
+    They lie on a regular grid: every second, every third, ... position along every axis.
     """
     grid = None if pixels is None else _grid(x.shape, channel_axis, pixels)
-    if grid is None:
+    return x if grid is None else x[grid]
+
+
+def sampled(x: Tensor, channel_axis: int, pixels: int | None) -> tuple[Tensor, int]:
+    """The pixels of `on_grid`, and the axis of the channels.
+
+    If these are not all pixels, they are a copy whose channels are dense, which most kernels prefer.
+    """
+    some = on_grid(x, channel_axis, pixels)
+    if some is x:
         return x, channel_axis
-    return x[grid].movedim(channel_axis, -1).flatten(1, -2).transpose(1, 2), 1
+    return some.movedim(channel_axis, -1).flatten(1, -2).transpose(1, 2), 1
 
 
 def _grid(shape: Sequence[int], channel_axis: int, pixels: int) -> tuple[slice, ...] | None:

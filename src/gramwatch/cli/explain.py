@@ -1,0 +1,83 @@
+"""`gramwatch explain`: why one image was flagged, in three sentences and a picture."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from gramwatch.cli.checks import chosen_device, existing_file, writable_file
+from gramwatch.cli.common import Device, Given, Json, Mean, Resize, Size, Std, Voice, Weights, opened_guard
+from gramwatch.cli.score import differences
+
+MOST = 10
+"""The channels in the summary."""
+
+
+def explain(
+    guard: Annotated[Path, typer.Argument(help="A file that 'gramwatch fit' wrote.", show_default=False)],
+    image: Annotated[Path, typer.Argument(help="An image.", show_default=False)],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The picture to draw, a PNG.", show_default=False)
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="The network, if the guard's file does not name it.")
+    ] = None,
+    weights: Annotated[Path | None, Weights] = None,
+    size: Annotated[int | None, Size] = None,
+    resize: Annotated[str | None, Resize] = None,
+    mean: Annotated[str | None, Mean] = None,
+    std: Annotated[str | None, Std] = None,
+    device: Annotated[str | None, Device] = None,
+    as_json: Annotated[bool, Json] = False,
+) -> None:
+    """Say why an image was flagged: what members, taps and channels add to its score, and where it lies.
+
+    Example: gramwatch explain guard.safetensors photo.jpg -o why.png
+    """
+    from gramwatch.errors import DataError
+    from gramwatch.readers import Images
+
+    given = Given.of(size, resize, mean, std)
+    existing_file(guard, "GUARD")
+    existing_file(image, "IMAGE")
+    if output is not None:
+        writable_file(output)
+    opened = opened_guard(guard, model, weights, chosen_device(device))
+    opened.detector.calibration()  # raises the error that says what is missing
+    preprocessing = given.applied(opened.recorded or opened.model.preprocessing, opened.model.name)
+    for text in differences(opened, preprocessing):
+        Voice(False).note(text)
+    (batch,) = Images([str(image)], preprocessing, batch_size=1, workers=0)
+    if batch.inputs is None:
+        raise DataError(f"{image}: {batch.images[0].error}")
+    explained = opened.detector.explain(batch.inputs)
+    if output is not None:
+        explained.plot(0, output)
+    if as_json:
+        Voice(True, True).summary(_summary(explained))
+        return
+    typer.echo(str(explained[0]))
+    for note in explained.notes:
+        typer.echo(f"note: {note}", err=True)
+
+
+def _summary(explained: Any) -> dict[str, Any]:
+    """The contributions as plain values. Those to an image that is not finite are left out."""
+    found, finite = explained.found, bool(explained.finite[0])
+    taps = {
+        member: dict(zip(names, explained.taps[member][0].tolist(), strict=True))
+        for member, names in explained.tap_names.items()
+    }
+    return {
+        "sentences": explained.sentences(),
+        "predicted": int(found.predicted[0]),
+        "score": float(found.score[0]) if finite else None,
+        "p_value": float(found.p_value[0]),
+        "is_ood": bool(found.is_ood[0]),
+        "members": dict(zip(explained.member_names, explained.members[0].tolist(), strict=True))
+        if finite
+        else {},
+        "taps": taps if finite else {},
+        "channels": [vars(channel) for channel in explained.channels(0, most=MOST)],
+        "notes": list(explained.notes),
+    }

@@ -1,0 +1,463 @@
+"""Explained: why inputs were flagged. Contributions of members, taps and channels, and places in the input.
+
+    score = sum over members of a member's contribution
+    contribution of a member = sum over taps of (term - median of the term) / tail of the member + rest
+
+A detector declares the terms of its score per tap. They add up exactly. Below a tap, channels share its term
+in proportion to their part of the deviation: a convention, because a root is not additive. See
+docs/explain.md.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from os import PathLike
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from gramwatch.batches import Inputs
+from gramwatch.errors import InputError
+from gramwatch.measurement import Detection
+from gramwatch.observation import Observation
+from gramwatch.places import Places, observe_tensors
+from gramwatch.report import reasons
+from gramwatch.taps import Network, Tap, Taps
+
+REST = "rest"
+"""The last column of a member's taps: what no tap adds, such as the floor of the member's score."""
+MOST_CHANNELS = 20
+"""The most channels that `Explained.channels` returns, unless more are asked for."""
+
+
+class Shares(NamedTuple):
+    """What the channels of one tap add to its term, for one example, as k entries."""
+
+    amount: Tensor
+    """`(k,)`; the sum is the term of the tap."""
+    channel: Tensor
+    """The number of the channel `(k,)`, or of two channels `(k, 2)`."""
+    of: Sequence[str]
+    """What was compared: `"order 3"`, `"distance"` or `"length"`, `(k,)`."""
+    value: Tensor
+    """`(k,)`"""
+    low: Tensor
+    """The lower end of the range of training data, or their mean, `(k,)`."""
+    high: Tensor
+    """The upper end of the range, or the same mean, `(k,)`."""
+    examples: int
+    """The number of training examples behind the range or mean."""
+
+
+@dataclass(frozen=True)
+class Channel:
+    """What one channel, or a pair of channels, adds to the score at one tap."""
+
+    member: str
+    tap: str
+    channel: int | tuple[int, int]
+    of: str
+    """What was compared: `"order 3"` of the Gram statistics, or `"distance"` or `"length"` of features."""
+    contribution: float
+    value: float
+    low: float
+    """The lower end of the range of the predicted class, or the mean that the value was compared with."""
+    high: float
+    """The upper end of that range, or the same mean."""
+    examples: int
+    """The number of training examples behind the range or mean."""
+
+    @property
+    def direction(self) -> str:
+        """`"too high"`, `"too low"` or `"within"`."""
+        return "too high" if self.value > self.high else "too low" if self.value < self.low else "within"
+
+
+@dataclass(frozen=True)
+class Member:
+    """The contributions of one member of a guard, or of a detector by itself."""
+
+    name: str
+    title: str
+    sees: str
+    """What the member looks at, in a word or two."""
+    total: Tensor
+    """`(N,)`; NaN for inputs that are not finite."""
+    taps: tuple[Tap, ...] = ()
+    terms: Tensor | None = None
+    """The contribution of each tap and the rest, `(N, taps + 1)`. None if the score has no parts."""
+    why_no_parts: str = ""
+    why_no_place: str = ""
+
+    def chosen(self, index: Any) -> "Member":
+        """The contributions to the chosen examples."""
+        terms = None if self.terms is None else self.terms[index]
+        return replace(self, total=self.total[index], terms=terms)
+
+
+Lookup = Callable[[int, str], Iterator[tuple[str, Shares, float]]]
+"""The channels of an example and a member: for each tap its name, shares, and the divisor of its terms."""
+
+
+@dataclass(frozen=True)
+class Explained:
+    """Why N inputs got their scores, as `detector.explain(images)` returns it.
+
+    `print(explained[0])` says it in three sentences. `explained.plot(0)` draws it.
+    """
+
+    found: Detection
+    """Scores, p-values and verdicts, as the detector returns them."""
+    parts: tuple[Member, ...]
+    """The members with their contributions."""
+    map: Tensor | None = None
+    """Where in the input the contributions come from, `(N, H, W)`, or `(N, length)` for a sequence.
+
+    It is not negative. Its sum over an input is the sum of the positive contributions that have a place. None
+    if no part of the score has a place; `notes` says why.
+    """
+    notes: tuple[str, ...] = ()
+    """What has no parts or no place, and why."""
+    confidence: Tensor | None = None
+    """The maximum softmax probability, `(N,)`. Gram divides by it: one factor for all its taps."""
+    class_names: tuple[str, ...] = ()
+    images: Tensor | None = field(default=None, repr=False)
+    """The input that the map belongs to."""
+    _lookup: Lookup | None = field(default=None, repr=False)
+    _rows: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64), repr=False)
+
+    # --- contributions -------------------------------------------------------------------------------
+
+    @property
+    def member_names(self) -> tuple[str, ...]:
+        """The names of the columns of `members`."""
+        return tuple(member.name for member in self.parts)
+
+    @property
+    def members(self) -> Tensor:
+        """The contributions of the members, `(N, members)`. They add up to the score.
+
+        The contributions to an input that is not finite are NaN.
+        """
+        return torch.stack([member.total for member in self.parts], 1)
+
+    @property
+    def taps(self) -> dict[str, Tensor]:
+        """The contributions of taps by member, `(N, taps + 1)`. The last column is `rest`.
+
+        A row adds up to the contribution of the member. Members without parts are left out: see `notes`.
+        """
+        return {member.name: member.terms for member in self.parts if member.terms is not None}
+
+    @property
+    def tap_names(self) -> dict[str, tuple[str, ...]]:
+        """The names of the columns of `taps`, by member."""
+        return {
+            member.name: (*(tap.name for tap in member.taps), REST)
+            for member in self.parts
+            if member.terms is not None
+        }
+
+    def by_module(self, depth: int = 1) -> dict[str, Tensor]:
+        """The contributions of all taps, summed by the first `depth` names of their module, `(N,)` each."""
+        return self._summed(lambda tap: ".".join(tap.name.partition("#")[0].split(".")[:depth]))
+
+    def by_kind(self) -> dict[str, Tensor]:
+        """The contributions of all taps, summed by kind: `convolution`, `activation`, ... `(N,)` each."""
+        return self._summed(lambda tap: tap.kind)
+
+    def _summed(self, key: Callable[[Tap], str]) -> dict[str, Tensor]:
+        sums: dict[str, Tensor] = {}
+        for member in self.parts:
+            if member.terms is not None:
+                for column, tap in enumerate(member.taps):
+                    sums[key(tap)] = sums.get(key(tap), 0) + member.terms[:, column]
+        return sums
+
+    def channels(
+        self, i: int, *, member: str | None = None, tap: str | None = None, most: int | None = MOST_CHANNELS
+    ) -> list[Channel]:
+        """The channels that add most to the score of example `i`, largest first.
+
+        The channels of a tap add up to its term before the median is taken off: `taps` has the difference.
+        Within a tap of Gram, a channel has the share of its part of the deviation. This is a convention.
+
+        Args:
+            i: the number of the example.
+            member: only this member.
+            tap: only this tap.
+            most: how many; None for all.
+
+        """
+        self._check(i)
+        names = [part.name for part in self.parts if part.terms is not None]
+        if member is not None and member not in names:
+            why = {part.name: part.why_no_parts for part in self.parts}
+            raise InputError(f"there is nothing below '{member}': {why.get(member) or 'it is no member'}")
+        known = {name for columns in self.tap_names.values() for name in columns[:-1]}
+        if tap is not None and tap not in known:
+            raise InputError(f"no tap is called '{tap}': explained.tap_names lists them")
+        if self._lookup is None or not bool(self.finite[i]):
+            return []
+        found: list[Channel] = []
+        for name in names if member is None else [member]:
+            for where, shares, divisor in self._lookup(int(self._rows[i]), name):
+                if tap is None or where == tap:
+                    found += _largest(name, where, shares, divisor, most)
+        return sorted(found, key=lambda channel: -channel.contribution)[:most]
+
+    @property
+    def finite(self) -> Tensor:
+        """Whether an input has contributions, `(N,)`: its score is finite."""
+        return self.found.score.isfinite()
+
+    def percentages(self, i: int) -> dict[str, float]:
+        """The shares of the members in the score of a flagged input, in percent, over positive terms only.
+
+        Inputs that are not flagged have none.
+        """
+        self._check(i)
+        if not bool(self.found.is_ood[i]) or not bool(self.finite[i]):
+            return {}
+        positive = {part.name: max(0.0, float(part.total[i])) for part in self.parts}
+        total = sum(positive.values())
+        return {name: 100 * value / total for name, value in positive.items() if value} if total else {}
+
+    # --- one by one ----------------------------------------------------------------------------------
+
+    def _check(self, i: int) -> None:
+        if not -len(self) <= i < len(self):
+            raise IndexError(f"there is no example {i}: the batch has {len(self)}")
+
+    def __len__(self) -> int:
+        return len(self.found)
+
+    def __getitem__(self, index: Any) -> "Explained":
+        """The explanation of one example, `explained[0]`, or of several: a slice, numbers or a mask."""
+        if isinstance(index, int):
+            self._check(index)
+            index = slice(index, index + 1 or None)
+
+        def chosen(tensor: Tensor | None) -> Tensor | None:
+            return None if tensor is None else tensor[index]
+
+        return replace(
+            self,
+            found=self.found[index],
+            parts=tuple(member.chosen(index) for member in self.parts),
+            map=chosen(self.map),
+            confidence=chosen(self.confidence),
+            images=chosen(self.images),
+            _rows=self._rows[index],
+        )
+
+    def __iter__(self) -> "Iterator[Explained]":
+        """The examples one by one."""
+        return (self[i] for i in range(len(self)))
+
+    # --- shown ---------------------------------------------------------------------------------------
+
+    def sentences(self, i: int = 0) -> list[str]:
+        """Three sentences: the verdict, what the score comes from, and what is ordinary."""
+        self._check(i)
+        return reasons.sentences(self[i])
+
+    def __repr__(self) -> str:
+        if len(self) == 1:
+            return " ".join(self.sentences())
+        lines = [f"  {i}: {' '.join(self.sentences(i)[:2])}" for i in range(min(len(self), 10))]
+        rest = [f"  ... {len(self) - 10} more"] if len(self) > 10 else []
+        flagged = int(self.found.is_ood.sum())
+        return "\n".join([f"Explained: {flagged} of {len(self)} out-of-distribution", *lines, *rest])
+
+    def _repr_html_(self) -> str:
+        """The same for a notebook: sentences and a table of the members, for the first ten examples."""
+        return reasons.html(self)
+
+    def plot(self, i: int = 0, path: str | PathLike[str] | None = None, *, image: Any = None) -> Any:
+        """Draw one example: the image, the map over it, members and taps, the channels furthest outside.
+
+        Args:
+            i: the number of the example.
+            path: the PNG to write. Without it, the matplotlib figure is returned.
+            image: the image to show, `(H, W)`, `(H, W, 3)` or `(3, H, W)`. By default the network's input,
+                stretched to the range of colours.
+
+        """
+        self._check(i)
+        return reasons.draw(self[i], path, image)
+
+
+def _largest(member: str, tap: str, shares: Shares, divisor: float, most: int | None) -> list[Channel]:
+    """The channels of a tap with the largest contributions."""
+    amounts = shares.amount / divisor
+    count = len(amounts) if most is None else min(most, len(amounts))
+    channels = []
+    for k in amounts.topk(count).indices.tolist():
+        number, amount = shares.channel[k].tolist(), float(amounts[k])
+        if amount:
+            low, high, value = (float(each[k]) for each in (shares.low, shares.high, shares.value))
+            which = number if isinstance(number, int) else (number[0], number[1])
+            channels.append(
+                Channel(member, tap, which, shares.of[k], amount, value, low, high, shares.examples)
+            )
+    return channels
+
+
+# --- how a detector is explained ---------------------------------------------------------------------
+
+Pixels = Callable[[int, Tensor, Sequence[int]], Tensor]
+"""From the number of a tap, its maps `(N, channels, pixels)` and the sizes of the axes of its pixels to what
+each pixel adds, `(N, pixels)`."""
+
+
+class Part(Protocol):
+    """What a detector offers to be explained: see `Detector`."""
+
+    @property
+    def title(self) -> str:
+        """The name in tables."""
+
+    @property
+    def sees(self) -> str:
+        """What it looks at."""
+
+    @property
+    def why_no_parts(self) -> str:
+        """Why there is nothing below its score."""
+
+    def term_taps(self, plan: Any) -> tuple[Tap, ...]:
+        """The taps of the terms."""
+
+    def shares_at(self, observation: Observation, rule: Any, example: int, tap: int) -> Shares:
+        """What the channels of a tap add to its term, without the factor that all taps share."""
+
+    def pixels_of(self, observation: Observation, rule: Any, amounts: Tensor) -> Pixels | None:
+        """How the contributions of taps, `(N, taps)`, are shared by pixels; None if they have no place."""
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """One member with the terms of its score, before the medians are taken off."""
+
+    name: str
+    part: Part
+    rule: Any
+    total: Tensor
+    """`(N,)`"""
+    terms: Tensor | None
+    """`(N, taps)`"""
+    usual: Tensor | float = 0.0
+    """The median of each term on calibration data, `(taps,)`."""
+    divisor: float = 1.0
+    """The tail of the member. Contributions are `(terms - usual) / divisor`."""
+
+    def member(self, finite: Tensor, taps: tuple[Tap, ...]) -> Member:
+        """The contributions of the member and of its taps. Those to inputs that are not finite are NaN."""
+        total = torch.where(finite, self.total, torch.nan)
+        if self.terms is None:
+            why = self.part.why_no_parts
+            return Member(self.name, self.part.title, self.part.sees, total, why_no_parts=why)
+        terms = torch.where(finite[:, None], (self.terms - self.usual) / self.divisor, torch.nan)
+        terms = torch.cat([terms, (total - terms.sum(1)).unsqueeze(1)], 1)
+        return Member(self.name, self.part.title, self.part.sees, total, taps, terms)
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One pass over a batch, and what was measured of it."""
+
+    network: Network
+    inputs: Inputs
+    found: Detection
+    contributions: Sequence[Contribution]
+    observed: Mapping[Any, Observation]
+    """The observations by detector; empty if it takes passes of its own."""
+    plan: Any
+    class_names: tuple[str, ...] = ()
+    confidence: Tensor | None = None
+
+    def explained(self, places: bool) -> Explained:
+        """The explanation. With `places`, a second pass finds the map."""
+        finite = self.found.score.isfinite()
+        taps = [
+            part.part.term_taps(self.plan) if part.terms is not None else () for part in self.contributions
+        ]
+        members = [
+            part.member(finite, of_part) for part, of_part in zip(self.contributions, taps, strict=True)
+        ]
+        notes = [f"{member.title}: {member.why_no_parts}" for member in members if member.why_no_parts]
+        tensor, found_map = None, None
+        if places:
+            tensor, found_map, without = self._map(members)
+            notes += without
+        return Explained(
+            found=self.found,
+            parts=tuple(members),
+            map=found_map,
+            notes=tuple(notes),
+            confidence=self.confidence,
+            class_names=self.class_names,
+            images=tensor,
+            _lookup=self._channels,
+            _rows=torch.arange(len(self.found)),
+        )
+
+    def _channels(self, example: int, name: str) -> Iterator[tuple[str, Shares, float]]:
+        """The channels of all taps of a member, for one example."""
+        for each in self.contributions:
+            if each.name == name and each.terms is not None:
+                observation = self.observed[each.part]
+                for number, tap in enumerate(each.part.term_taps(self.plan)):
+                    term = each.terms[example, number]
+                    shares = each.part.shares_at(observation, each.rule, example, number)
+                    total = shares.amount.sum()
+                    # The shares of a tap that does not deviate are all zero.
+                    amount = shares.amount * torch.where(total == 0, 0, term / total)
+                    yield tap.name, shares._replace(amount=amount), each.divisor
+
+    def _map(self, members: Sequence[Member]) -> tuple[Tensor | None, Tensor | None, list[str]]:
+        """The input that has places, the map, and why there is none for some members."""
+        places, notes = Places(self.inputs), []
+        shared: list[tuple[Member, Tensor, Pixels]] = []
+        for each, member in zip(self.contributions, members, strict=True):
+            if member.terms is not None:
+                amounts = member.terms[:, :-1].nan_to_num(0.0).clamp_min(0)
+                pixels = each.part.pixels_of(self.observed[each.part], each.rule, amounts)
+                if pixels is None:
+                    notes.append(f"{member.title}: its parts have no place in the input")
+                else:
+                    shared.append((member, amounts, pixels))
+        found = None
+        if places.sizes and shared:
+            self._collect(places, shared, only_positive=True)
+            found = places.map()
+            if found is None:  # what is unusual has no place, if anything is: other taps may have places
+                self._collect(places, shared, only_positive=False)
+                found = places.map()
+        if found is None:
+            notes.append("no map: " + ("no tap has places" if places.sizes else "the input has no places"))
+            return places.tensor, None, notes
+        return places.tensor, found.nan_to_num(0.0), notes
+
+    def _collect(
+        self, places: Places, shared: Sequence[tuple[Member, Tensor, Pixels]], only_positive: bool
+    ) -> None:
+        """Run the network again, and collect what the pixels of the taps add."""
+        watched: dict[int, Tap] = {}
+        wanted: dict[int, list[tuple[int, Pixels]]] = {}
+        for member, amounts, pixels in shared:
+            for number, tap in enumerate(member.taps):
+                if not only_positive or bool(amounts[:, number].any()):
+                    watched[tap.call] = tap
+                    wanted.setdefault(tap.call, []).append((number, pixels))
+        taps = Taps([watched[call] for call in sorted(watched)], self.plan.taps.operations)
+
+        def receive(number: int, tensor: Tensor) -> None:
+            maps, positions, grid = places.place(tensor, taps[number])
+            if grid is not None:
+                for column, pixels in wanted[taps[number].call]:
+                    places.add(pixels(column, maps.float(), positions), grid)
+
+        if watched:
+            observe_tensors(self.network, taps, self.inputs, receive)

@@ -1,0 +1,120 @@
+"""Places: where the pixels and tokens of a network's tensors lie in its input."""
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gramwatch.batches import Inputs, count_examples, tensors_in
+from gramwatch.taps import Network, Tap, Taps, judging
+from gramwatch.taps.observe import ordinary, run_watched
+from gramwatch.taps.tap import as_maps
+
+FEW_CHANNELS = 4
+"""An image has its channels last if its last axis has at most so many entries, and its first axis more."""
+MOST_PREFIX = 8
+"""The most tokens before the grid of a transformer, such as class tokens and registers."""
+INTERPOLATIONS = {1: "linear", 2: "bilinear", 3: "trilinear"}
+
+
+def sizes_of(inputs: Inputs) -> tuple[Tensor | None, tuple[int, ...]]:
+    """The tensor of an input that has places, and their sizes: height and width, or the length of a sequence.
+
+    Of several tensors, the first with the most axes is taken. A plain vector has no places.
+    """
+    tensors = [tensor for tensor in tensors_in(inputs) if tensor.ndim > 1]
+    if not tensors:
+        return None, ()
+    tensor = max(tensors, key=lambda each: each.ndim)
+    return tensor, _sizes(tensor)
+
+
+def _sizes(tensor: Tensor) -> tuple[int, ...]:
+    shape = tuple(tensor.shape[1:])
+    if len(shape) == 1:
+        return () if tensor.is_floating_point() else shape  # numbers of words are a sequence
+    if len(shape) == 2 or (len(shape) > 2 and shape[-1] <= FEW_CHANNELS < shape[0]):
+        return shape[:-1] if len(shape) > 2 else shape
+    return shape[1:]
+
+
+def grid_of(positions: Sequence[int], sizes: Sequence[int]) -> tuple[int, tuple[int, ...]] | None:
+    """How many tokens to leave out, and the grid of the others; None if the positions have no place.
+
+    Positions along as many axes as the input are its grid. Tokens along one axis are a grid of the shape of
+    the input, after up to `MOST_PREFIX` tokens without a place.
+    """
+    if not sizes or math.prod(positions) < 2:
+        return None
+    if len(positions) == len(sizes):
+        return 0, tuple(positions)
+    if len(positions) != 1:
+        return None
+    for skipped in range(MOST_PREFIX + 1):
+        ratio = (math.prod(sizes) / max(1, positions[0] - skipped)) ** (1 / len(sizes))
+        grid = tuple(round(size / ratio) for size in sizes)
+        if math.prod(grid) == positions[0] - skipped and min(grid) > 1:
+            return skipped, grid
+    return None
+
+
+class Places:
+    """Collects what pixels of taps add, and brings it to the size of the input.
+
+    Args:
+        inputs: a batch.
+
+    """
+
+    def __init__(self, inputs: Inputs) -> None:
+        self.tensor, self.sizes = sizes_of(inputs)
+        self.examples = count_examples(inputs)
+        self._sums: dict[tuple[int, ...], Tensor] = {}
+
+    def place(self, tensor: Tensor, tap: Tap) -> tuple[Tensor, list[int], tuple[int, tuple[int, ...]] | None]:
+        """The maps of a tap, `(N, channels, pixels)`, the sizes of their axes, and their grid."""
+        apart, axis = tap.examples_apart(tensor, self.examples)
+        positions = [size for number, size in enumerate(apart.shape) if number not in (0, axis)]
+        folded = tap.shape[tap.batch_axis] > 1  # windows or frames: their order is not known
+        grid = None if folded else grid_of(positions, self.sizes_for(positions))
+        return as_maps(apart, axis), positions, grid
+
+    def sizes_for(self, positions: Sequence[int]) -> tuple[int, ...]:
+        """The sizes of the input. Of two axes without channels, the sequence is the one that taps follow."""
+        if self.tensor is None or self.tensor.ndim != 3 or len(positions) != 1:
+            return self.sizes
+        self.sizes = (min(self.sizes, key=lambda size: abs(math.log(size / positions[0]))),)
+        return self.sizes
+
+    def add(self, amounts: Tensor, grid: tuple[int, tuple[int, ...]]) -> None:
+        """Add the amounts of the pixels of a tap, `(N, pixels)`."""
+        skipped, shape = grid
+        placed = amounts[:, skipped:].unflatten(1, shape)
+        self._sums[shape] = self._sums[shape] + placed if shape in self._sums else placed
+
+    def map(self) -> Tensor | None:
+        """All amounts at the size of the input. The sums stay. None if there are none."""
+        total: Tensor | None = None
+        for placed in self._sums.values():
+            large = self._enlarged(placed)
+            total = large if total is None else total + large
+        return total
+
+    def _enlarged(self, placed: Tensor) -> Tensor:
+        if tuple(placed.shape[1:]) == self.sizes:
+            return placed
+        how = INTERPOLATIONS[len(self.sizes)]
+        large = F.interpolate(placed.unsqueeze(1), self.sizes, mode=how, align_corners=False).squeeze(1)
+        before, after = placed.flatten(1).sum(1), large.flatten(1).sum(1)
+        share = torch.where(after > 0, before / after, 0)
+        return large * share.view(-1, *(1 for _ in self.sizes))
+
+
+def observe_tensors(
+    network: Network, taps: Taps, inputs: Inputs, receive: Callable[[int, Tensor], None]
+) -> None:
+    """Run the network once, uncompiled. `receive` gets the number and the tensor of each tap."""
+    with judging(network.module), torch.no_grad():
+        run_watched(network.module, ordinary(inputs), taps, receive, None, (None, None))

@@ -1,0 +1,127 @@
+"""`read` of the CUDA kernels: statistics and channel means of a sample of pixels, read where they lie.
+
+The tests run on a GPU, and on the CPU by Triton's interpreter (`make test-triton`).
+"""
+
+import importlib
+import os
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gramwatch.taps.tap import on_grid
+from tests.test_statistics import (
+    assert_as_exact_as_promised,
+    assert_exact_down_to_denormals,
+    mixed_map,
+    tiny,
+    tiny_map,
+)
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cpu" if INTERPRETED else "cuda"
+ORDERS = (1, 2, 4, 8)
+LAYOUTS = ("channels first", "channels last", "tokens")
+
+pytestmark = pytest.mark.skipif(
+    not (torch.cuda.is_available() or INTERPRETED),
+    reason="no CUDA device, and TRITON_INTERPRET is not set (make test-triton)",
+)
+
+
+def laid(x, layout):
+    """Maps `(N, C, H, W)` on the device in a layout, and their channel axis."""
+    x = x.to(DEVICE)
+    if layout == "channels last":
+        return x.contiguous(memory_format=torch.channels_last), 1
+    return (x.flatten(2).mT.contiguous(), 2) if layout == "tokens" else (x, 1)
+
+
+def read(x, axis, orders=ORDERS, with_means=True):
+    """Statistics, written into a piece of a larger tensor, and channel means."""
+    kernels = importlib.import_module("gramwatch.kernels.cuda")
+    examples, channels = len(x), x.shape[axis]
+    wide = torch.full((examples, 3 + len(orders) * channels + 2), 7.0, device=DEVICE)
+    out = wide[:, 3:-2].unflatten(1, (len(orders), channels))
+    means = torch.full((examples, channels if with_means else 0), 7.0, device=DEVICE)
+    if not kernels.read(x, axis, orders, out, means):
+        return None
+    assert (wide[:, :3] == 7).all()
+    assert (wide[:, -2:] == 7).all()
+    return out.cpu(), means.cpu()
+
+
+def chosen(x, axis, pixels):
+    """A sample as `(N, C, pixels, 1)`, on the CPU."""
+    return on_grid(x, axis, pixels).movedim(axis, 1).flatten(2).unsqueeze(3).cpu()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("pixels", [1, 9, 20, 1024])
+def test_agrees_with_the_paper_over_eight_decades(dtype, layout, pixels):
+    x, axis = laid(mixed_map(3, 9, 8, 7, 0.3, seed=1).to(dtype), layout)
+    found, means = read(on_grid(x, axis, pixels), axis)
+    sample = chosen(x, axis, pixels)
+    assert_as_exact_as_promised(found, sample, ORDERS, "row_sums")
+    expected = sample.double().mean((2, 3))
+    largest = sample.double().abs().amax((2, 3))
+    assert ((means - expected).abs() <= 1e-6 * largest).all()
+
+
+shapes = st.tuples(
+    st.integers(1, 3),
+    st.one_of(st.integers(1, 9), st.sampled_from([33, 130, 300])),
+    st.integers(1, 20),
+    st.integers(1, 20),
+    st.sampled_from([0.0, 0.5, 0.95]),
+)
+some_orders = st.lists(st.sampled_from(ORDERS), min_size=1, max_size=4, unique=True).map(tuple)
+
+
+@given(shapes, st.integers(0, 2**31), some_orders, st.sampled_from(LAYOUTS), st.integers(1, 400))
+@settings(max_examples=25 if INTERPRETED else 120, deadline=None)
+def test_agrees_with_the_paper_on_any_shape_layout_and_orders(shape, seed, orders, layout, pixels):
+    x, axis = laid(mixed_map(*shape, seed=seed), layout)
+    found, _ = read(on_grid(x, axis, pixels), axis, orders, with_means=False)
+    assert_as_exact_as_promised(found, chosen(x, axis, pixels), orders, "row_sums")
+
+
+some_shapes = st.tuples(
+    st.integers(1, 3),
+    st.one_of(st.integers(1, 9), st.just(33)),
+    st.one_of(st.integers(1, 9), st.just(40)),
+    st.just(1),
+    st.sampled_from([0.0, 0.5, 0.95]),
+)
+
+
+@given(some_shapes, st.integers(0, 2**31), some_orders, st.sampled_from(LAYOUTS), tiny)
+@settings(max_examples=40 if INTERPRETED else 300, deadline=None)
+def test_agrees_with_the_paper_down_to_denormals(shape, seed, orders, layout, tiny):
+    maps = tiny_map(shape, seed, *tiny)
+    found, _ = read(*laid(maps, layout), orders)
+    assert_exact_down_to_denormals(found, maps, orders, "row_sums")
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_is_not_finite_shows_in_every_channel_of_its_example(bad, layout):
+    maps = torch.rand(3, 40, 5, 5)
+    maps[1, 7, 2, 2] = bad
+    found, means = read(*laid(maps, layout))
+    assert not found[1].isfinite().any()
+    assert not means[1, 7].isfinite()
+    assert found[[0, 2]].isfinite().all()
+    assert means[[0, 2]].isfinite().all()
+
+
+def test_tensors_without_such_a_kernel_are_left_to_the_others():
+    maps = torch.rand(2, 4, 8, 8, device=DEVICE)
+    assert read(maps, 1, (1, 3)) is None
+    assert read(maps.double(), 1) is None
+    assert read(maps.flatten(1), 1) is None
+    assert read(maps.reshape(2, 4, 4, 4, 4), 1) is None
+    assert read(torch.rand(2, 1, 40, 40, device=DEVICE), 1) is None

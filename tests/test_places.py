@@ -1,0 +1,70 @@
+"""Where pixels and tokens lie in the input."""
+
+import pytest
+import torch
+
+from gramwatch.places import Places, grid_of, sizes_of
+from gramwatch.taps import Tap
+
+
+@pytest.mark.parametrize(
+    ("positions", "sizes", "expected"),
+    [
+        ((8, 8), (32, 32), (0, (8, 8))),
+        ((64,), (128, 128), (0, (8, 8))),
+        ((65,), (128, 128), (1, (8, 8))),  # a class token
+        ((201,), (224, 448), (1, (10, 20))),
+        ((69,), (128, 128), (5, (8, 8))),  # a class token and four registers
+        ((98,), (224, 112), (0, (14, 7))),
+        ((24,), (48,), (0, (24,))),
+        ((1, 1), (32, 32), None),
+        ((), (32, 32), None),
+        ((63,), (128, 128), None),
+        ((4, 49), (), None),
+        ((2, 3, 4), (32, 32), None),
+    ],
+)
+def test_grids_are_found(positions, sizes, expected):
+    assert grid_of(positions, sizes) == expected
+
+
+@pytest.mark.parametrize(
+    ("inputs", "sizes"),
+    [
+        (torch.zeros(2, 3, 8, 10), (8, 10)),
+        (torch.zeros(2, 8, 10, 3), (8, 10)),
+        (torch.zeros(2, 1, 8, 10), (8, 10)),
+        (torch.zeros(2, 12, dtype=torch.int64), (12,)),
+        (torch.zeros(2, 12), ()),
+        ((torch.zeros(2, 5), torch.zeros(2, 3, 8, 8)), (8, 8)),
+        ({"x": torch.zeros(2, 3, 4, 8, 8)}, (4, 8, 8)),
+    ],
+)
+def test_sizes_of_inputs(inputs, sizes):
+    assert sizes_of(inputs)[1] == sizes
+
+
+def test_amounts_keep_their_sum_at_the_size_of_the_input():
+    places = Places(torch.zeros(2, 3, 16, 16))
+    amounts = torch.rand(2, 16, generator=torch.Generator().manual_seed(0))
+    places.add(amounts, (0, (4, 4)))
+    tokens = torch.rand(2, 65, generator=torch.Generator().manual_seed(1))
+    places.add(tokens, (1, (8, 8)))
+    found = places.map()
+    assert found.shape == (2, 16, 16)
+    torch.testing.assert_close(found.sum((1, 2)), amounts.sum(1) + tokens[:, 1:].sum(1))
+
+
+def test_a_pixel_stays_in_its_place():
+    places = Places(torch.zeros(1, 3, 8, 8))
+    amounts = torch.zeros(1, 16)
+    amounts[0, 6] = 1.0  # row 1, column 2 of 4 x 4
+    places.add(amounts, (0, (4, 4)))
+    peak = divmod(int(places.map()[0].argmax()), 8)
+    assert peak in {(2, 4), (2, 5), (3, 4), (3, 5)}
+
+
+def test_windows_folded_into_the_batch_have_no_place():
+    tap = Tap("attention", "linear", "linear", (4, 49, 6), 0, 2, 0)
+    places = Places(torch.zeros(2, 3, 28, 28))
+    assert places.place(torch.zeros(8, 49, 6), tap)[2] is None
