@@ -22,9 +22,17 @@ def test_a_page_is_written_with_the_scores(own, tmp_path):
     assert str(own.train) in text  # what it was fitted on
     assert text.count("data:image/webp;base64,") >= 24
     assert "calibration images" in text
+    assert "of the score" in text  # in sentences
+    words = ["report", table, "--guard", own.guard, "--workers", 0, "-q", "-o"]
     alone = tmp_path / "alone.html"
-    assert invoke("report", table, "--guard", own.guard, "-o", alone, "-q").exit_code == 0
+    result = invoke(*words, alone, "--model", own.model, "--device", "cpu")
+    assert result.exit_code == 0, result.output
     assert alone.read_text() == text
+    plain = tmp_path / "plain.html"
+    assert invoke(*words, plain, "--no-explain").exit_code == 0
+    assert str(own.train) in plain.read_text()
+    assert plain.stat().st_size < alone.stat().st_size
+    assert "name it yourself, --model" in told(invoke(*words, tmp_path / "other.html"))
 
 
 def test_the_facts_are_those_of_the_guard(own):
@@ -52,6 +60,13 @@ def test_minimal_has_no_pictures(own, tmp_path):
     assert said == {"output": str(page), "bytes": page.stat().st_size}
     assert "data:image/" not in page.read_text()
     assert "Most suspicious" not in page.read_text()
+
+
+def test_the_table_of_another_guard_is_refused(own, tmp_path):
+    table = write_csv(tmp_path / "s.csv")
+    result = invoke("report", table, "--guard", own.guard, "--model", own.model, "-o", tmp_path / "r.html")
+    assert result.exit_code == 1
+    assert "the table has the members gram, energy, the guard gram, profile" in told(result)
 
 
 def test_several_tables_are_compared(tmp_path):

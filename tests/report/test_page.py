@@ -54,8 +54,8 @@ def scores(tmp_path):
     return read([write_csv(tmp_path / "new.csv")])
 
 
-def picture(_: str) -> Image.Image:
-    return Image.new("RGB", (16, 16), "green")
+def picture(key: str, grey: bool = False) -> tuple[Image.Image, str]:
+    return Image.new("RGB", (16, 16), "green"), ""
 
 
 def test_the_page_says_what_was_found(scores):
@@ -93,7 +93,8 @@ def test_nothing_in_a_table_is_markup(tmp_path):
     reasons = Reasons(
         {0: [evil]},
         {},
-        [Group(evil, [0], 1, evil)],
+        [Group(evil, [0], evil)],
+        evil,
         [(evil, evil, evil, 1.0)],
         [(evil,) * 3 + (0.9,)],
         [evil],
@@ -149,14 +150,16 @@ def test_explanations_are_shown(scores):
     reasons = Reasons(
         {1: ["Flagged (p = 0.01).", "Mostly texture."]},
         {1: "data:image/webp;base64,AAAA"},
-        [Group("layer1 (gram)", [1, 2], 30, "Like each other.")],
+        [Group("Mostly gram", [1, 2], "Like each other."), Group("Energy", [4])],
+        "All 3 flagged images were explained.",
         [("dog", "gram", "layer1", 2.0), ("dog", "gram", "layer2", -1.0)],
         notes=["3 images were explained."],
     )
     found = Found(page(scores, reasons=reasons, opener=picture))
     text = " ".join(found.text.split())
     assert "Mostly texture." in text
-    assert "30 images, 1000.0 % of the flagged" in text
+    assert "Mostly gram 2 images, 66.7 %. Like each other." in text
+    assert "All 3 flagged images were explained." in text
     assert "Layers and classes: gram" in text
     assert "3 images were explained." in text
     assert "data:image/webp;base64,AAAA" in {attrs["src"] for attrs in found.all("img")}

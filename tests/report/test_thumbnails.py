@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from gramwatch.errors import DataError
 from gramwatch.report import thumbnails
 
 
@@ -27,18 +28,20 @@ def test_a_thumbnail_has_the_right_size(size, shown):
 def test_an_image_is_opened_by_its_path(tmp_path):
     Image.new("RGB", (5, 4), "blue").save(tmp_path / "a.png")
     (tmp_path / "broken.png").write_text("no image")
-    opened = thumbnails.opener()
-    assert opened(str(tmp_path / "a.png")).size == (5, 4)
-    assert opened(str(tmp_path / "broken.png")) is None
-    assert opened(str(tmp_path / "missing.png")) is None
+    opened = thumbnails.Finder()
+    assert opened(str(tmp_path / "a.png"))[0].size == (5, 4)
+    assert opened(str(tmp_path / "a.png"), grey=True)[0].mode == "L"
+    for name, reason in (("broken.png", "not an image"), ("missing.png", "No such file")):
+        with pytest.raises(DataError, match=reason):
+            opened(str(tmp_path / name))
 
 
-def test_an_image_is_opened_by_its_key_in_a_named_set(monkeypatch):
-    opened = thumbnails.opener()
-    assert opened("gaussian/test/00003").size == opened("gaussian/test/00004").size
-    assert opened("gaussian/test/99999999") is None
-    assert opened("gaussian/test/x") is None
-    assert opened("cifar10/nothing/00001") is None
+def test_an_image_is_opened_by_its_key_in_a_named_set():
+    opened = thumbnails.Finder()
+    assert opened("gaussian/test/00003")[0].size == opened("gaussian/test/00004", grey=True)[0].size
+    for key in ("gaussian/test/99999999", "gaussian/test/x", "cifar10/nothing/00001"):
+        with pytest.raises(DataError):
+            opened(key)
 
 
 def test_the_map_is_red_where_it_is_large():

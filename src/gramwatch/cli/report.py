@@ -2,19 +2,35 @@
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gramwatch.cli.checks import existing_file, writable_file
-from gramwatch.cli.common import Json, Quiet, Voice
+from gramwatch.cli.checks import chosen_device, existing_file, writable_file
+from gramwatch.cli.common import (
+    Device,
+    Given,
+    Json,
+    Opened,
+    Quiet,
+    Voice,
+    Weights,
+    Workers,
+    default_workers,
+    opened_guard,
+)
 from gramwatch.cli.info import facts, shown
+from gramwatch.errors import DataError
 
 if TYPE_CHECKING:
     from gramwatch.artifact import Saved
-    from gramwatch.report.page import About
+    from gramwatch.preprocessing import Preprocessing
+    from gramwatch.readers import Opener
+    from gramwatch.report.page import About, Reasons
+    from gramwatch.report.scores import Scores
 
 IMAGES = 24
 """The number of the most suspicious images on a page."""
@@ -40,14 +56,28 @@ def report(
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The page. Its name ends in .html.")],
     guard: Annotated[
-        Path | None, typer.Option(help="The guard that scored: the page says what it was fitted on.")
+        Path | None,
+        typer.Option(
+            help="The guard that scored: the page says what it was fitted on, and why images are flagged."
+        ),
     ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="The network, if the guard's file does not name it.")
+    ] = None,
+    weights: Annotated[Path | None, Weights] = None,
+    explain: Annotated[
+        bool,
+        typer.Option("--explain/--no-explain", help="Run the network again to say why images are flagged."),
+    ] = True,
     images: Annotated[
         int, typer.Option(min=0, help="The number of the most suspicious images that are shown.")
     ] = IMAGES,
     minimal: Annotated[
-        bool, typer.Option("--minimal", help="No pictures: for very many images, or a small file.")
+        bool,
+        typer.Option("--minimal", help="No pictures and no explanations: for very many images."),
     ] = False,
+    workers: Annotated[int | None, Workers] = None,
+    device: Annotated[str | None, Device] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a page that exists.")] = False,
     quiet: Annotated[bool, Quiet] = False,
     as_json: Annotated[bool, Json] = False,
@@ -70,7 +100,14 @@ def report(
         existing_file(guard, "--guard")
     check_page(output, overwrite)
     voice = Voice(quiet, as_json)
-    size = write_report(voice, output, tables, guard, images=images, minimal=minimal)
+    judge = None
+    if guard is not None and explain and not minimal:
+        opened = opened_guard(guard, model, weights, chosen_device(device))
+        preprocessing = Given(None, None, None, None).applied(
+            opened.recorded or opened.model.preprocessing, opened.model.name
+        )
+        judge = Judge(opened, preprocessing, workers)
+    size = write_report(voice, output, tables, guard, judge, images=images, minimal=minimal)
     voice.summary({"output": str(output), "bytes": size})
 
 
@@ -88,21 +125,52 @@ def check_page(output: Path, overwrite: bool, option: str = "--output") -> None:
     altair()
 
 
+@dataclass(frozen=True)
+class Judge:
+    """A guard with its network, and how images become its inputs."""
+
+    opened: Opened
+    preprocessing: "Preprocessing"
+    workers: int | None = None
+
+
 def write_report(
-    voice: Voice, output: Path, tables: Sequence[Path], guard: Path | None, *, images: int, minimal: bool
+    voice: Voice,
+    output: Path,
+    tables: Sequence[Path],
+    guard: Path | None,
+    judge: Judge | None = None,
+    *,
+    images: int = IMAGES,
+    minimal: bool = False,
 ) -> int:
-    """Write the page of some tables. Return its size in bytes."""
+    """Write the page of some tables. With a judge, it says why images are flagged. Return its bytes."""
     from gramwatch import artifact
     from gramwatch.report import scores as scored
     from gramwatch.report.page import page
-    from gramwatch.report.thumbnails import opener
+    from gramwatch.report.thumbnails import Finder
 
-    scores = scored.read(tables)
+    scores, opener = scored.read(tables), None if minimal else Finder()
     about = None if guard is None else about_guard(artifact.read(guard))
-    text = page(scores, about, opener=None if minimal else opener(), images=images)
+    reasons = None if judge is None or opener is None else _reasons(judge, scores, opener, images)
+    text = page(scores, about, reasons, opener=opener, images=images)
     size = _write(output, text)
     voice.say(f"written: {output}, {size / 1e6:.1f} MB")
     return size
+
+
+def _reasons(judge: Judge, scores: "Scores", opener: "Opener", images: int) -> "Reasons":
+    from gramwatch.report.explained import Explainer
+
+    detector = judge.opened.detector
+    members = [] if not hasattr(detector, "members") else list(detector.members)
+    if members != list(scores.parts):
+        raise DataError(
+            f"the table has the members {', '.join(scores.parts) or 'none'}, the guard "
+            f"{', '.join(members) or 'none'}: give the guard that wrote the table, or --no-explain"
+        )
+    workers = default_workers() if judge.workers is None else judge.workers
+    return Explainer(detector, judge.preprocessing, scores, opener, workers).reasons(images)
 
 
 def _write(output: Path, text: str) -> int:

@@ -28,7 +28,7 @@ from gramwatch.cli.common import (
     opened_guard,
     pictures,
 )
-from gramwatch.cli.report import IMAGES, check_page, write_report
+from gramwatch.cli.report import Judge, check_page, write_report
 from gramwatch.cli.rows import Filed, Piped, Row, format_of
 from gramwatch.cli.selecting import as_json as selection_as_json
 from gramwatch.cli.selecting import check_fdr, is_selected, selected, told, too_few
@@ -134,7 +134,7 @@ def score(
         rows.close()
     job.tell(output)
     if report is not None:
-        write_report(voice, report, [output], guard, images=IMAGES, minimal=False)
+        write_report(voice, report, [output], guard, Judge(opened, preprocessing, workers))
     if job.counts["images"] and job.counts["errors"] == job.counts["images"]:
         raise typer.Exit(1)
     if fail_if_flagged and job.counts["flagged"]:

@@ -8,13 +8,15 @@ import base64
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from gramwatch.errors import DataError
+from gramwatch.readers import Opener
 from gramwatch.report import charts
 from gramwatch.report.charts import Chart, percent
 from gramwatch.report.scores import Numbers, Scores, Truths
@@ -50,8 +52,6 @@ class Group:
     title: str
     images: Sequence[int]
     """Their numbers in the table. The most typical are first."""
-    total: int
-    """How many flagged images are like them. More than `images` if only a sample was looked at."""
     about: str = ""
 
 
@@ -64,6 +64,8 @@ class Reasons:
     maps: Mapping[int, str] = field(default_factory=dict)
     """Data URIs of maps."""
     groups: Sequence[Group] = ()
+    grouped: str = ""
+    """How the groups were found."""
     cells: Sequence[tuple[str, str, str, float]] = ()
     """Mean contributions of flagged images: class, member, tap, value."""
     apart: Sequence[tuple[str, str, str, float]] = ()
@@ -93,7 +95,7 @@ def page(
     about: About | None = None,
     reasons: Reasons | None = None,
     *,
-    opener: Callable[[str], Any] | None = None,
+    opener: Opener | None = None,
     images: int = 24,
     title: str = "Out-of-distribution report",
 ) -> str:
@@ -103,8 +105,7 @@ def page(
         scores: the table.
         about: what the guard's file says, if it is there.
         reasons: explanations of some images.
-        opener: opens an image by its path; returns None if it cannot be read. Without it there are no
-            pictures.
+        opener: opens an image by its path. Without it there are no pictures.
         images: the number of the most suspicious images that are shown.
         title: the heading.
 
@@ -237,9 +238,7 @@ def _short(values: Numbers) -> list[Any]:
 class _Builder:
     """Counts, charts, groups and cards of one page."""
 
-    def __init__(
-        self, scores: Scores, about: About, reasons: Reasons, opener: Callable[[str], Any] | None
-    ) -> None:
+    def __init__(self, scores: Scores, about: About, reasons: Reasons, opener: Opener | None) -> None:
         self.scores, self.about, self.reasons, self._opener = scores, about, reasons, opener
         flagged = scores.p_value[scores.is_ood]
         self.alpha = (
@@ -393,13 +392,13 @@ class _Builder:
     def groups(self) -> list[dict[str, Any]]:
         """The groups with their pictures: those of explanations, or else by which members are unusual."""
         found = self.reasons.groups or by_members(self.scores, self.alpha)
-        flagged = max(1, int(self.scores.is_ood.sum()))
+        everyone = max(1, sum(len(group.images) for group in found))
         return [
             {
                 "title": group.title,
                 "about": group.about,
-                "total": group.total,
-                "share": percent(group.total / flagged),
+                "total": len(group.images),
+                "share": percent(len(group.images) / everyone),
                 "classes": _most_common(self.scores.predicted, group.images),
                 "folders": _most_common(self.scores.folders, group.images),
                 "cards": [self.card(i) for i in group.images[:IN_A_GROUP]] if self._opener else [],
@@ -425,9 +424,16 @@ class _Builder:
 
     def _picture(self, i: int) -> str | None:
         if i not in self._pictures:
-            image = self._opener(self.scores.paths[i]) if self._opener else None
-            self._pictures[i] = None if image is None else thumbnail(image)
+            self._pictures[i] = None if self._opener is None else _shown(self._opener, self.scores.paths[i])
         return self._pictures[i]
+
+
+def _shown(opener: Opener, path: str) -> str | None:
+    """The thumbnail of an image. None if it cannot be read."""
+    try:
+        return thumbnail(opener(path)[0])
+    except DataError:
+        return None
 
 
 def _most_common(texts: Sequence[str], images: Sequence[int]) -> str:
@@ -450,11 +456,10 @@ def by_members(scores: Scores, alpha: float | None) -> list[Group]:
         Group(
             " and ".join(key) if key else "only all members together",
             images,
-            len(images),
             "The p-value of these members is small by itself; that of the others is not."
             if key
             else "No member finds these images unusual by itself.",
         )
         for key, images in groups.items()
     ]
-    return sorted(found, key=lambda group: -group.total)
+    return sorted(found, key=lambda group: -len(group.images))

@@ -2,7 +2,6 @@
 
 import base64
 import io
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,33 +14,35 @@ SIDE = 192
 """The longer side of a thumbnail, in pixels."""
 
 
-def opener() -> Callable[[str], Any]:
-    """A function that opens an image by its path, or by its key in a named set. None if it cannot be read."""
-    sets: dict[str, NamedSet | None] = {}
+class Finder:
+    """Opens an image by its path, or by its key in a named set: `cifar10/test/00012`."""
 
-    def opened(key: str) -> Any:
+    def __init__(self) -> None:
+        self._sets: dict[str, NamedSet | None] = {}
+
+    def __call__(self, key: str, grey: bool = False) -> tuple[Any, str]:
+        """The image, and a note of what was changed. An error says why it cannot be read."""
         try:
-            return decoding.opened(key)[0]
+            return decoding.opened(key, grey)
         except DataError:
-            named = _named_set(key, sets)
-            return None if named is None else named.open(key)[0]
+            named = self._named_set(key)
+            if named is None:
+                raise
+            return named.open(key, grey)
 
-    return opened
-
-
-def _named_set(key: str, sets: dict[str, NamedSet | None]) -> NamedSet | None:
-    """The set of a key such as `cifar10/test/00012`."""
-    name, _, rest = key.partition("/")
-    split, _, number = rest.partition("/")
-    if name not in CATALOGUE or not number.isdecimal():
-        return None
-    if name + split not in sets:
-        try:
-            sets[name + split] = NamedSet.load(name, split)
-        except GramwatchError:
-            sets[name + split] = None
-    found = sets[name + split]
-    return found if found is not None and int(number) < len(found.keys) else None
+    def _named_set(self, key: str) -> NamedSet | None:
+        name, _, rest = key.partition("/")
+        split, _, number = rest.partition("/")
+        if name not in CATALOGUE or not number.isdecimal():
+            return None
+        place = f"{name}/{split}"
+        if place not in self._sets:
+            try:
+                self._sets[place] = NamedSet.load(name, split)
+            except GramwatchError:
+                self._sets[place] = None
+        found = self._sets[place]
+        return found if found is not None and key in found.keys else None
 
 
 def thumbnail(image: Any, side: int = SIDE) -> str:
