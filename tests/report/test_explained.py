@@ -67,13 +67,26 @@ def explainer(guard, *tables, **options):
 def test_the_most_suspicious_have_sentences_and_maps(guarded):
     guard, _, odd = guarded
     one = explainer(guard, odd)
-    reasons = one.reasons(5)
-    rows = one.scores.by_score[:5]
+    reasons = one.reasons(20)  # in three batches
+    rows = one.scores.by_score[:20]
     assert set(reasons.sentences) == set(reasons.maps) == set(rows)
     inputs = torch.stack([PREPARED(Image.open(one.scores.paths[row])) for row in rows])
-    assert reasons.sentences[rows[0]] == guard.explain(inputs).sentences(0)[1:]
+    explained = guard.explain(inputs)
+    assert [reasons.sentences[row] for row in rows] == [explained.sentences(i)[1:] for i in range(20)]
+    assert len({tuple(reasons.sentences[row]) for row in rows}) > 5
     assert all(uri.startswith("data:image/webp;base64,") for uri in reasons.maps.values())
     assert reasons.notes == []
+
+
+def test_an_image_that_is_gone_has_no_sentences_and_the_others_keep_theirs(guarded, tmp_path):
+    guard, _, odd = guarded
+    whole = explainer(guard, odd)
+    rows = whole.scores.by_score[:12]
+    gone = whole.scores.paths[rows[3]]
+    (tmp_path / "odd.csv").write_text(odd.read_text().replace(gone, "gone.png"))
+    reasons, before = explainer(guard, tmp_path / "odd.csv").reasons(12), whole.reasons(12)
+    assert reasons.sentences == {row: text for row, text in before.sentences.items() if row != rows[3]}
+    assert reasons.maps == {row: uri for row, uri in before.maps.items() if row != rows[3]}
 
 
 def test_every_flagged_image_is_in_one_group(guarded):

@@ -56,7 +56,7 @@ def scripts() -> str:
     return str(vl_convert.javascript_bundle(None))  # type: ignore[arg-type]
 
 
-def _spec(chart: Any, height: Any = 220) -> dict[str, Any]:
+def _spec(chart: Any, height: int = 220) -> dict[str, Any]:
     found: dict[str, Any] = chart.properties(
         width="container", height=height, autosize={"type": "fit-x", "contains": "padding"}
     ).to_dict()
@@ -166,14 +166,15 @@ def _steps(columns: Sequence[str], rows: list[list[Any]], title: str, constant: 
                 row[4] = row[3] / total
     colours = [INSIDE, OUTSIDE] if verdicts else list(SETS[: len(names)])
     colours = [*colours, *(["#888888"] * (len(names) - len(colours)))][: len(names)]
-    scale = alt.Scale(type="symlog", constant=constant) if constant else alt.Scale(domain=[0, 1])
+    scale = alt.Scale(type="symlog", constant=constant, nice=False) if constant else alt.Scale(domain=[0, 1])
     x = alt.X("from:Q", title=title, scale=scale, axis=alt.Axis(grid=False, labelOverlap=True))
     colour = alt.Color("images of:N", title=None, scale=alt.Scale(domain=names, range=colours))
     y = alt.Y("share:Q", title="share of images", axis=alt.Axis(format="%"), stack=None)
     tip = [alt.Tooltip(c, format=".3~g") for c in ("from:Q", "to:Q")]
     tip = [alt.Tooltip("images of:N"), *tip, alt.Tooltip("images:Q"), alt.Tooltip("share:Q", format=".1%")]
     data = _data(columns, rows)
-    bars = alt.Chart(data).mark_bar(opacity=0.75).encode(x, alt.X2("to:Q"), y, colour, tooltip=tip)
+    zero = alt.Y2Datum(0)
+    bars = alt.Chart(data).mark_rect(opacity=0.75).encode(x, alt.X2("to:Q"), y, zero, colour, tooltip=tip)
     lines = (
         alt.Chart(data).mark_line(interpolate="step-after", strokeWidth=2).encode(x, y, colour, tooltip=tip)
     )
@@ -223,7 +224,7 @@ def share_chart(
     if len(rows) > len(shown):
         about += f" The first {len(shown)} of {len(rows):,} are drawn."
     table = [[each, f"{flagged:,}", f"{count:,}", percent(share)] for each, flagged, count, share in values]
-    return Chart(name, title, about, _spec(chart, alt.Step(24)), columns, table)
+    return Chart(name, title, about, _spec(chart, 30 + 24 * len(values)), columns, table)
 
 
 def heat_chart(
@@ -261,4 +262,4 @@ def heat_chart(
         )
     )
     table = [[x, y, percent(value) if shares else f"{value:.3f}"] for x, y, value in cells]
-    return Chart(name, title, about, _spec(chart, alt.Step(20)), columns, table)
+    return Chart(name, title, about, _spec(chart, 20 * len({row for _, row, _ in cells})), columns, table)

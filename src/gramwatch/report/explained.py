@@ -23,6 +23,8 @@ OF_A_SET = 200
 """The images of each set that are compared, if there are several sets."""
 FEWEST = 10
 """The fewest flagged images that make groups."""
+GROUPS = 6
+"""The most groups. A group has five images or more on average."""
 AT_ONCE = 8
 """Images that are explained together with their maps."""
 
@@ -81,11 +83,13 @@ class Explainer:
 
     def _batches(self, rows: Sequence[int], size: int) -> Any:
         """The rows of the readable images, and their inputs."""
-        left = iter(rows)
+        start = 0
         for batch in self._images(rows, size):
-            found = [(row, image) for row, image in zip(left, batch.images, strict=False)]
+            found = rows[start : start + len(batch.images)]
+            start += len(batch.images)
             if batch.inputs is not None:
-                yield [row for row, image in found if not image.error], batch.inputs
+                readable = [row for row, image in zip(found, batch.images, strict=True) if not image.error]
+                yield readable, batch.inputs
 
     def _images(self, rows: Sequence[int], size: int) -> Images:
         keys = [self.scores.paths[row] for row in rows]
@@ -122,7 +126,7 @@ class Explainer:
             )
 
     def _groups(self, rows: list[int], explained: ExplainedSet) -> list[Group]:
-        found = explained.clusters(flagged=False, seed=self.seed)
+        found = explained.clusters(min(GROUPS, len(rows) // 5), flagged=False, seed=self.seed)
         return [
             Group(
                 self._title(explained, cluster), [rows[i] for i in cluster.examples], _layers_of(cluster.taps)

@@ -12,6 +12,9 @@ from gramwatch.readers import NamedSet
 
 SIDE = 192
 """The longer side of a thumbnail, in pixels."""
+MOST_OF_A_MAP = 0.99
+"""Values of a map above this quantile are all drawn in full red."""
+RED = np.array([214.0, 39.0, 20.0])
 
 
 class Finder:
@@ -72,8 +75,8 @@ def over(image: Any, heat: Any) -> Any:
 
     grey = np.asarray(image.convert("L"), dtype=np.float64)[:, :, None].repeat(3, 2)
     values = np.asarray(heat, dtype=np.float64)
-    values = values / values.max() if values.max() > 0 else values
-    wide = Image.fromarray((255 * values).astype(np.uint8)).resize(image.size, Image.Resampling.BILINEAR)
-    share = np.sqrt(np.asarray(wide, dtype=np.float64) / 255)[:, :, None]
-    red = np.array([214.0, 39.0, 20.0])
-    return Image.fromarray(((1 - 0.85 * share) * (40 + 0.75 * grey) + 0.85 * share * red).astype(np.uint8))
+    most = np.quantile(values, MOST_OF_A_MAP)
+    share = np.clip(values / most, 0, 1) if most > 0 else values
+    wide = Image.fromarray((255 * share).astype(np.uint8)).resize(image.size, Image.Resampling.BILINEAR)
+    red = 0.85 * np.asarray(wide, dtype=np.float64)[:, :, None] / 255
+    return Image.fromarray(((1 - red) * (40 + 0.75 * grey) + red * RED).astype(np.uint8))

@@ -41,6 +41,7 @@
       const result = await vegaEmbed(place, data.charts[name], {
         config, actions: false, renderer: "svg", ast: true, defaultStyle: false, tooltip: { disableDefaultStyle: true },
       });
+      place.querySelector("svg").setAttribute("aria-hidden", "true");  // the element around it is described
       if (drawn[name].number === number) drawn[name].view = result; else result.finalize();
     }
     document.documentElement.dataset.drawn = String(Object.keys(drawn).length);
