@@ -125,6 +125,41 @@ def guard_medians(results: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+WAYS = {
+    "float32": "float32",
+    "bfloat16": "bfloat16, channels last",
+    "compiled": "bfloat16, compiled",
+}
+
+
+def ways_table(results: list[dict[str, Any]]) -> str:
+    """What a guard costs over the plain pass in the ways people run networks: medians, all devices."""
+    columns = {
+        "guard": "Guard",
+        "recorded": "pass recorded",
+        "full": "full effort",
+        "busy_guard": "of the GPU's time: Guard",
+        "busy_full": "full effort",
+        "fit": "fit, times plain",
+    }
+    rows = [
+        (result["device_name"].removeprefix("NVIDIA "), row) for result in results for row in result["rows"]
+    ]
+    names = [name for name in columns if any(name in row for _, row in rows)]
+    head = ["network", "run as", "on", "plain pass, ms", *(columns[name] for name in names)]
+    lines = [f"| {' | '.join(head)} |", "| --- | --- | --- |" + " ---: |" * (len(head) - 3)]
+    for device, row in rows:
+        cells = [f"{row['network']}, batch {row['batch']}", WAYS[row["way"]], device]
+        cells.append(f"{1e3 * row['plain_seconds']['median']:.1f}")
+        for name in names:
+            value = row.get(name, "")
+            cells.append(
+                f"{value['median'] if isinstance(value, dict) else value:.2f}" if name in row else ""
+            )
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def by_default(strict: dict[str, Any], guard: dict[str, Any]) -> str:
     """Scoring on a GPU without TF32, and with TF32 convolutions as PyTorch has them by default."""
     lines = [

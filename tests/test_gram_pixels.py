@@ -13,7 +13,7 @@ from torch import nn
 import gramwatch
 from gramwatch import GramDetector, Guard
 from gramwatch.methods import Profile
-from gramwatch.taps.tap import as_maps, sampled
+from gramwatch.taps.tap import TOGETHER, Sample, as_maps, sampled
 from tests import oracle
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fewer than 20:gramwatch.GramwatchWarning")
@@ -46,10 +46,33 @@ def chosen(shape: tuple[int, ...], axis: int, pixels: int) -> list[tuple[int, ..
     sides = [size for i, size in enumerate(shape) if i not in (0, axis)]
     numbers = torch.arange(math.prod(sides), dtype=torch.float64).reshape(sides)
     x = numbers.unsqueeze(0).unsqueeze(axis).expand(shape)
-    maps = as_maps(*sampled(x, axis, pixels))
+    maps = as_maps(*sampled(x, axis, Sample(pixels)))
     assert maps.shape[:2] == (shape[0], shape[axis])
     assert (maps == maps[:1, :1]).all()
     return [tuple(int(i) for i in np.unravel_index(int(n), sides)) for n in maps[0, 0].tolist()]
+
+
+@given(channels=st.integers(1, 5000), most=st.integers(TOGETHER, 600), axis=st.integers(1, 3))
+@settings(deadline=None, max_examples=200)
+def test_channels_are_evenly_spread_groups_and_no_more_than_asked_for(channels, most, axis):
+    sample = Sample(None, most)
+    numbers = sample.numbers(channels).tolist()
+    assert len(numbers) == len(set(numbers)) == sample.count(channels) <= min(channels, most)
+    assert channels <= most or len(numbers) >= most // 2 - TOGETHER
+    groups = [numbers[i : i + TOGETHER] for i in range(0, len(numbers), TOGETHER)]
+    if channels > most:
+        assert all(group == list(range(group[0], group[0] + TOGETHER)) for group in groups)
+        assert len({b[0] - a[0] for a, b in itertools.pairwise(groups)}) <= 1
+    x = (
+        torch.arange(channels)
+        .reshape([-1 if i == axis else 1 for i in range(4)])
+        .expand([channels if i == axis else 2 for i in range(4)])
+    )
+    maps = as_maps(*sampled(x, axis, sample))
+    assert maps.shape == (2, len(numbers), 4)
+    assert (maps == torch.tensor(numbers)[None, :, None]).all()
+    vectors = torch.arange(channels).expand(3, -1)
+    assert sampled(vectors, 1, sample)[0].tolist() == [numbers] * 3
 
 
 @given(

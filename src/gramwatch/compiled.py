@@ -19,7 +19,7 @@ from gramwatch import kernels
 from gramwatch.errors import warn_once
 from gramwatch.taps.operations import OPERATIONS
 from gramwatch.taps.running import is_compiled, unwrap, wrappers
-from gramwatch.taps.tap import as_maps, mark, sampled
+from gramwatch.taps.tap import Sample, mark
 
 # The compiler may choose the strides of a tap. The kernels take all strides, and a copy would be costly.
 _ANY_STRIDES = (torch.Tag.flexible_layout,)
@@ -30,6 +30,7 @@ def statistics(
     x: Tensor,
     channel_axis: int,
     pixels: int | None,
+    channels: int | None,
     statistic: str,
     orders: Sequence[int],
     features: int,
@@ -37,10 +38,11 @@ def statistics(
 ) -> tuple[Tensor, Tensor]:
     """Gram statistics of a tap, `(N, orders, features)`, and its channel means if wanted, else `(N, 0)`.
 
-    The first axis of `x` is the examples. About `pixels` pixels count; None: all.
+    The first axis of `x` is the examples. `pixels` and `channels` say which part counts, as in a `Sample`.
     """
     out = x.new_empty((len(x), len(orders), features), dtype=torch.float32)
-    means = kernels.read(x, channel_axis, pixels, [(statistic, tuple(orders), out)], with_means)
+    sample = Sample(pixels, channels)
+    means = kernels.read(x, channel_axis, sample, [(statistic, tuple(orders), out)], with_means)
     return out, x.new_empty((len(x), 0), dtype=torch.float32) if means is None else means
 
 
@@ -49,25 +51,29 @@ def _(
     x: Tensor,
     channel_axis: int,
     pixels: int | None,
+    channels: int | None,
     statistic: str,
     orders: Sequence[int],
     features: int,
     with_means: bool,
 ) -> tuple[Tensor, Tensor]:
-    channels = x.shape[channel_axis] if with_means else 0
+    width = Sample(pixels, channels).count(x.shape[channel_axis]) if with_means else 0
     out = x.new_empty((x.shape[0], len(orders), features), dtype=torch.float32)
-    return out, x.new_empty((x.shape[0], channels), dtype=torch.float32)
+    return out, x.new_empty((x.shape[0], width), dtype=torch.float32)
 
 
 @torch.library.custom_op("gramwatch::channel_means", mutates_args=(), tags=_ANY_STRIDES)
-def channel_means(x: Tensor, channel_axis: int, pixels: int | None) -> Tensor:
-    """The mean of each channel of a tap over about `pixels` pixels, `(N, channels)`; None: all pixels."""
-    return as_maps(*sampled(x, channel_axis, pixels)).mean(2, dtype=torch.float32)
+def channel_means(x: Tensor, channel_axis: int, pixels: int | None, channels: int | None) -> Tensor:
+    """The mean of each channel of the part of a tap that counts, `(N, channels)`."""
+    means = kernels.read(x, channel_axis, Sample(pixels, channels), (), True)
+    assert means is not None
+    return means
 
 
 @channel_means.register_fake
-def _(x: Tensor, channel_axis: int, pixels: int | None) -> Tensor:
-    return x.new_empty((x.shape[0], x.shape[channel_axis]), dtype=torch.float32)
+def _(x: Tensor, channel_axis: int, pixels: int | None, channels: int | None) -> Tensor:
+    width = Sample(pixels, channels).count(x.shape[channel_axis])
+    return x.new_empty((x.shape[0], width), dtype=torch.float32)
 
 
 def compiled_as(model: nn.Module, function: Callable[[Any], Any]) -> Callable[[Any], Any]:

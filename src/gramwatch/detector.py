@@ -217,6 +217,10 @@ class Detector(ABC):
         """The taps of the terms."""
         return ()
 
+    def channels_at(self, tap: Tap) -> Tensor:
+        """The numbers of the channels that count at a tap: all."""
+        return torch.arange(tap.channels)
+
     def shares_at(self, observation: Observation, rule: Any, example: int, tap: int) -> Shares:
         """The channels of a tap, for one example. Their amounts are in proportion to their parts."""
         raise NotImplementedError(f"{self.name} has terms, but does not say what is below a tap")

@@ -307,8 +307,8 @@ def _largest(member: str, tap: str, shares: Shares, divisor: float, most: int | 
 # --- how a detector is explained ---------------------------------------------------------------------
 
 Pixels = Callable[[int, Tensor, Sequence[int]], Tensor]
-"""From the number of a tap, its maps `(N, channels, pixels)` and the sizes of the axes of its pixels to what
-each pixel adds, `(N, pixels)`."""
+"""From the number of a tap, its maps `(N, channels that count, pixels)` and the sizes of the axes of its
+pixels to what each pixel adds, `(N, pixels)`."""
 
 
 class Part(Protocol):
@@ -329,11 +329,24 @@ class Part(Protocol):
     def term_taps(self, plan: Any) -> tuple[Tap, ...]:
         """The taps of the terms."""
 
+    def channels_at(self, tap: Tap) -> Tensor:
+        """The numbers of the channels that count at a tap."""
+
     def shares_at(self, observation: Observation, rule: Any, example: int, tap: int) -> Shares:
-        """What the channels of a tap add to its term, without the factor that all taps share."""
+        """What the channels of a tap that count add to its term, without the factor that all taps share."""
 
     def pixels_of(self, observation: Observation, rule: Any, amounts: Tensor) -> Pixels | None:
         """How the contributions of taps, `(N, taps)`, are shared by pixels; None if they have no place."""
+
+
+class _Shared(NamedTuple):
+    """A member whose contributions have places."""
+
+    member: Member
+    part: Part
+    amounts: Tensor
+    """The contributions of its taps that are shared by pixels, `(N, taps)`."""
+    pixels: Pixels
 
 
 @dataclass(frozen=True)
@@ -414,12 +427,13 @@ class Pass:
                     total = shares.amount.sum()
                     # The shares of a tap that does not deviate are all zero.
                     amount = shares.amount * torch.where(total == 0, 0, term / total)
-                    yield tap.name, shares._replace(amount=amount), each.divisor
+                    channel = each.part.channels_at(tap)[shares.channel]
+                    yield tap.name, shares._replace(amount=amount, channel=channel), each.divisor
 
     def _map(self, members: Sequence[Member]) -> tuple[Tensor | None, Tensor | None, list[str]]:
         """The input that has places, the map, and why there is none for some members."""
         places, notes = Places(self.inputs), []
-        shared: list[tuple[Member, Tensor, Pixels]] = []
+        shared: list[_Shared] = []
         for each, member in zip(self.contributions, members, strict=True):
             if member.terms is not None:
                 amounts = member.terms[:, :-1].nan_to_num(0.0).clamp_min(0)
@@ -427,7 +441,7 @@ class Pass:
                 if pixels is None:
                     notes.append(f"{member.title}: its parts have no place in the input")
                 else:
-                    shared.append((member, amounts, pixels))
+                    shared.append(_Shared(member, each.part, amounts, pixels))
         found = None
         if places.sizes and shared:
             self._collect(places, shared, only_positive=True)
@@ -440,24 +454,24 @@ class Pass:
             return places.tensor, None, notes
         return places.tensor, found.nan_to_num(0.0), notes
 
-    def _collect(
-        self, places: Places, shared: Sequence[tuple[Member, Tensor, Pixels]], only_positive: bool
-    ) -> None:
+    def _collect(self, places: Places, shared: Sequence["_Shared"], only_positive: bool) -> None:
         """Run the network again, and collect what the pixels of the taps add."""
         watched: dict[int, Tap] = {}
-        wanted: dict[int, list[tuple[int, Pixels]]] = {}
-        for member, amounts, pixels in shared:
-            for number, tap in enumerate(member.taps):
-                if not only_positive or bool(amounts[:, number].any()):
+        wanted: dict[int, list[tuple[int, Tensor, Pixels]]] = {}
+        for each in shared:
+            for number, tap in enumerate(each.member.taps):
+                if not only_positive or bool(each.amounts[:, number].any()):
                     watched[tap.call] = tap
-                    wanted.setdefault(tap.call, []).append((number, pixels))
+                    counted = each.part.channels_at(tap)
+                    wanted.setdefault(tap.call, []).append((number, counted, each.pixels))
         taps = Taps([watched[call] for call in sorted(watched)], self.plan.taps.operations)
 
         def receive(number: int, tensor: Tensor) -> None:
             maps, positions, grid = places.place(tensor, taps[number])
             if grid is not None:
-                for column, pixels in wanted[taps[number].call]:
-                    places.add(pixels(column, maps.float(), positions), grid)
+                for column, counted, pixels in wanted[taps[number].call]:
+                    some = maps if len(counted) == maps.shape[1] else maps[:, counted.to(maps.device)]
+                    places.add(pixels(column, some.float(), positions), grid)
 
         if watched:
             observe_tensors(self.network, taps, self.inputs, receive)

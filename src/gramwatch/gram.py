@@ -40,10 +40,10 @@ from gramwatch.errors import CalibrationError, InputError, NotFittedError, warn
 from gramwatch.explain import Pixels, Shares
 from gramwatch.measurement import Calibration, Measurement, how_many_rank
 from gramwatch.observation import WIDEST_TRIANGLE, Needs, Observation, Plan, Statistics
-from gramwatch.statistics import STATISTICS, check_orders, check_pixels
+from gramwatch.statistics import STATISTICS, check_count, check_orders
 from gramwatch.taps import Network, Tap, Taps, unwrap
 from gramwatch.taps.running import InputsAdapter, LogitsAdapter
-from gramwatch.taps.tap import as_maps, sampled
+from gramwatch.taps.tap import TOGETHER, Sample, as_maps, sampled
 
 FEW_EXAMPLES = 20
 """A warning names classes with fewer training examples than this. Their bounds are too narrow."""
@@ -53,7 +53,7 @@ MAP_ORDER = 2
 """The highest order that a map reads. High orders are nearly one pixel: see docs/explain.md."""
 MOST_GROUPS = 10**6
 """The most taps times orders of a file. Large networks have ten thousand; a file with more is refused."""
-LATER_DEFAULTS = (("storage", "float32"), ("pixels", None))
+LATER_DEFAULTS = (("storage", "float32"), ("pixels", None), ("channels", None))
 """Settings that came after version 0.1.0, with their default values."""
 BOUNDS_RULES: dict[str, dict[str, artifact.Rule]] = {
     "min_max": {
@@ -117,6 +117,8 @@ class GramDetector(Detector):
         orders: the orders of the Gram matrices, P, at most 100.
         pixels: about how many pixels of each tensor count, on a regular grid; None: all, as in the paper.
             Fewer pixels cost less time: see docs/performance.md.
+        channels: at most how many channels of each tensor count, in groups of 16 that are evenly spread;
+            None: all, as in the paper. Fewer channels cost less time, memory and disk.
         statistic: `"row_sums"`, `"row_sums_of_roots"`, `"diagonal"`, `"off_diagonal"`, `"triangle"`, or
             `"auto"`: `triangle` for plain vectors up to 1,024 channels, `row_sums` for all other tensors.
             If the statistics of a batch exceed 1 GiB, the batch is run in pieces.
@@ -152,6 +154,7 @@ class GramDetector(Detector):
         taps: str | Iterable[str] = "all",
         orders: Iterable[int] = range(1, 11),
         pixels: int | None = None,
+        channels: int | None = None,
         statistic: str = "auto",
         bounds: str = "min_max",
         normalise: bool = True,
@@ -169,7 +172,8 @@ class GramDetector(Detector):
             raise ValueError(
                 f"storage='float16' is for bounds='min_max': with bounds={bounds!r} use storage='float32'"
             )
-        self.orders, self.pixels = check_orders(orders), check_pixels(pixels)
+        self.orders, self.pixels = check_orders(orders), check_count("pixels", pixels)
+        self.channels = check_count("channels", channels, TOGETHER)
         self.statistic, self.bounds, self.storage = statistic, bounds, storage
         self.normalise = normalise
         self.confidence: Confidence = confidence
@@ -196,7 +200,7 @@ class GramDetector(Detector):
     @property
     def _statistics(self) -> Statistics:
         taps = self.selection if isinstance(self.selection, str) else tuple(self.selection)
-        return Statistics(taps, self.statistic, self.orders, self.pixels)
+        return Statistics(taps, self.statistic, self.orders, Sample(self.pixels, self.channels))
 
     @property
     def known_taps(self) -> Mapping[Statistics, Taps]:
@@ -326,7 +330,8 @@ class GramDetector(Detector):
         if self._taps is not None:
             return
         self._taps = taps = plan.tables[self._statistics].taps
-        wide = [tap.name for tap in taps if tap.is_vector and tap.channels > WIDEST_TRIANGLE]
+        count = self._statistics.sample.count
+        wide = [tap.name for tap in taps if tap.is_vector and count(tap.channels) > WIDEST_TRIANGLE]
         if self.statistic == "auto" and wide:
             warn(
                 f"{len(wide)} vector(s) over {WIDEST_TRIANGLE} channels are judged by row sums, "
@@ -501,7 +506,8 @@ class GramDetector(Detector):
     def shares_at(self, observation: Observation, rule: Any, example: int, tap: int) -> Shares:
         """The statistics of one tap outside their range: channels, or pairs of channels, by order."""
         at = self._at(observation, tap, slice(example, example + 1))
-        asked, channels = self._statistics.at(self.taps[tap]), self.taps[tap].channels
+        asked = self._statistics.at(self.taps[tap])
+        channels = self._statistics.sample.count(self.taps[tap].channels)
         numbers = torch.arange(channels)
         if asked.statistic == "triangle":
             numbers = torch.triu_indices(channels, channels).T
@@ -519,8 +525,12 @@ class GramDetector(Detector):
 
     def _counted(self, positions: Sequence[int]) -> int:
         """The number of pixels over which statistics are summed, of a tensor with pixels along these axes."""
-        some = sampled(torch.empty(1, 1, *positions, device="meta"), 1, self.pixels)
+        some = sampled(torch.empty(1, 1, *positions, device="meta"), 1, Sample(self.pixels))
         return as_maps(*some).shape[2]
+
+    def channels_at(self, tap: Tap) -> Tensor:
+        """The numbers of the channels that count at a tap."""
+        return self._statistics.sample.numbers(tap.channels)
 
     def pixels_of(self, observation: Observation, rule: Any, amounts: Tensor) -> Pixels:
         """How the contributions of taps are shared by pixels: see `deviation.pixel_shares`."""
@@ -554,6 +564,7 @@ class GramDetector(Detector):
             "taps": self.selection,
             "orders": list(self.orders),
             "pixels": self.pixels,
+            "channels": self.channels,
             "statistic": self.statistic,
             "bounds": self.bounds,
             "normalise": self.normalise,

@@ -32,8 +32,8 @@ from gramwatch.threshold import Ranks
 MEMBERS = ("gram", "profile", "class_ratio", "energy")
 """The default members."""
 EFFORTS: dict[str, dict[str, Any]] = {
-    "lean": {"taps": "spread", "orders": (1, 2, 4, 8), "pixels": 256},
-    "full": {"taps": "all", "orders": range(1, 11), "pixels": None},
+    "lean": {"taps": "spread", "orders": (1, 2, 4, 8), "pixels": 256, "channels": 256},
+    "full": {"taps": "all", "orders": range(1, 11), "pixels": None, "channels": None},
 }
 """What Gram looks at inside a guard. `"full"` is the paper's."""
 SHRINK = 50
@@ -103,11 +103,13 @@ class Guard(Detector):
 
     Args:
         model: any classifier that returns logits. It is not changed.
-        effort: how much of the network Gram looks at. `"lean"`: about 256 pixels of each of 24 tensors, and
-            orders 1, 2, 4, 8. `"full"`: everything, as in the paper, at many times the cost.
+        effort: how much of the network Gram looks at. `"lean"`: about 256 pixels and at most 256 channels of
+            each of 24 tensors, and orders 1, 2, 4, 8. `"full"`: everything, as in the paper, at many times
+            the cost.
         taps: which tensors Gram watches, as for `GramDetector`; None: those of `effort`.
         orders: the orders of the Gram matrices, P; None: those of `effort`.
         pixels: about how many pixels of each tensor Gram looks at, `"all"` for all; None: those of `effort`.
+        channels: at most how many channels of each tensor Gram looks at, likewise.
         statistic: the statistic of Gram, as for `GramDetector`.
         storage: the storage of Gram's bounds, as for `GramDetector`.
         level: the share of in-distribution inputs to keep; `1 - level` is the false-alarm rate.
@@ -142,6 +144,7 @@ class Guard(Detector):
         taps: str | Iterable[str] | None = None,
         orders: Iterable[int] | None = None,
         pixels: int | str | None = None,
+        channels: int | str | None = None,
         statistic: str = "auto",
         storage: str = "float32",
         level: float = 0.95,
@@ -152,9 +155,10 @@ class Guard(Detector):
     ) -> None:
         if effort not in EFFORTS:
             raise ValueError(f"effort must be one of {', '.join(EFFORTS)}; got {effort!r}")
-        chosen = {"taps": taps, "orders": orders, "pixels": pixels}
+        chosen = {"taps": taps, "orders": orders, "pixels": pixels, "channels": channels}
         gram = EFFORTS[effort] | {name: value for name, value in chosen.items() if value is not None}
-        gram["pixels"] = None if gram["pixels"] == "all" else gram["pixels"]
+        for name in ("pixels", "channels"):
+            gram[name] = None if gram[name] == "all" else gram[name]
         detectors: dict[str, Detector] = {}
         network = Network.of(model, inputs, logits)
         for name in members:

@@ -24,6 +24,7 @@ from gramwatch.statistics import distinct_orders
 from gramwatch.taps import Look, Network, Tap, Taps, judging, unwrap
 from gramwatch.taps.observe import observe_apart, ordinary, run_watched
 from gramwatch.taps.running import is_compiled, warn_uncompiled, wrappers
+from gramwatch.taps.tap import WHOLE, Chosen, Sample
 
 WIDEST_TRIANGLE = 1024
 """With `statistic="auto"`, vectors up to this many channels are judged by pairs, wider ones by row sums."""
@@ -34,22 +35,22 @@ MOST_STATISTICS = 2**30
 
 Selection = str | tuple[str, ...]
 """A choice of taps, as for `find_taps`."""
-_Mean = tuple[int, int | None]
+_Mean = tuple[int, Sample]
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """Gram statistics that a detector needs: the taps, the statistic, the orders, the pixels."""
+    """Gram statistics that a detector needs: the taps, the statistic, the orders, the part that counts."""
 
     taps: Selection
     statistic: str
     orders: tuple[int, ...]
-    pixels: int | None = None
-    """About how many pixels of a map count, on a regular grid. None: all of them."""
+    sample: Sample = WHOLE
+    """Which part of every tensor counts."""
 
     def at(self, tap: Tap) -> "StatisticsAtTap":
         """The statistics to compute at one tap."""
-        statistic, channels = self.statistic, tap.channels
+        statistic, channels = self.statistic, self.sample.count(tap.channels)
         if statistic == "auto":
             pairs = tap.is_vector and channels <= WIDEST_TRIANGLE
             statistic = "triangle" if pairs else "row_sums"
@@ -91,8 +92,8 @@ class Needs:
     """The name of a tap. Its channel means are the features, in place of the input of that linear layer."""
     means: Selection | None = None
     """The taps whose channel means are needed."""
-    mean_pixels: int | None = None
-    """About how many pixels of a map these means are taken over, on a regular grid. None: all of them."""
+    mean_sample: Sample = WHOLE
+    """Which part of every tensor these means are of."""
     statistics: Statistics | None = None
     """The Gram statistics that are needed."""
 
@@ -200,7 +201,7 @@ class GramTable:
     """The layout of a table that holds the Gram statistics of several taps side by side."""
 
     def __init__(self, statistics: Statistics, taps: Taps) -> None:
-        self.taps, self.pixels = taps, statistics.pixels
+        self.taps, self.sample = taps, statistics.sample
         self.at = [statistics.at(tap) for tap in taps]
         self.starts = [0, *accumulate(at_tap.size for at_tap in self.at)]
 
@@ -222,9 +223,19 @@ class _Read(NamedTuple):
     tables: list[Tensor]
     """Gram statistics, one table for each `GramTable`."""
     means: "dict[_Mean, Tensor]"
-    """Channel means by the number of the tap and by how many pixels they are taken over."""
+    """Channel means by the number of the tap and by the part of it that they are of."""
     features: list[Tensor]
     """The input of the layer that makes the logits, if a detector needs it."""
+
+
+class _ToRead(NamedTuple):
+    """What is read of one part of a tap."""
+
+    wanted: list[tuple[str, tuple[int, ...], Tensor]]
+    """The statistics, as `kernels.read` takes them."""
+    averaged: list[Sample]
+    """The samples whose channel means are needed."""
+    sample: Sample
 
 
 class Plan:
@@ -247,10 +258,10 @@ class Plan:
         """A context for inputs of a new form. It refuses inputs that a detector does not accept, and explains
         an error of the network."""
         known = known or {}
-        averaged = dict.fromkeys((need.means, need.mean_pixels) for need in needs if need.means is not None)
+        averaged = dict.fromkeys((need.means, need.mean_sample) for need in needs if need.means is not None)
         self._mean_taps = {key: look.taps(key[0]) for key in averaged}
         names = _distinct(need.features_at for need in needs)
-        self._feature_taps = {((name,), None): _single_tap(look, name) for name in names}
+        self._feature_taps = {((name,), WHOLE): _single_tap(look, name) for name in names}
         self.tables = {
             statistics: GramTable(statistics, known.get(statistics) or look.taps(statistics.taps))
             for statistics in _distinct(need.statistics for need in needs)
@@ -278,7 +289,7 @@ class Plan:
 
     def taps_of(self, needs: Needs) -> Taps | None:
         """The taps whose channel means a detector needs; None if it needs none."""
-        return None if needs.means is None else self._mean_taps[needs.means, needs.mean_pixels]
+        return None if needs.means is None else self._mean_taps[needs.means, needs.mean_sample]
 
     @property
     def _needs_head(self) -> bool:
@@ -299,10 +310,10 @@ class Plan:
         """
         number_of = {tap.call: number for number, tap in enumerate(self.taps)}
         selected = self._mean_taps | self._feature_taps
-        averaged: dict[int, list[int | None]] = {}
-        for (_, pixels), taps in selected.items():
+        averaged: dict[int, list[Sample]] = {}
+        for (_, sample), taps in selected.items():
             for tap in taps:
-                averaged.setdefault(tap.call, []).append(pixels)
+                averaged.setdefault(tap.call, []).append(sample)
         tables = list(self.tables.values())
         self._columns = [
             {number_of[tap.call]: column for column, tap in enumerate(table.taps)} for table in tables
@@ -443,17 +454,18 @@ class Plan:
             def receive(number: int, tensor: Tensor) -> None:
                 averaged, tables = uses[number]
                 x, axis = taps.listed[number].examples_apart(tensor, examples)
+                left = list(averaged)
                 for i, column in tables:
-                    at, pixels = layouts[i].at[column], layouts[i].pixels
-                    with_means = pixels in averaged and (number, pixels) not in means
+                    at, sample = layouts[i].at[column], layouts[i].sample
+                    same = [each for each in left if each.of(x.shape, axis) == sample.of(x.shape, axis)]
                     columns[i][column], mean = statistics(
-                        x, axis, pixels, at.statistic, at.orders, at.features, with_means
+                        x, axis, *sample, at.statistic, at.orders, at.features, bool(same)
                     )
-                    if with_means:
-                        means[number, pixels] = mean
-                for pixels in averaged:
-                    if (number, pixels) not in means:
-                        means[number, pixels] = channel_means(x, axis, pixels)
+                    for each in same:
+                        means[number, each] = mean
+                        left.remove(each)
+                for sample in left:
+                    means[number, sample] = channel_means(x, axis, *sample)
 
             def at_head(x: Tensor, *_: Tensor | None) -> None:
                 features.append(x.flatten(1).float())
@@ -475,16 +487,22 @@ class Plan:
 
         def receive(number: int, x: Tensor, axis: int) -> None:
             averaged, tables = self._uses[number]
-            wanted: dict[int | None, list[tuple[str, tuple[int, ...], Tensor]]] = {}
+            reads: dict[Chosen, _ToRead] = {}
             for i, column in tables:
                 if not filled[i].numel():
                     filled[i] = layouts[i].empty(x)
                 at_tap, place = layouts[i].at[column], layouts[i].place(filled[i], column)
-                wanted.setdefault(layouts[i].pixels, []).append((at_tap.statistic, at_tap.orders, place))
-            for pixels in dict.fromkeys([*wanted, *averaged]):
-                mean = kernels.read(x, axis, pixels, wanted.get(pixels, ()), pixels in averaged)
-                if mean is not None:
-                    means[number, pixels] = mean
+                read = reads.setdefault(
+                    layouts[i].sample.of(x.shape, axis), _ToRead([], [], layouts[i].sample)
+                )
+                read.wanted.append((at_tap.statistic, at_tap.orders, place))
+            for sample in averaged:
+                reads.setdefault(sample.of(x.shape, axis), _ToRead([], [], sample)).averaged.append(sample)
+            for read in reads.values():
+                mean = kernels.read(x, axis, read.sample, read.wanted, bool(read.averaged))
+                for sample in read.averaged:
+                    assert mean is not None
+                    means[number, sample] = mean
 
         def repeat(number: int, earlier: int) -> bool:
             """Copy the statistics of an earlier tap of the same tensor; False if the copy is not enough."""
@@ -514,8 +532,8 @@ class Plan:
         """The observation of one detector. Its `finite` is set later."""
         features, head = (base.features, base.head) if needs.features else (None, None)
         if needs.features and needs.features_at is not None:
-            features, head = means[self._numbers[(needs.features_at,), None][0]], None
-        numbers = () if needs.means is None else self._numbers[needs.means, needs.mean_pixels]
+            features, head = means[self._numbers[(needs.features_at,), WHOLE][0]], None
+        numbers = () if needs.means is None else self._numbers[needs.means, needs.mean_sample]
         return replace(
             base,
             features=features,

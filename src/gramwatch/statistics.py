@@ -66,13 +66,14 @@ def check_orders(orders: Iterable[int]) -> tuple[int, ...]:
     return tuple(checked)
 
 
-def check_pixels(pixels: int | None) -> int | None:
-    """The number of pixels, None for all. An error names a wrong number."""
-    if pixels is None:
+def check_count(what: str, count: int | None, fewest: int = 1) -> int | None:
+    """A number of pixels or channels, None for all. An error names a wrong number."""
+    if count is None:
         return None
-    if isinstance(pixels, bool) or not isinstance(pixels, int) or pixels < 1:
-        raise ValueError(f"pixels must be a positive integer, or None for all, got {pixels!r}")
-    return pixels
+    if isinstance(count, bool) or not isinstance(count, int) or count < fewest:
+        at_least = "a positive integer" if fewest == 1 else f"an integer, at least {fewest}"
+        raise ValueError(f"{what} must be {at_least}, or None for all, got {count!r}")
+    return count
 
 
 def distinct_orders(orders: Iterable[int]) -> dict[int, int]:

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gramwatch.taps.tap import on_grid
+from gramwatch.taps.tap import WHOLE, Sample, as_maps, sampled
 from tests.test_statistics import (
     assert_as_exact_as_promised,
     assert_exact_down_to_denormals,
@@ -39,36 +39,50 @@ def laid(x, layout):
     return (x.flatten(2).mT.contiguous(), 2) if layout == "tokens" else (x, 1)
 
 
-def read(x, axis, orders=ORDERS, with_means=True):
+def read(x, axis, sample=WHOLE, orders=ORDERS, with_means=True):
     """Statistics, written into a piece of a larger tensor, and channel means."""
     kernels = importlib.import_module("gramwatch.kernels.cuda")
-    examples, channels = len(x), x.shape[axis]
+    examples, channels = len(x), sample.count(x.shape[axis])
     wide = torch.full((examples, 3 + len(orders) * channels + 2), 7.0, device=DEVICE)
     out = wide[:, 3:-2].unflatten(1, (len(orders), channels))
-    means = torch.full((examples, channels if with_means else 0), 7.0, device=DEVICE)
-    if not kernels.read(x, axis, orders, out, means):
+    means = torch.full((examples, channels), 7.0, device=DEVICE)
+    if not kernels.read(x, axis, sample, orders, out, means if with_means else None):
         return None
     assert (wide[:, :3] == 7).all()
     assert (wide[:, -2:] == 7).all()
     return out.cpu(), means.cpu()
 
 
-def chosen(x, axis, pixels):
-    """A sample as `(N, C, pixels, 1)`, on the CPU."""
-    return on_grid(x, axis, pixels).movedim(axis, 1).flatten(2).unsqueeze(3).cpu()
+def chosen(x, axis, sample):
+    """The part that counts as `(N, C, pixels, 1)`, on the CPU."""
+    return as_maps(*sampled(x, axis, sample)).unsqueeze(3).cpu()
+
+
+def assert_means(means, part):
+    part = part.double()
+    assert ((means - part.mean((2, 3))).abs() <= 1e-6 * part.abs().amax((2, 3))).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("pixels", [1, 9, 20, 1024])
-def test_agrees_with_the_paper_over_eight_decades(dtype, layout, pixels):
-    x, axis = laid(mixed_map(3, 9, 8, 7, 0.3, seed=1).to(dtype), layout)
-    found, means = read(on_grid(x, axis, pixels), axis)
-    sample = chosen(x, axis, pixels)
-    assert_as_exact_as_promised(found, sample, ORDERS, "row_sums")
-    expected = sample.double().mean((2, 3))
-    largest = sample.double().abs().amax((2, 3))
-    assert ((means - expected).abs() <= 1e-6 * largest).all()
+@pytest.mark.parametrize("sample", [Sample(1), Sample(9), Sample(20, 32), WHOLE])
+def test_agrees_with_the_paper_over_eight_decades(dtype, layout, sample):
+    x, axis = laid(mixed_map(3, 70, 8, 7, 0.3, seed=1).to(dtype), layout)
+    found, means = read(x, axis, sample)
+    part = chosen(x, axis, sample)
+    assert_as_exact_as_promised(found, part, ORDERS, "row_sums")
+    assert_means(means, part)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("layout", ["channels last", "tokens"])
+@pytest.mark.parametrize("sample", [WHOLE, Sample(None, 32), Sample(500, 48)])
+def test_means_alone(dtype, layout, sample):
+    x, axis = laid(mixed_map(3, 70, 40, 37, 0.3, seed=2).to(dtype), layout)
+    kernels = importlib.import_module("gramwatch.kernels.cuda")
+    means = torch.full((3, sample.count(70)), 7.0, device=DEVICE)
+    assert kernels.read(x, axis, sample, (), None, means)
+    assert_means(means.cpu(), chosen(x, axis, sample))
 
 
 shapes = st.tuples(
@@ -81,12 +95,16 @@ shapes = st.tuples(
 some_orders = st.lists(st.sampled_from(ORDERS), min_size=1, max_size=4, unique=True).map(tuple)
 
 
-@given(shapes, st.integers(0, 2**31), some_orders, st.sampled_from(LAYOUTS), st.integers(1, 400))
+samples = st.builds(Sample, st.integers(1, 400), st.one_of(st.none(), st.integers(16, 200)))
+
+
+@given(shapes, st.integers(0, 2**31), some_orders, st.sampled_from(LAYOUTS), samples)
 @settings(max_examples=25 if INTERPRETED else 120, deadline=None)
-def test_agrees_with_the_paper_on_any_shape_layout_and_orders(shape, seed, orders, layout, pixels):
+def test_agrees_with_the_paper_on_any_shape_layout_and_orders(shape, seed, orders, layout, sample):
     x, axis = laid(mixed_map(*shape, seed=seed), layout)
-    found, _ = read(on_grid(x, axis, pixels), axis, orders, with_means=False)
-    assert_as_exact_as_promised(found, chosen(x, axis, pixels), orders, "row_sums")
+    found, means = read(x, axis, sample, orders, with_means=False)
+    assert_as_exact_as_promised(found, chosen(x, axis, sample), orders, "row_sums")
+    assert (means == 7).all()
 
 
 some_shapes = st.tuples(
@@ -102,7 +120,7 @@ some_shapes = st.tuples(
 @settings(max_examples=40 if INTERPRETED else 300, deadline=None)
 def test_agrees_with_the_paper_down_to_denormals(shape, seed, orders, layout, tiny):
     maps = tiny_map(shape, seed, *tiny)
-    found, _ = read(*laid(maps, layout), orders)
+    found, _ = read(*laid(maps, layout), orders=orders)
     assert_exact_down_to_denormals(found, maps, orders, "row_sums")
 
 
@@ -120,7 +138,7 @@ def test_what_is_not_finite_shows_in_every_channel_of_its_example(bad, layout):
 
 def test_tensors_without_such_a_kernel_are_left_to_the_others():
     maps = torch.rand(2, 4, 8, 8, device=DEVICE)
-    assert read(maps, 1, (1, 3)) is None
+    assert read(maps, 1, orders=(1, 3)) is None
     assert read(maps.double(), 1) is None
     assert read(maps.flatten(1), 1) is None
     assert read(maps.reshape(2, 4, 4, 4, 4), 1) is None

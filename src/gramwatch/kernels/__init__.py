@@ -18,7 +18,7 @@ from torch import Tensor
 
 from gramwatch.errors import warn
 from gramwatch.statistics import STATISTICS, write_pairs
-from gramwatch.taps.tap import as_maps, on_grid, sampled
+from gramwatch.taps.tap import Sample, as_maps, sampled
 
 FAST = ("row_sums", "diagonal", "off_diagonal")
 """The statistics that have kernels."""
@@ -59,26 +59,31 @@ def compute_each(maps: Tensor, wanted: Wanted) -> None:
 
 
 def read(
-    x: Tensor, channel_axis: int, pixels: int | None, wanted: Wanted, with_means: bool = False
+    x: Tensor, channel_axis: int, sample: Sample, wanted: Wanted, with_means: bool = False
 ) -> Tensor | None:
-    """Write several statistics of a tensor, and return its channel means, `(N, channels)`, if wanted.
+    """Write several statistics of the part of a tensor that counts. Return its channel means, if wanted.
 
-    The first axis of `x` is the examples. All axes but that and `channel_axis` are pixels. About `pixels` of
-    them are read, as by `on_grid`.
+    The first axis of `x` is the examples. All axes but that and `channel_axis` are pixels. The channel means
+    are `(N, channels that count)`.
     """
-    may_sample = pixels is not None and len(x) > 0 and not x.requires_grad
-    if may_sample and len(wanted) == 1 and wanted[0][0] == "row_sums":
-        signature = (x.device.type, "read", x.dtype, wanted[0][1])
+    plain = not wanted or (len(wanted) == 1 and wanted[0][0] == "row_sums")
+    if x.is_cuda and plain and len(x) and not x.requires_grad:
+        _, orders, out = wanted[0] if wanted else ("", (), None)
+        signature = ("cuda", "read", x.dtype, orders)
         kernels = _kernels(signature)
-        if kernels is not None and hasattr(kernels, "read"):
-            shape = (len(x), x.shape[channel_axis] if with_means else 0)
-            means = torch.empty(shape, dtype=torch.float32, device=x.device)
+        if kernels is not None:
+            shape = (len(x), sample.count(x.shape[channel_axis]))
+            means = torch.empty(shape, dtype=torch.float32, device=x.device) if with_means else None
             try:
-                if kernels.read(on_grid(x, channel_axis, pixels), channel_axis, *wanted[0][1:], means):
-                    return means if with_means else None
+                if kernels.read(x, channel_axis, sample, orders, out, means):
+                    return means
             except Exception as error:
                 _give_up(signature, error)
-    maps = as_maps(*sampled(x, channel_axis, pixels))
+    chosen = sample.of(x.shape, channel_axis)
+    if not wanted and chosen.grid is None:  # a copy would cost more than the mean of all channels
+        means = as_maps(x, channel_axis).mean(2, dtype=torch.float32)
+        return means[:, sample.numbers(means.shape[1]).to(means.device)] if chosen.step > 1 else means
+    maps = as_maps(*sampled(x, channel_axis, sample))
     compute_each(maps, wanted)
     return maps.mean(2, dtype=torch.float32) if with_means else None
 

@@ -15,6 +15,7 @@ import triton
 from torch import Tensor
 
 from gramwatch.kernels import programs
+from gramwatch.taps.tap import TOGETHER, Sample
 
 FEATURES = 1024
 """The number of features of an example that a program handles together."""
@@ -36,78 +37,107 @@ def compute(statistic: str, maps: Tensor, orders: tuple[int, ...], out: Tensor) 
         return _run(plan, maps, out)
 
 
-def read(x: Tensor, channel_axis: int, orders: tuple[int, ...], out: Tensor, means: Tensor) -> bool:
-    """Write `row_sums` of a tensor into `out` `(N, orders, C)`, and its channel means into `means` `(N, C)`.
+def read(
+    x: Tensor,
+    channel_axis: int,
+    sample: Sample,
+    orders: tuple[int, ...],
+    out: Tensor | None,
+    means: Tensor | None,
+) -> bool:
+    """Write `row_sums` of a part of a tensor into `out` `(N, orders, C)`, its means into `means` `(N, C)`.
 
-    `means` may be empty, `(N, 0)`. The tensor is read as it lies, a strided view too. False, and nothing is
-    done, if there is no such kernel: for many pixels, for more than two axes of pixels, for orders other than
-    `programs.DOUBLED`, for float64.
+    Either may be None. The tensor is read as it lies. False, and nothing is done, if there is no such kernel:
+    for many pixels, for more than two axes of pixels, for orders other than `programs.DOUBLED`, for float64;
+    for means alone if the channels are not dense.
     """
-    axes = [axis for axis in range(1, x.ndim) if axis != channel_axis]
-    if not 1 <= len(axes) <= 2 or not set(orders) <= set(programs.DOUBLED) or x.dtype == torch.float64:
-        return False
-    height, width = (1, *(x.shape[axis] for axis in axes))[-2:]
-    if height * width > MOST_READ:
-        return False
-    if x.stride(channel_axis) != 1:
-        x = x.movedim(channel_axis, -1).contiguous()
-        channel_axis, axes = x.ndim - 1, list(range(1, x.ndim - 1))
-    shape = (len(x), x.shape[channel_axis], height, width)
-    strides = (x.stride(0), *(0, *(x.stride(axis) for axis in axes))[-2:])
-    aligned = tuple([place.data_ptr() % 16 == 0 for place in (x, out, means)])
     index = x.get_device()
-    plan = _reading(shape, strides, x.dtype, orders, out.stride(0), means.shape[1] > 0, index, aligned)
+    places = (0 if out is None else out.stride(0), means is not None, x.data_ptr() % 16 == 0)
+    plan = _reading(x.shape, x.stride(), channel_axis, sample, x.dtype, orders, *places, index)
+    if not plan:
+        return False
     if index < 0 or index == torch.cuda.current_device():  # negative: a CPU tensor, in the interpreter
-        _run_reading(plan, x, out, means)
+        _read(plan, x, out, means)
     else:
         with torch.cuda.device(index):
-            _run_reading(plan, x, out, means)
+            _read(plan, x, out, means)
     return True
 
 
-def _run_reading(plan: "tuple[_Launch, _Launch]", x: Tensor, out: Tensor, means: Tensor) -> None:
+def _read(plan: "list[_Launch]", x: Tensor, out: Tensor | None, means: Tensor | None) -> None:
+    if out is None:
+        assert means is not None
+        return plan[0](x, means)
     scratch = torch.empty(plan[0].room, dtype=torch.float32, device=x.device)
     plan[0](x, scratch)
-    plan[1](x, scratch, out, means)
+    return plan[1](x, scratch, out, scratch if means is None else means)
 
 
 @lru_cache(4096)
 def _reading(
-    shape: tuple[int, int, int, int],
-    strides: tuple[int, int, int],
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    channel_axis: int,
+    sample: Sample,
     dtype: torch.dtype,
     orders: tuple[int, ...],
     stride_out: int,
     with_means: bool,
+    aligned: bool,
     device: int,
-    aligned: tuple[bool, ...],
-) -> "tuple[_Launch, _Launch]":
-    """The two kernels that `read` launches: sums over the channels, then sums over the pixels."""
-    examples, channels, height, width = shape
-    pixels = height * width
-    sizes = (channels, pixels, width, *strides)
+) -> "list[_Launch]":
+    """The kernels that `read` launches: sums over the channels, then sums over the pixels; or means alone.
+
+    Empty if there is no such kernel.
+    """
+    axes = [axis for axis in range(1, len(shape)) if axis != channel_axis]
+    if not 1 <= len(axes) <= 2 or not set(orders) <= set(programs.DOUBLED) or dtype == torch.float64:
+        return []
+    chosen = sample.of(shape, channel_axis)
+    grid = chosen.grid or ((0, 1),) * len(shape)
+    ranges = [range(grid[axis][0], shape[axis], grid[axis][1]) for axis in axes]
+    start = sum(each.start * strides[axis] for each, axis in zip(ranges, axes, strict=True))
+    steps = [each.step * strides[axis] for each, axis in zip(ranges, axes, strict=True)]
+    height, width = (1, *map(len, ranges))[-2:]
+    examples, channels, pixels = shape[0], sample.count(shape[channel_axis]), height * width
+    down, right = (0, *steps)[-2:]
+    along = strides[channel_axis]
+    sizes = (channels, pixels, width, start, strides[0], down, right, along, chosen.step * TOGETHER)
+    if not orders:
+        if along != 1 and channels > 1:  # PyTorch's mean is as fast
+            return []
+        columns = min(32, triton.next_power_of_2(channels))
+        rows = min(8192 // columns, triton.next_power_of_2(pixels))
+        launch = (examples, triton.cdiv(channels, columns))
+        return [
+            _Launch(programs.read_means, launch, (*sizes, columns, rows), max(1, columns * rows // 1024), 0)
+        ]
+    if pixels > MOST_READ:
+        return []
     largest = programs.DOUBLED.index(max(orders))
     positions = tuple(orders.index(o) if o in orders else -1 for o in programs.DOUBLED[: largest + 1])
     room = examples * (1 + len(positions)) * pixels
     columns, across, warps = sums_over_channels(channels, pixels)
     rest: tuple[Any, ...] = (*sizes, len(positions), columns, across, columns >= channels)
-    over_channels = _Launch(programs.read_pixels, (examples, triton.cdiv(pixels, across)), rest, warps, room)
+    first = _Launch(programs.read_pixels, (examples, triton.cdiv(pixels, across)), rest, warps, room)
     columns, warps = sums_over_pixels(channels, pixels)
     rest = (*sizes, stride_out, positions, with_means, columns, triton.next_power_of_2(pixels))
-    grid = (examples, triton.cdiv(channels, columns))
-    return over_channels, _Launch(programs.read_channels, grid, rest, warps, room)
+    return [
+        first,
+        _Launch(programs.read_channels, (examples, triton.cdiv(channels, columns)), rest, warps, room),
+    ]
 
 
 def sums_over_channels(channels: int, pixels: int) -> tuple[int, int, int]:
     """The channels and the pixels of a program of `read_pixels`, and its warps."""
-    columns = min(128, triton.next_power_of_2(channels))
-    return columns, min(2048 // columns, triton.next_power_of_2(pixels)), 4
+    columns = min(256, triton.next_power_of_2(channels))
+    return columns, min(max(1, 4096 // columns), triton.next_power_of_2(pixels)), 4
 
 
 def sums_over_pixels(channels: int, pixels: int) -> tuple[int, int]:
     """The channels of a program of `read_channels`, which takes all pixels, and its warps."""
     columns = max(8, 4096 // triton.next_power_of_2(pixels))
-    return min(columns, triton.next_power_of_2(channels)), 4
+    return min(columns, triton.next_power_of_2(channels)), 2
 
 
 def _run(plan: "list[_Launch]", maps: Tensor, out: Tensor) -> None:

@@ -11,12 +11,15 @@ launches the programs.
 import triton
 import triton.language as tl
 
+from gramwatch.taps.tap import TOGETHER
+
 GROUP = 10
 """The number of orders that are summed at a time, in registers."""
 
 DOUBLED = (1, 2, 4, 8)
 """The orders of `read`. Each power is the square of the one before."""
 
+_TOGETHER = tl.constexpr(TOGETHER)
 _ROW_SUMS, _DIAGONAL, _OFF_DIAGONAL = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 _GROUP = tl.constexpr(GROUP)
 _SMALLEST = tl.constexpr(2.0**-126)
@@ -487,10 +490,11 @@ def channel_sums(
 
 
 @triton.jit
-def _spots(x, n, pixel, channel, width, stride_n, down, right):
-    """The addresses of a tile, pixels x channels. The channels are dense."""
+def _spots(x, n, pixel, channel, width, start, stride_n, down, right, along, skip):
+    """The addresses of a tile, pixels x channels: of groups of channels, every `skip` channels one counts."""
     spot = (pixel // width) * down + (pixel % width) * right
-    return x + n.to(tl.int64) * stride_n + spot[:, None] + channel[None, :]
+    place = (channel // _TOGETHER * skip + channel % _TOGETHER) * along
+    return x + n.to(tl.int64) * stride_n + start + spot[:, None] + place[None, :]
 
 
 @triton.jit
@@ -500,15 +504,18 @@ def read_pixels(
     channels,
     pixels,
     width,
+    start,
     stride_n,
     down,
     right,
+    along,
+    skip,
     ORDERS: tl.constexpr,
     COLUMNS: tl.constexpr,
     ACROSS: tl.constexpr,
     ONCE: tl.constexpr,
 ):
-    """For each pixel, its largest magnitude, and its sums over the channels divided by that, of 4 orders.
+    """For each pixel, its largest magnitude, and its sums over the channels divided by that.
 
     They are row_sums' sums of the first `ORDERS` of the orders 1, 2, 4, 8. With `ONCE`, one tile holds all
     channels.
@@ -517,14 +524,15 @@ def read_pixels(
     pixel = tl.program_id(1) * ACROSS + tl.arange(0, ACROSS)
     column = tl.arange(0, COLUMNS)
     here = pixel < pixels
-    spots = _spots(x, n, pixel, column, width, stride_n, down, right)
+    spots = _spots(x, n, pixel, column, width, start, stride_n, down, right, along, skip)
     tile = tl.load(spots, mask=here[:, None] & (column < channels)[None, :], other=0.0).to(tl.float32)
     largest = tl.abs(tile)
     if not ONCE:
         for first in range(COLUMNS, channels, COLUMNS):
-            inside = here[:, None] & (first + column < channels)[None, :]
-            more = tl.load(spots + first, mask=inside, other=0.0).to(tl.float32)
-            largest = _larger(largest, tl.abs(more))
+            channel = first + column
+            spots = _spots(x, n, pixel, channel, width, start, stride_n, down, right, along, skip)
+            inside = here[:, None] & (channel < channels)[None, :]
+            largest = _larger(largest, tl.abs(tl.load(spots, mask=inside, other=0.0).to(tl.float32)))
     peak = tl.reduce(largest, 1, _larger)
     scale = _inverse(peak)[:, None]
     base = tile * scale
@@ -537,8 +545,10 @@ def read_pixels(
     t3 = base
     if not ONCE:
         for first in range(COLUMNS, channels, COLUMNS):
-            inside = here[:, None] & (first + column < channels)[None, :]
-            base = tl.load(spots + first, mask=inside, other=0.0).to(tl.float32) * scale
+            channel = first + column
+            spots = _spots(x, n, pixel, channel, width, start, stride_n, down, right, along, skip)
+            inside = here[:, None] & (channel < channels)[None, :]
+            base = tl.load(spots, mask=inside, other=0.0).to(tl.float32) * scale
             t0 += base
             base *= base
             t1 += base
@@ -576,9 +586,12 @@ def read_channels(
     channels,
     pixels,
     width,
+    start,
     stride_n,
     down,
     right,
+    along,
+    skip,
     stride_out,
     POSITIONS: tl.constexpr,
     MEANS: tl.constexpr,
@@ -590,7 +603,7 @@ def read_channels(
     channel = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     pixel = tl.arange(0, ALL)
     here = pixel < pixels
-    spots = _spots(x, n, pixel, channel, width, stride_n, down, right)
+    spots = _spots(x, n, pixel, channel, width, start, stride_n, down, right, along, skip)
     inside = here[:, None] & (channel < channels)[None, :]
     tile = tl.load(spots, mask=inside, other=0.0).to(tl.float32)
     if MEANS:
@@ -605,6 +618,36 @@ def read_channels(
         weight = tl.load(row + (1 + k) * pixels, mask=here, other=0.0)[:, None]
         _write_order(out, tl.sum(base * weight, 0), q, channel, channels, 2**k, POSITIONS[k])
         base *= base
+
+
+@triton.jit
+def read_means(
+    x,
+    means,
+    channels,
+    pixels,
+    width,
+    start,
+    stride_n,
+    down,
+    right,
+    along,
+    skip,
+    COLUMNS: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """The mean of each channel over the pixels."""
+    n = tl.program_id(0)
+    channel = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    row = tl.arange(0, ROWS)
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for first in range(0, pixels, ROWS):
+        pixel = first + row
+        spots = _spots(x, n, pixel, channel, width, start, stride_n, down, right, along, skip)
+        inside = (pixel < pixels)[:, None] & (channel < channels)[None, :]
+        total += tl.load(spots, mask=inside, other=0.0).to(tl.float32)
+    place = means + n.to(tl.int64) * channels + channel
+    tl.store(place, tl.sum(total, 0) / pixels, mask=channel < channels)
 
 
 @triton.jit

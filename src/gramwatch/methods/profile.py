@@ -15,10 +15,11 @@ from gramwatch.methods.base import Record
 from gramwatch.methods.features import TINY
 from gramwatch.methods.mahalanobis import ClassDistances, Gaussian, in_float64, proportional
 from gramwatch.observation import Needs, Observation
-from gramwatch.statistics import check_pixels
+from gramwatch.statistics import check_count
+from gramwatch.taps.tap import Sample, Tap
 
 MOST_CHANNELS = 256
-"""Of a tensor with more channels, every second, every third, ... channel counts, so that no more are left."""
+"""At most so many channels of a tensor count: see `Sample`."""
 RIDGE = 0.1
 """Added to the variances of the standardised numbers: 200 calibration examples can carry 48 numbers."""
 
@@ -173,13 +174,13 @@ class Profile(ClassDistances):
         pixels: int | None = None,
         **options: Any,
     ) -> None:
-        self.pixels = check_pixels(pixels)
+        self.pixels = check_count("pixels", pixels)
         super().__init__(model, taps=taps, **options)
 
     @property
     def needs(self) -> Needs:
         """The channel means at the taps."""
-        return replace(super().needs, mean_pixels=self.pixels)
+        return replace(super().needs, mean_sample=self._counted)
 
     def _begin(self) -> None:
         self._together: _Together | None = None
@@ -192,8 +193,13 @@ class Profile(ClassDistances):
         """One class for all: the distance is that from the mean of all training examples."""
         return observation.predicted.new_zeros(len(observation))
 
-    def _looked_at(self, observation: Observation) -> list[Tensor]:
-        return [means[:, :: -(-means.shape[1] // MOST_CHANNELS)] for means in observation.channel_means]
+    @property
+    def _counted(self) -> Sample:
+        return Sample(self.pixels, MOST_CHANNELS)
+
+    def channels_at(self, tap: Tap) -> Tensor:
+        """The numbers of the channels that count at a tap."""
+        return self._counted.numbers(tap.channels)
 
     # --- judge ---------------------------------------------------------------------------------------
 
@@ -258,10 +264,9 @@ class Profile(ClassDistances):
         squares, products = features.square(), distance.amount
         assert rule.mean_ is not None
         usual = distance.low * (rule.mean_[2 * tap + 1].cpu() / 2).exp()
-        step = -(-one.channel_means[tap].shape[1] // MOST_CHANNELS)
         return Shares(
             amount=torch.cat([of_distance * _shares(products), of_length * _shares(squares)]),
-            channel=(step * distance.channel).repeat(2),
+            channel=distance.channel.repeat(2),
             of=["distance"] * len(features) + ["length"] * len(features),
             value=torch.cat([distance.value, features]),
             low=torch.cat([distance.low, usual]),
@@ -285,7 +290,6 @@ class Profile(ClassDistances):
         means = [in_float64(each) for each in self._looked_at(observation)]
 
         def pixels(tap: int, maps: Tensor, _: Sequence[int]) -> Tensor:
-            maps = maps[:, :: -(-maps.shape[1] // MOST_CHANNELS)]
             distances = self._pixel_distances(tap, means[tap], maps)
             lengths = torch.bmm(means[tap].to(maps).unsqueeze(1), maps).squeeze(1)
             placed = torch.zeros_like(distances)

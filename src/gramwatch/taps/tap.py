@@ -2,9 +2,10 @@
 
 import difflib
 import fnmatch
+import functools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import overload
+from typing import NamedTuple, overload
 
 import torch
 from torch import Tensor
@@ -30,27 +31,85 @@ def as_maps(x: Tensor, channel_axis: int) -> Tensor:
     return x.flatten(2) if x.ndim > 2 else x.unsqueeze(2)
 
 
-def on_grid(x: Tensor, channel_axis: int, pixels: int | None) -> Tensor:
-    """About so many pixels of a tensor whose first axis is the examples, as a view. None: all pixels.
+TOGETHER = 16
+"""If not all channels count, groups of so many side by side do: memory is read in pieces."""
 
-    They lie on a regular grid: every second, every third, ... position along every axis.
+
+class Sample(NamedTuple):
+    """Which part of a tensor counts."""
+
+    pixels: int | None = None
+    """About how many pixels, on a regular grid: every second, third, ... along every axis. None: all."""
+    channels: int | None = None
+    """At most how many channels, in groups of `TOGETHER` that are evenly spread. None: all."""
+
+    def count(self, channels: int) -> int:
+        """How many of so many channels count."""
+        step = _channel_step(channels, self.channels)
+        return channels if step == 1 else -(-(channels // TOGETHER) // step) * TOGETHER
+
+    def numbers(self, channels: int) -> Tensor:
+        """Which of so many channels count."""
+        step = _channel_step(channels, self.channels)
+        if step == 1:
+            return torch.arange(channels)
+        return (
+            torch.arange(0, channels // TOGETHER, step)[:, None] * TOGETHER + torch.arange(TOGETHER)
+        ).flatten()
+
+    def of(self, shape: Sequence[int], channel_axis: int) -> "Chosen":
+        """The part of a tensor of this shape, whose first axis is the examples."""
+        return _chosen(tuple(shape[1:]), channel_axis, self)
+
+
+WHOLE = Sample()
+
+
+class Chosen(NamedTuple):
+    """The part of a tensor of a known shape that counts. Different samples of small tensors are the same."""
+
+    grid: tuple[tuple[int, int], ...] | None
+    """The pixels: for every axis of the tensor the first position and the step. None: all."""
+    step: int
+    """Of the groups of channels, every such one counts. 1: all channels."""
+
+    def __bool__(self) -> bool:
+        """Whether only a part counts."""
+        return self.grid is not None or self.step > 1
+
+
+@functools.lru_cache(4096)
+def _chosen(sizes: tuple[int, ...], channel_axis: int, sample: Sample) -> Chosen:
+    shape = (1, *sizes)
+    grid = None if sample.pixels is None else _grid(shape, channel_axis, sample.pixels)
+    return Chosen(grid, _channel_step(shape[channel_axis], sample.channels))
+
+
+def _channel_step(channels: int, most: int | None) -> int:
+    """Every which group of channels counts, so that at most so many channels do."""
+    if most is None or channels <= most:
+        return 1
+    return -(-channels // (most // TOGETHER * TOGETHER))
+
+
+def sampled(x: Tensor, channel_axis: int, sample: Sample) -> tuple[Tensor, int]:
+    """The part of a tensor that counts, and the axis of its channels. The first axis is the examples.
+
+    If that is not the whole tensor, it is a copy whose channels are dense, which most kernels prefer.
     """
-    grid = None if pixels is None else _grid(x.shape, channel_axis, pixels)
-    return x if grid is None else x[grid]
-
-
-def sampled(x: Tensor, channel_axis: int, pixels: int | None) -> tuple[Tensor, int]:
-    """The pixels of `on_grid`, and the axis of the channels.
-
-    If these are not all pixels, they are a copy whose channels are dense, which most kernels prefer.
-    """
-    some = on_grid(x, channel_axis, pixels)
-    if some is x:
+    chosen = sample.of(x.shape, channel_axis)
+    if not chosen:
         return x, channel_axis
-    return some.movedim(channel_axis, -1).flatten(1, -2).transpose(1, 2), 1
+    if chosen.grid is not None:
+        x = x[tuple([slice(first, None, step) for first, step in chosen.grid])]
+    x = x.movedim(channel_axis, -1)
+    if chosen.step > 1:
+        groups = x.shape[-1] // TOGETHER
+        x = x[..., : groups * TOGETHER].unflatten(-1, (groups, TOGETHER))[..., :: chosen.step, :].flatten(-2)
+    return (x if x.ndim == 2 else x.flatten(1, -2).transpose(1, 2)), 1
 
 
-def _grid(shape: Sequence[int], channel_axis: int, pixels: int) -> tuple[slice, ...] | None:
+def _grid(shape: Sequence[int], channel_axis: int, pixels: int) -> tuple[tuple[int, int], ...] | None:
     """The grid whose number of pixels is nearest to `pixels`, as a ratio. None if that is every pixel."""
     axes = [axis for axis in range(1, len(shape)) if axis != channel_axis]
     step, count, larger = 0, pixels + 1, 0
@@ -62,9 +121,9 @@ def _grid(shape: Sequence[int], channel_axis: int, pixels: int) -> tuple[slice, 
         step -= 1
     if step == 1:
         return None
-    grid = [slice(None)] * len(shape)
+    grid = [(0, 1)] * len(shape)
     for axis in axes:
-        grid[axis] = slice((shape[axis] - 1) % step // 2, None, step)
+        grid[axis] = ((shape[axis] - 1) % step // 2, step)
     return tuple(grid)
 
 
