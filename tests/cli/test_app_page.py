@@ -41,7 +41,7 @@ def test_the_blocks_of_the_page_run_and_print_what_it_shows(tmp_path):
 
 def test_every_command_for_a_network_of_ones_own_is_on_the_page():
     text = PAGE.read_text(encoding="utf-8")
-    for name in "fit score info merge taps doctor".split():
+    for name in "fit score report info merge taps doctor".split():
         assert f"`gramwatch {name}" in text
 
 

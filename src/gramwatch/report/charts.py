@@ -17,6 +17,8 @@ INSIDE, OUTSIDE = "#5b87a0", "#d1553f"
 SETS = ("#5b87a0", "#e08a1e", "#3aa17e", "#b279c9", "#c4a000", "#d1553f", "#7d8f2f", "#8c6d5a")
 """The colours of sets."""
 BINS, P_BINS = 40, 20
+TICKS = [0, *(s * n * 10**e for s in (1, -1) for e in range(-3, 7) for n in (1, 2, 5))]
+"""Where the scale of scores has labels."""
 MOST_ROWS = 30
 """The most bars of a chart, and the most classes of a heat map."""
 
@@ -167,7 +169,8 @@ def _steps(columns: Sequence[str], rows: list[list[Any]], title: str, constant: 
     colours = [INSIDE, OUTSIDE] if verdicts else list(SETS[: len(names)])
     colours = [*colours, *(["#888888"] * (len(names) - len(colours)))][: len(names)]
     scale = alt.Scale(type="symlog", constant=constant, nice=False) if constant else alt.Scale(domain=[0, 1])
-    x = alt.X("from:Q", title=title, scale=scale, axis=alt.Axis(grid=False, labelOverlap=True))
+    ticks = alt.Axis(grid=False, labelOverlap=True, **({"values": TICKS} if constant else {}))
+    x = alt.X("from:Q", title=title, scale=scale, axis=ticks)
     colour = alt.Color("images of:N", title=None, scale=alt.Scale(domain=names, range=colours))
     y = alt.Y("share:Q", title="share of images", axis=alt.Axis(format="%"), stack=None)
     tip = [alt.Tooltip(c, format=".3~g") for c in ("from:Q", "to:Q")]
@@ -241,9 +244,9 @@ def heat_chart(
     columns = [*axes, "value"]
     limit = max((abs(value) for _, _, value in cells), default=1.0) or 1.0
     scale = (
-        alt.Scale(domain=[0, 1], range=["#e9eef1", OUTSIDE])
+        alt.Scale(domain=[0, 1], range=["#e9eef1", OUTSIDE], interpolate="rgb")
         if shares
-        else alt.Scale(domain=[-limit, 0, limit], range=["#3f74a3", "#e9eef1", OUTSIDE])
+        else alt.Scale(domain=[-limit, 0, limit], range=["#3f74a3", "#e9eef1", OUTSIDE], interpolate="rgb")
     )
     form = ".0%" if shares else ".2f"
     chart = (
