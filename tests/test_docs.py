@@ -1,5 +1,6 @@
 """The pages of the documentation: programs run, commands exist, links and figures are right."""
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -220,6 +221,25 @@ def test_every_page_is_in_the_contents_of_the_site():
 
 
 # --- figures -----------------------------------------------------------------------------------------
+
+
+def test_the_tutorial_has_the_figures_of_its_file():
+    found = json.loads((DOCS / "data" / "tutorial.json").read_text(encoding="utf-8"))
+    text = " ".join((DOCS / "tutorial.md").read_text(encoding="utf-8").split())
+    for each in found["flagged"].values():
+        flagged, images = each["flagged"], each["images"]
+        assert f"| {flagged} | {images:,} | {100 * flagged / images:.1f} % |" in text
+    for group in found["groups"]:
+        kinds = [group.get(kind, 0) for kind in ("blurred", "normalised", "foreign", "clean")]
+        assert sum(kinds) == group["images"]
+        assert f"| {group['images']} | {' | '.join(map(str, kinds))} |" in text
+    total = sum(each["flagged"] for each in found["flagged"].values())
+    assert f"{total} photographs are flagged, and chance alone would give about 150" in text
+    assert sum(each["images"] for each in found["flagged"].values()) == 3000
+    assert f"right on {100 * found['accuracy']:.1f} % of the test photographs" in text
+    seconds = found["processor_seconds"]
+    each = f"{seconds['fit']} to fit, {seconds['score']} to score and {seconds['report']} for the report"
+    assert f"took {sum(seconds.values())} seconds of processor time together: {each}" in text
 
 
 def test_the_page_on_levels_has_the_fewest_images():

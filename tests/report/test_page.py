@@ -165,6 +165,14 @@ def test_explanations_are_shown(scores):
     assert "data:image/webp;base64,AAAA" in {attrs["src"] for attrs in found.all("img")}
 
 
+def test_of_many_layers_the_largest_are_shown(scores):
+    cells = [("dog", "gram", f"layer{i:02d}", float(i % 30)) for i in range(60)]
+    text = Found(page(scores, reasons=Reasons(cells=cells)))
+    values = json.loads(text.scripts[0])["charts"]["layers-0"]["data"]["values"]
+    assert [each["layer"] for each in values] == [f"layer{i:02d}" for i in range(60) if i % 30 >= 20]
+    assert "The 20 of 60 layers with the largest values are shown" in text.text
+
+
 def test_every_chart_has_a_description_and_a_table(tmp_path):
     files = [write_csv(tmp_path / f"{n}.csv", many(60, seed=n)) for n in range(2)]
     found = Found(page(read(files)))

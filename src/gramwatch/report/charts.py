@@ -17,10 +17,10 @@ INSIDE, OUTSIDE = "#5b87a0", "#d1553f"
 SETS = ("#5b87a0", "#e08a1e", "#3aa17e", "#b279c9", "#c4a000", "#d1553f", "#7d8f2f", "#8c6d5a")
 """The colours of sets."""
 BINS, P_BINS = 40, 20
-TICKS = [0, *(s * n * 10**e for s in (1, -1) for e in range(-3, 7) for n in (1, 2, 5))]
-"""Where the scale of scores has labels."""
+TICKS = [n * 10.0**e for e in range(-12, 13) for n in (1, 2, 5)]
+"""Where the scale of scores may have labels, and the same below zero."""
 MOST_ROWS = 30
-"""The most bars of a chart, and the most classes of a heat map."""
+"""The most bars of a chart."""
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,12 @@ def _steps(columns: Sequence[str], rows: list[list[Any]], title: str, constant: 
     colours = [INSIDE, OUTSIDE] if verdicts else list(SETS[: len(names)])
     colours = [*colours, *(["#888888"] * (len(names) - len(colours)))][: len(names)]
     scale = alt.Scale(type="symlog", constant=constant, nice=False) if constant else alt.Scale(domain=[0, 1])
-    ticks = alt.Axis(grid=False, labelOverlap=True, **({"values": TICKS} if constant else {}))
+    ticks = alt.Axis(grid=False, labelOverlap="greedy", format=",~r")
+    if constant:
+        far = [tick for tick in TICKS if tick >= constant / 2]
+        ticks = alt.Axis(
+            grid=False, labelOverlap="greedy", format=",~r", values=[0, *far, *(-t for t in far)]
+        )
     x = alt.X("from:Q", title=title, scale=scale, axis=ticks)
     colour = alt.Color("images of:N", title=None, scale=alt.Scale(domain=names, range=colours))
     y = alt.Y("share:Q", title="share of images", axis=alt.Axis(format="%"), stack=None)
@@ -246,7 +251,9 @@ def heat_chart(
     scale = (
         alt.Scale(domain=[0, 1], range=["#e9eef1", OUTSIDE], interpolate="rgb")
         if shares
-        else alt.Scale(domain=[-limit, 0, limit], range=["#3f74a3", "#e9eef1", OUTSIDE], interpolate="rgb")
+        else alt.Scale(
+            type="sqrt", domain=[-limit, 0, limit], range=["#3f74a3", "#e9eef1", OUTSIDE], interpolate="rgb"
+        )
     )
     form = ".0%" if shares else ".2f"
     chart = (

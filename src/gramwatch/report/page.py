@@ -27,6 +27,8 @@ TEMPLATES = Path(__file__).parent / "templates"
 MOST_GROUPS, IN_A_GROUP = 8, 8
 MOST_CLASSES = 20
 """The most classes in a heat map: those with most flagged images."""
+MOST_LAYERS = 20
+"""The most layers in a heat map: those with the largest values."""
 MOST_ERRORS = 20
 
 
@@ -135,7 +137,7 @@ def page(
             sets=builder.sets(),
             errors=[(path, error) for path, error in zip(scores.paths, scores.errors, strict=True) if error],
             most_errors=MOST_ERRORS,
-            with_images=opener is not None,
+            several_folders=len(set(scores.folders)) > 1,
         )
     )
 
@@ -368,24 +370,19 @@ class _Builder:
         classes = set(self._classes())
         members = dict.fromkeys(member for _, member, _, _ in self.reasons.cells)
         for number, member in enumerate(members):
-            cells = [
+            every = [
                 (name, tap, value)
                 for name, whose, tap, value in self.reasons.cells
                 if whose == member and name in classes
             ]
+            cells = _largest(every)
             about = (
                 f"What each layer adds to the scores of flagged images, according to {member}: means by "
-                "predicted class. Red adds to a score, blue takes away from it. Layers are in the order of "
-                "the network."
+                "predicted class. Red adds to a score, blue takes away from it. The colours are of square "
+                f"roots. {_how_many(len({tap for _, tap, _ in cells}), len({tap for _, tap, _ in every}))}"
             )
-            yield charts.heat_chart(
-                f"layers-{number}",
-                f"Layers and classes: {member}",
-                about,
-                ("class", "layer"),
-                cells,
-                shares=False,
-            )
+            title = f"Layers and classes: {member}"
+            yield charts.heat_chart(f"layers-{number}", title, about, ("class", "layer"), cells, shares=False)
 
     # --- images --------------------------------------------------------------------------------------
 
@@ -426,6 +423,23 @@ class _Builder:
         if i not in self._pictures:
             self._pictures[i] = None if self._opener is None else _shown(self._opener, self.scores.paths[i])
         return self._pictures[i]
+
+
+def _largest(cells: Sequence[tuple[str, str, float]]) -> list[tuple[str, str, float]]:
+    """The cells of the layers with the largest values, in the order of the network."""
+    most: dict[str, float] = {}
+    for _, tap, value in cells:
+        most[tap] = max(most.get(tap, 0.0), abs(value))
+    kept = set(sorted(most, key=lambda tap: -most[tap])[:MOST_LAYERS])
+    return [cell for cell in cells if cell[1] in kept]
+
+
+def _how_many(shown: int, layers: int) -> str:
+    if shown < layers:
+        return (
+            f"The {shown} of {layers} layers with the largest values are shown, in the order of the network."
+        )
+    return "Layers are in the order of the network."
 
 
 def _shown(opener: Opener, path: str) -> str | None:

@@ -28,7 +28,7 @@
       background: "transparent", font: getComputedStyle(document.body).fontFamily, aria: false,
       view: { stroke: null }, rule: { color: ink }, style: { cell: { stroke: null } },
       axis: { ...text, gridColor: line, domainColor: line, tickColor: line },
-      legend: { ...text, orient: "top", labelLimit: 220 },
+      legend: { ...text, orient: "top", labelLimit: 220, columns: innerWidth < 560 ? 1 : 4 },
     };
   }
   async function draw() {
