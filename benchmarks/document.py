@@ -19,6 +19,8 @@ from benchmarks.measure import save
 
 DOCS = Path(__file__).parents[1] / "docs"
 NOT_YET = "*Not measured yet: see [Repeat it](#repeat-it).*"
+KINDS = ("ways", "overhead", "growth", "guard")
+"""The benchmarks whose results are kept in docs/data."""
 _ORDER = ["cpu", "cuda", "cuda-strict"]
 
 
@@ -30,8 +32,9 @@ def place_of(result: dict[str, Any]) -> str:
 def adopt(path: Path, docs: Path) -> Path:
     """Copy a result to docs/data."""
     result = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(result, dict) or result.get("kind") not in ("overhead", "growth", "guard"):
-        raise SystemExit(f"{path} is no result of benchmarks.overhead, benchmarks.growth or benchmarks.guard")
+    if not isinstance(result, dict) or result.get("kind") not in KINDS:
+        named = ", ".join(f"benchmarks.{kind}" for kind in KINDS)
+        raise SystemExit(f"{path} is no result of one of {named}")
     kept = docs / "data" / f"{result['kind']}-{place_of(result)}.json"
     save(kept, result)
     return kept
@@ -49,12 +52,16 @@ def blocks(docs: Path) -> dict[str, str]:
     """The generated parts of the page by name; pictures are drawn on the way."""
     runs, growths = held("overhead", docs), held("growth", docs)
     parts: dict[str, list[str]] = {
+        "ways": [],
         "targets": [],
         "overhead": [],
         "breakdown": [],
         "kernels": [],
         "growth": [],
     }
+    ways = held("ways", docs)
+    if ways:
+        parts["ways"] += [tables.ways_table(ways), "\n".join(f"- {tables.where(each)}" for each in ways)]
     if runs:
         parts["targets"].append(tables.targets(runs))
         parts["targets"] += _by_default(runs, held("guard", docs))
@@ -128,7 +135,7 @@ def main(given: list[str] | None = None) -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("results", nargs="*", type=Path, help="JSON files of .overhead, .growth and .guard")
+    parser.add_argument("results", nargs="*", type=Path, help="JSON files that other benchmarks wrote")
     parser.add_argument("--docs", type=Path, default=DOCS, help="the folder of the pages")
     args = parser.parse_args(given)
     for path in args.results:

@@ -30,6 +30,7 @@ from benchmarks.rival_maps import rival_maps
 from gramwatch import Guard, datasets, gram, networks
 from gramwatch.datasets.resize import resized
 from gramwatch.explain import Explained
+from gramwatch.methods import mahalanobis
 from gramwatch.networks import Loaded
 from gramwatch.report import write_picture
 from gramwatch.report.frame import SMALL, Words, framed, plain
@@ -38,19 +39,28 @@ from gramwatch.report.palette import INK, INSIDE, OUTSIDE
 DOCS = Path(__file__).parents[1] / "docs"
 BATCH = 20
 OURS = "Guard's map"
-RIVALS = ("activation norm", "Grad-CAM", "gradient of the score")
+MIDDLE = "middle of the image"
+RIVALS = ("activation norm", "Grad-CAM", "gradient of the score", MIDDLE)
 DEFINITIONS = {
-    "Gram, order 1": (("gram",), 1),
-    "Gram, orders to 2": (("gram",), 2),
-    "Gram, all orders": (("gram",), 100),
-    "profile": (("profile",), 2),
+    "Gram, order 1": ("gram", 1, 0.0),
+    "Gram, orders to 2": ("gram", 2, 0.0),
+    "Gram, all orders": ("gram", 100, 0.0),
+    "profile, by parts": ("profile", 2, 0.0),
+    "profile, by pixels": ("profile", 2, 1.0),
+    "profile, half by pixels": ("profile", 2, 0.5),
 }
-"""The members that a map reads, and the highest order of Gram."""
+"""The member that a map reads, the highest order of Gram, and the part shared by the distances of pixels."""
 SUMS = {
-    "Gram, orders to 2, and profile": ("Gram, orders to 2", "profile"),
-    "Gram, all orders, and profile": ("Gram, all orders", "profile"),
+    "Gram, orders to 2, and profile by parts": ("Gram, orders to 2", "profile, by parts"),
+    "Gram, orders to 2, and profile by pixels": ("Gram, orders to 2", "profile, by pixels"),
+    "Gram, orders to 2, and profile, half by pixels": ("Gram, orders to 2", "profile, half by pixels"),
+    "Gram, all orders, and profile, half by pixels": ("Gram, all orders", "profile, half by pixels"),
 }
 """The maps of several members are added."""
+DEVELOPMENT = 500
+"""The first test images. Definitions were chosen on them, and the figures are of other images."""
+NEAR = 1 / 32
+"""A peak is near a region if it lies this share of the image's side outside, or less."""
 REMOVED = (0.02, 0.05, 0.1, 0.2, 0.3)
 """Shares of the image that are painted over."""
 DRAWS = 2000
@@ -116,16 +126,29 @@ def planted(subject: Subject, images: Tensor, root: Path, seed: int) -> dict[str
 # --- maps --------------------------------------------------------------------------------------------
 
 
-def map_of(explained: Explained, members: Sequence[str], highest: int) -> Tensor:
+def map_of(explained: Explained, member: str, highest: int, own: float) -> Tensor:
     """The map of an explanation by another definition."""
-    parts = [part if part.name in members else replace(part, terms=None) for part in explained.parts]
-    usual, gram.MAP_ORDER = gram.MAP_ORDER, highest
+    parts = [part if part.name == member else replace(part, terms=None) for part in explained.parts]
+    usual = gram.MAP_ORDER, mahalanobis.OWN
+    gram.MAP_ORDER, mahalanobis.OWN = highest, own
     try:
         found = explained._lookup.__self__._map(parts)[1]  # type: ignore[union-attr]
     finally:
-        gram.MAP_ORDER = usual
+        gram.MAP_ORDER, mahalanobis.OWN = usual
     assert found is not None
     return found
+
+
+def middle(like: Tensor) -> Tensor:
+    """A map that is highest in the middle of every image, `(N, H, W)`."""
+    y, x = (torch.linspace(-1, 1, size).abs() for size in like.shape[-2:])
+    return (2 - y[:, None].maximum(x) - 0.01 * (y[:, None] + x)).expand(len(like), -1, -1)
+
+
+def near(mask: Tensor) -> Tensor:
+    """Regions with a margin, `(N, H, W)`."""
+    margin = max(1, round(NEAR * mask.shape[-1]))
+    return F.max_pool2d(mask.unsqueeze(1).float(), 2 * margin + 1, 1, margin).squeeze(1) > 0
 
 
 def pointing(found: Tensor, mask: Tensor) -> Tensor:
@@ -156,12 +179,14 @@ def compared(guard: Guard, loaded: Loaded, each: Planted, clean: Tensor) -> dict
         assert explained.map is not None
         flagged.append(explained.found.is_ood)
         p_values.append(explained.found.p_value)
-        for name, found in {OURS: explained.map, **rival_maps(guard, inputs)}.items():
+        others = rival_maps(guard, inputs) | {MIDDLE: middle(explained.map)}
+        for name, found in {OURS: explained.map, **others}.items():
             maps.setdefault(name, []).append(found)
     whole = {name: torch.cat(parts) for name, parts in maps.items()}
     return {
         "maps": whole,
         "pointing": {name: pointing(found, each.mask) for name, found in whole.items()},
+        "near": {name: pointing(found, near(each.mask)) for name, found in whole.items()},
         "auroc": {name: aurocs(found, each.mask) for name, found in whole.items()},
         "because": torch.cat(flagged) & ~clean,
         "p_value": torch.cat(p_values),
@@ -182,7 +207,8 @@ def rows_of(found: dict[str, Any], each: Planted, kind: str) -> dict[str, Any]:
     because, row = found["because"], {"kind": kind, "images": len(each.images)}
     row |= {"because": int(because.sum()), "chance": float(each.mask.double().mean())}
     row["chance_because"] = float(each.mask[because].double().mean()) if int(because.sum()) else None
-    for measure in ("pointing", "auroc"):
+    row["chance_near"] = float(near(each.mask)[because].double().mean()) if int(because.sum()) else None
+    for measure in ("pointing", "near", "auroc"):
         ours = found[measure][OURS].double()
         for name, values in found[measure].items():
             own, flagged = values.double(), values.double()[because]
@@ -288,9 +314,10 @@ def studied(subject: Subject, args: argparse.Namespace) -> dict[str, Any]:
     size = args.development
     result: dict[str, Any] = {"key": subject.key, "title": subject.title, "images": args.images}
     result |= {"train": subject.train, "calibration": subject.calibration, "development": size}
+    assert size <= DEVELOPMENT
     result["definitions"] = definitions(guard, loaded, planted(subject, images[:size], args.data, 7))
     print(subject.key, "definitions", round(time.monotonic() - start), "s", flush=True)
-    held = images[size : size + args.images]
+    held = images[DEVELOPMENT : DEVELOPMENT + args.images]
     clean = torch.cat(in_batches(lambda batch: guard(loaded.prepare(batch)).is_ood, held))
     result["flagged_clean"] = float(clean.double().mean())
     result["rows"], cases = [], []
@@ -405,25 +432,34 @@ def mark(ends: Sequence[float | None]) -> str:
     return " +" if ends[0] > 0 else " -" if ends[1] < 0 else ""
 
 
+COLUMNS = (
+    ("pointing", "all"),
+    ("pointing", "because"),
+    ("near", "because"),
+    ("auroc", "all"),
+    ("auroc", "because"),
+)
+
+
 def proof_table(results: Sequence[dict[str, Any]]) -> str:
     """Pointing and AUROC of all maps."""
-    names = ["pointing, all", "pointing, flagged", "AUROC, all", "AUROC, flagged"]
+    names = ["pointing, all", "pointing, flagged", "near, flagged", "AUROC, all", "AUROC, flagged"]
     lines = [f"| network, planted | flagged because of it | map | {' | '.join(names)} |"]
-    lines.append("| --- | ---: | --- | ---: | ---: | ---: | ---: |")
+    lines.append("| --- | ---: | --- | ---: | ---: | ---: | ---: | ---: |")
     for result in results:
         for row in result["rows"]:
             start = f"{result['title']}, {row['kind']} | {row['because']} of {row['images']}"
             for name in (OURS, *RIVALS):
-                hit, auroc = row[f"pointing: {name}"], row[f"auroc: {name}"]
                 cells = []
-                for cell in (hit, auroc):
-                    for which, ahead in (("all", "ahead"), ("because", "ahead_because")):
-                        enough = which == "all" or row["because"] >= FEWEST
-                        marked = mark(cell[ahead]) if ahead in cell and enough else ""
-                        cells.append(percent(cell[which]) + marked)
+                for measure, which in COLUMNS:
+                    cell, ahead = row[f"{measure}: {name}"], "ahead" if which == "all" else "ahead_because"
+                    enough = which == "all" or row["because"] >= FEWEST
+                    marked = mark(cell[ahead]) if ahead in cell and enough else ""
+                    cells.append(percent(cell[which]) + marked)
                 lines.append(f"| {start} | {name} | {' | '.join(cells)} |")
                 start = " | "
-            chance = [percent(row["chance"]), percent(row["chance_because"]), "50", "50"]
+            shares = [row[name] for name in ("chance", "chance_because", "chance_near")]
+            chance = [*map(percent, shares), "50", "50"]
             lines.append(f"|  |  | chance | {' | '.join(chance)} |")
     return "\n".join(lines)
 
@@ -498,7 +534,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="the folder of the expanded sets")
     parser.add_argument("--weights", type=Path, help="the folder of the networks")
     parser.add_argument("--images", type=int, default=500)
-    parser.add_argument("--development", type=int, default=100)
+    parser.add_argument("--development", type=int, default=250)
     parser.add_argument("--removed", type=int, default=100, help="images of the curve")
     parser.add_argument(
         "--guards", type=Path, default=Path("guards"), help="a folder where fitted guards are kept"

@@ -1,18 +1,50 @@
-"""Write the tables on photographs and on effort into docs/guard-study.md: `python -m benchmarks.photographs`.
+"""Write the tables of Guard's fourth rule into docs/guard-study.md: photographs, small images, effort.
 
-They come from the CSVs in docs/results that `gramwatch study guard` and `gramwatch study effort` wrote.
+    python -m benchmarks.photographs                   # from what docs/results holds
+    python -m benchmarks.photographs studies/vit_0     # first adopt what a study wrote for one network
+
+Studies are adopted without the columns that no table needs. The folder's name is the network's. Studies of
+networks that were trained on scenes go to docs/results/scenes, those of others to docs/results/cifar. What
+`gramwatch study effort` wrote goes to docs/results/effort.
 """
 
 import csv
+import shutil
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
 from benchmarks.document import DOCS, filled
-from gramwatch.report.across import GUARD, read
+from gramwatch.report.across import GUARD, Study, read
 
 THIRD = "third rule: Gram + early Mahalanobis + class ratio + energy"
 CLOSED = ("iSUN", "CIFAR-10", "SVHN", "Fashion-MNIST", "KMNIST")
-LEAN, FULL = ("256", "24 spread", "1, 2, 4, 8"), ("", "all", "1 to 10")
+LEAN, FULL = ("256", "128", "24 spread", "1, 2, 4, 8"), ("", "", "all", "1 to 10")
+COLUMNS = ("network", "in_distribution", "ood", "method", "images", "tnr", "auroc", "note")
+"""The columns that are kept."""
+
+
+def adopt(folder: Path, results: Path) -> None:
+    """Copy what a study wrote for one network, without the columns that no table needs."""
+    (study,) = read(folder)
+    (found,) = folder.glob("guard-*.csv")
+    target = results / ("scenes" if "scenes" in study.family else "cifar") / folder.name
+    target.mkdir(parents=True, exist_ok=True)
+    with found.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    with (target / found.name).open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    for path in folder.glob("sets-*.csv"):
+        shutil.copy(path, target)
+    for path in folder.glob("effort-*.csv"):
+        shutil.copy(path, results / "effort")
+
+
+def studies_of(results: Path, kind: str) -> list[Study]:
+    """The adopted studies, `scenes` or `cifar`."""
+    return [study for folder in sorted((results / kind).iterdir()) for study in read(folder)]
 
 
 def mean(values: Iterable[float]) -> float:
@@ -28,28 +60,53 @@ def photographs(results: Path) -> str:
         "| best single method |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
-    for folder in sorted((results / "scenes").iterdir()):
-        (study,) = read(folder)
-        closed = [ood for ood in study.kinds if ood.startswith(CLOSED)]
-        best = study.best()
+    for study in studies_of(results, "scenes"):
+        best, (ours, theirs, closed) = study.best(), on_closed_sets(study)
         cells = [f"{study.mean(GUARD):.2f}", f"{study.mean(THIRD):.2f}", f"{study.mean(best):.2f} ({best})"]
-        if closed:
-            of = {name: mean(study.figures[name][ood] for ood in closed) for name in study.figures}
-            best = max(study.singles, key=lambda name: of[name])
-            cells += [f"{of[GUARD]:.2f}", f"{of[THIRD]:.2f}", f"{of[best]:.2f} ({best})"]
-        else:
-            cells += ["", "", ""]
+        third = mean(study.figures[THIRD][ood] for ood in study.kinds if ood.startswith(CLOSED))
+        cells += [f"{ours:.2f}", f"{third:.2f}", f"{theirs:.2f} ({closed})"]
         lines.append(f"| {study.name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def means_by_effort(path: Path, method: str) -> dict[tuple[str, str, str], float]:
-    """The mean over kinds, by pixels, taps and orders."""
-    found: dict[tuple[str, str, str], list[float]] = {}
+def on_closed_sets(study: Study) -> tuple[float, float, str]:
+    """The means of Guard and of the best single method over the sets that stayed closed, and its name."""
+    sets = [ood for ood in study.kinds if ood.startswith(CLOSED)]
+    of = {name: mean(study.figures[name][ood] for ood in sets) for name in (GUARD, *study.singles)}
+    best = max(study.singles, key=lambda name: of[name])
+    return of[GUARD], of[best], best
+
+
+def small_images(results: Path) -> str:
+    """The fourth rule beside the third on CIFAR networks: means over far and near sets."""
+    lines = [
+        "| network | Guard, far | third rule | near | third rule | best single method's mean "
+        "| behind the best of a set by at most |",
+        "| --- |" + " ---: |" * 6,
+    ]
+    for study in studies_of(results, "cifar"):
+        cells = [f"{study.mean_of(rule, kind):.2f}" for kind in ("far", "near") for rule in (GUARD, THIRD)]
+        best = study.best()
+        cells += [f"{study.mean(best):.2f} ({best})", f"{max(behind(study).values()):.2f}"]
+        lines.append(f"| {study.name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def behind(study: Study) -> dict[str, float]:
+    """How far Guard is behind the best single method of each set."""
+    return {ood: study.figures[study.best_on(ood)][ood] - study.figures[GUARD][ood] for ood in study.kinds}
+
+
+Effort = tuple[str, str, str, str]
+
+
+def means_by_effort(path: Path, method: str) -> dict[Effort, float]:
+    """The mean over kinds, by pixels, channels, taps and orders."""
+    found: dict[Effort, list[float]] = {}
     with path.open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
             if row["method"] == method:
-                effort = (row["pixels"], row["taps"], row["orders"])
+                effort = (row["pixels"], row["channels"], row["taps"], row["orders"])
                 found.setdefault(effort, []).append(float(row["auroc"]))
     return {effort: mean(values) for effort, values in found.items()}
 
@@ -70,9 +127,15 @@ def effort(results: Path) -> str:
 
 
 def main() -> None:
-    """Fill the page."""
-    page = DOCS / "guard-study.md"
-    generated = {"photographs": photographs(DOCS / "results"), "effort": effort(DOCS / "results")}
+    """Adopt the studies that are given, and fill the page."""
+    page, results = DOCS / "guard-study.md", DOCS / "results"
+    for folder in sys.argv[1:]:
+        adopt(Path(folder), results)
+    generated = {
+        "photographs": photographs(results),
+        "small": small_images(results),
+        "effort": effort(results),
+    }
     page.write_text(filled(page.read_text(encoding="utf-8"), generated), encoding="utf-8")
 
 

@@ -10,6 +10,8 @@ from torch import Tensor
 
 SMALLEST, LARGEST = 0.04, 0.25
 """The area of a planted region, as a share of the image."""
+ENOUGH = 0.25
+"""The share of a box that must lie inside the image."""
 FEATHER = 0.12
 """The width of a patch's soft edge, as a share of its side."""
 
@@ -26,13 +28,26 @@ class Planted:
 
 
 def boxes(count: int, side: int, seed: int) -> list[tuple[int, int, int, int]]:
-    """Random boxes inside an image: top, left, height, width."""
+    """Random boxes in an image: top, left, height, width.
+
+    Boxes may reach beyond the image, and are cut off there. Otherwise pixels in the middle would lie in a box
+    much more often than pixels at the border, and a map that is always highest in the middle would seem to
+    find the boxes.
+    """
     random = torch.Generator().manual_seed(seed)
-    found = []
-    for area, ratio, y, x in torch.rand(count, 4, generator=random).tolist():
+    found: list[tuple[int, int, int, int]] = []
+    while len(found) < count:
+        area, ratio, y, x = torch.rand(4, generator=random).tolist()
         share, shape = SMALLEST + (LARGEST - SMALLEST) * area, math.exp((ratio - 0.5) * math.log(2.0))
-        height, width = (max(2, round(side * (share * s) ** 0.5)) for s in (shape, 1 / shape))
-        found.append((round(y * (side - height)), round(x * (side - width)), height, width))
+        sizes = [side * (share * s) ** 0.5 for s in (shape, 1 / shape)]
+        starts = [at * (side + size) - size for at, size in zip((y, x), sizes, strict=True)]
+        (top, height), (left, width) = (
+            (round(max(0, start)), round(min(side, start + size)) - round(max(0, start)))
+            for start, size in zip(starts, sizes, strict=True)
+        )
+        visible = height * width / side**2
+        if min(height, width) > 1 and visible >= max(SMALLEST, ENOUGH * share):
+            found.append((top, left, height, width))
     return found
 
 

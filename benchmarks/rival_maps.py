@@ -13,7 +13,7 @@ from gramwatch.observation import Observation
 from gramwatch.places import Places
 from gramwatch.taps import Tap, Taps, judging
 from gramwatch.taps.observe import run_watched
-from gramwatch.taps.tap import as_maps, sampled
+from gramwatch.taps.tap import Sample, as_maps, sampled
 
 
 def rival_maps(guard: Guard, inputs: Tensor) -> dict[str, Tensor]:
@@ -36,7 +36,7 @@ class _Run:
     """A pass of the network that can be differentiated, with the tensors of all taps."""
 
     def __init__(self, guard: Guard, inputs: Tensor) -> None:
-        self.pixels, self.kept = guard.members["gram"].pixels, {}
+        self.sample, self.kept = guard.members["gram"]._statistics.sample, {}
         self.of_score = _gradients_of_score(guard, guard._observed(inputs))
         self.leaf = inputs.clone().requires_grad_()
         self.taps = guard.planned(inputs).taps
@@ -55,7 +55,7 @@ class _Run:
         for number, tap in enumerate(self.taps):
             tensor = self.kept[number]
             grad = _at_tap(
-                tensor.detach(), tap, self.pixels, of_statistics.get(tap.call), of_means.get(tap.call)
+                tensor.detach(), tap, self.sample, of_statistics.get(tap.call), of_means.get(tap.call, [])
             )
             if grad is not None and tensor.requires_grad:
                 tensors.append(tensor)
@@ -66,11 +66,12 @@ class _Run:
 
 
 Powers = tuple[tuple[int, ...], Tensor]
+Means = tuple[Sample, Tensor]
 
 
 def _gradients_of_score(
     guard: Guard, observed: dict[object, Observation]
-) -> tuple[dict[int, Powers], dict[int, Tensor], Tensor]:
+) -> tuple[dict[int, Powers], dict[int, list[Means]], Tensor]:
     """The gradient of the score by statistics and channel means at each call, and by logits."""
     rule = guard.calibration().rule
     gram, plan = guard.members["gram"], guard._plan
@@ -96,13 +97,14 @@ def _gradients_of_score(
         total = rule.joined(torch.stack(scores, 1)).sum()
     flat = [logits, table, *(leaf for each in leaves.values() for leaf in each)]
     by_logits, by_table, *by_leaves = torch.autograd.grad(total, flat, allow_unused=True)
-    of_means: dict[int, Tensor] = {}
+    of_means: dict[int, list[Means]] = {}
     left = iter(by_leaves)
     for name in leaves:
-        for tap in plan.taps_of(guard.members[name].needs) or ():
+        needs = guard.members[name].needs
+        for tap in plan.taps_of(needs) or ():
             grad = next(left)
             if grad is not None:
-                of_means[tap.call] = of_means.get(tap.call, 0) + grad
+                of_means.setdefault(tap.call, []).append((needs.mean_sample, grad))
     starts = gram._layout("cpu").starts.tolist()
     of_statistics = {}
     for number, tap in enumerate(gram.taps):
@@ -124,20 +126,20 @@ def _gram_score(gram, total, table: Tensor, logits: Tensor, probability: Tensor)
 
 
 def _at_tap(
-    tensor: Tensor, tap: Tap, pixels: int | None, by_statistics: Powers | None, means: Tensor | None
+    tensor: Tensor, tap: Tap, sample: Sample, by_statistics: Powers | None, by_means: list[Means]
 ) -> Tensor | None:
-    """The gradient of the score by the tensor of a tap. Gram's statistics are over about so many pixels."""
-    if by_statistics is None and means is None:
+    """The gradient of the score by the tensor of a tap. Gram's statistics are of a sample of it."""
+    if by_statistics is None and not by_means:
         return None
     outputs, grads = [], []
     with torch.enable_grad():
         leaf = tensor.clone().requires_grad_()
         apart, axis = tap.examples_apart(leaf, len(tensor))
-        if means is not None:
-            outputs.append(as_maps(apart, axis).float().mean(2))
+        for averaged, means in by_means:
+            outputs.append(as_maps(*sampled(apart, axis, averaged)).float().mean(2))
             grads.append(means.to(outputs[-1]))
         if by_statistics is not None:
-            outputs.append(as_maps(*sampled(apart, axis, pixels)).float())
+            outputs.append(as_maps(*sampled(apart, axis, sample)).float())
             grads.append(_by_maps(outputs[-1].detach(), *by_statistics))
     (found,) = torch.autograd.grad(outputs, leaf, grads)
     return found

@@ -437,24 +437,57 @@ def test_the_page_of_explanations_holds_what_its_results_say():
     parts = {"cases": explain_cases.case_list(cases), "clusters": explain_cases.cluster_table(cases)}
     assert document.filled(page, parts) == page
     readme = (document.DOCS.parent / "README.md").read_text(encoding="utf-8")
-    assert f"> {' '.join(cases['vit']['artefact']['sentences'])}\n" in readme
+    assert f"> {' '.join(cases['resnet18']['artefact']['sentences'])}\n" in readme
 
 
 def test_the_words_about_maps_are_those_of_the_results():
-    """What docs/explain.md and the README say of artefacts, of patches on scenes and of blurred regions."""
+    """What docs/explain.md and the README say of artefacts, of patches and of blurred regions."""
     data = json.loads((document.DOCS / "data" / "explain.json").read_text(encoding="utf-8"))
     for result in data["networks"]:
         patch, artefact = result["rows"]
-        ours = artefact[f"pointing: {explain.OURS}"]
-        assert ours["because"] > 0.5
+        assert patch["images"] == artefact["images"] == 500
+        assert artefact[f"pointing: {explain.OURS}"]["because"] > 0.75
+        assert artefact[f"near: {explain.OURS}"]["because"] > 0.87
+        reached = [row["kind"] for row in result["rows"] if row[f"pointing: {explain.OURS}"]["because"] > 0.8]
+        assert reached == (["artefact"] if result["key"] == "vit" else [])
         for rival in explain.RIVALS:
-            assert artefact[f"pointing: {rival}"]["ahead_because"][0] > 0, (result["title"], rival)
-        blurred = artefact["by_artefact"]["blurred region"]
-        assert blurred["pointing"] < 0.5
-        on_scenes = "scenes" in result["title"]
-        assert (patch["because"] < 0.1 * patch["images"]) == on_scenes
-        ours, gradient = (patch[f"pointing: {n}"] for n in (explain.OURS, "gradient of the score"))
-        assert (gradient["all"] > ours["all"]) == on_scenes
+            for what in ("pointing", "auroc"):
+                for whom in ("ahead", "ahead_because"):
+                    assert artefact[f"{what}: {rival}"][whom][0] > 0, (result["title"], rival)
+        kinds = artefact["by_artefact"]
+        assert kinds["blurred region"]["pointing"] < 0.1
+        assert kinds["blurred region"]["because"] < 0.1 * kinds["blurred region"]["images"]
+        flagged = {name: cell for name, cell in kinds.items() if name != "blurred region"}
+        assert min(flagged, key=lambda name: flagged[name]["pointing_because"]) in (
+            "dead block",
+            "noisy region",
+        )
+        assert (patch["because"] < 0.02 * patch["images"]) == ("scenes" in result["title"])
+        explaining = result["cost"]["explaining"] / result["cost"]["network"]
+        assert explaining < 3
+    densenet = data["networks"][-1]["rows"][0]
+    for rival in explain.RIVALS:
+        assert densenet[f"pointing: {rival}"]["ahead_because"][0] > 0
+    assert densenet["auroc: activation norm"]["ahead_because"][0] < 0
+    for result in data["networks"][:2]:
+        row = result["rows"][0]
+        assert row["auroc: gradient of the score"]["ahead"][1] < 0
+        assert row[f"pointing: {explain.OURS}"]["all"] == pytest.approx(row["chance"], abs=0.03)
+
+
+def test_the_words_about_definitions_and_painting_over_are_those_of_the_results():
+    data = json.loads((document.DOCS / "data" / "explain.json").read_text(encoding="utf-8"))
+    for result in data["networks"]:
+        found = result["definitions"]
+        for kind in ("artefact", "patch"):
+            assert found["profile, by pixels"][kind]["auroc"] > found["profile, by parts"][kind]["auroc"]
+        chosen, every = (
+            found[f"Gram, {orders}, and profile, half by pixels"]["artefact"]["pointing_flagged"]
+            for orders in ("orders to 2", "all orders")
+        )
+        assert (every > chosen) == (result["key"] == "vit")
+        behind = [point["share"] for point in result["removal"] if point["ahead_low"] <= 0]
+        assert behind == ([explain.REMOVED[0]] if result["key"] == "vit" else [])
 
 
 def test_planted_regions_have_their_size_and_nothing_else_changes():
@@ -467,6 +500,17 @@ def test_planted_regions_have_their_size_and_nothing_else_changes():
         assert 0.2 < float(areas.max()) < 0.28
         assert (each.images != images).flatten(1).any(1).all()
     assert set(each.kinds) == set(planted.ARTEFACTS)
+
+
+def test_planted_regions_favour_no_part_of_the_image():
+    """A map that is always highest in the middle finds them by chance only."""
+    images = torch.rand(1500, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    mask = planted.damaged(images, 5).mask
+    found = explain.middle(mask)
+    assert explain.aurocs(found, mask).mean() == pytest.approx(0.5, abs=0.03)
+    area = mask.double().mean()
+    assert explain.pointing(found, mask).mean() == pytest.approx(float(area), abs=0.05)
+    assert area < explain.near(mask).double().mean() < 2 * area
 
 
 def test_pointing_and_auroc_of_maps():

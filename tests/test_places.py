@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import nn
 
 from gramwatch.places import Places, grid_of, sizes_of
 from gramwatch.taps import Tap
@@ -53,6 +54,51 @@ def test_amounts_keep_their_sum_at_the_size_of_the_input():
     found = places.map()
     assert found.shape == (2, 16, 16)
     torch.testing.assert_close(found.sum((1, 2)), amounts.sum(1) + tokens[:, 1:].sum(1))
+
+
+@pytest.mark.parametrize(
+    ("layers", "first"),
+    [
+        ([nn.Conv2d(3, 4, 7, 2, 3), nn.Conv2d(4, 4, 3, 2, 1), nn.Conv2d(4, 4, 3, 2, 1)], 0.0),  # a ResNet
+        ([nn.Conv2d(3, 4, 7, 2, 3), nn.AvgPool2d(3, 2, 1), nn.Conv2d(4, 4, 2, 2)], 2.0),
+        ([nn.Conv2d(3, 4, 8, 8)], 3.5),  # patches
+        ([nn.Conv2d(3, 4, 3, padding=1), nn.AvgPool2d(2), nn.AvgPool2d((2, 2)), nn.AvgPool2d(2)], 3.5),
+        ([nn.Conv2d(3, 4, 3, 2, dilation=2, padding=1), nn.AvgPool2d(2, ceil_mode=True)], 2.0),
+        ([nn.Conv2d(3, 4, 3, padding="same"), nn.Conv2d(4, 4, 1, 8)], 0.0),
+    ],
+)
+def test_maps_lie_where_kernels_and_padding_put_them(layers, first):
+    """Against the gradient: the input pixels that an output pixel depends on have their middle there."""
+    network = nn.Sequential(*layers)
+    with torch.no_grad():
+        for layer in network:
+            if isinstance(layer, nn.Conv2d):
+                layer.weight.fill_(1.0)
+    places = Places(torch.zeros(1, 3, 64, 64))
+    with places.noting(network):
+        made = network(torch.zeros(1, 3, 64, 64)).shape[-1]
+    assert places._first[made, made][0] == pytest.approx(first, abs=0.05)
+    before = [len(layer._forward_hooks) for layer in network]
+    assert before == [0] * len(layers)
+    middle = torch.zeros(1, 3, 64, 64, requires_grad=True)
+    network(middle)[0, :, made // 2, made // 2].sum().backward()
+    weight = middle.grad.sum((0, 1, 2)).abs()
+    centre = float((weight * torch.arange(64)).sum() / weight.sum())
+    assert centre == pytest.approx(places._first[made, made][0] + made // 2 * 64 / made, abs=0.6)
+
+
+def test_a_displaced_map_is_put_back():
+    places = Places(torch.zeros(1, 3, 64, 64))
+    with places.noting(network := nn.Conv2d(3, 1, 3, 16, 1)):
+        network(torch.zeros(1, 3, 64, 64))
+    amounts = torch.zeros(1, 16)
+    amounts[0, 5] = 1.0  # row 1, column 1, whose middle is the pixel 16
+    places.add(amounts, (0, (4, 4)))
+    found = places.map()
+    y, x = divmod(int(found.argmax()), 64)
+    assert abs(y - 16) <= 1
+    assert abs(x - 16) <= 1
+    torch.testing.assert_close(found.sum(), torch.tensor(1.0))
 
 
 def test_a_pixel_stays_in_its_place():

@@ -95,8 +95,9 @@ class Member:
         return replace(self, total=self.total[index], terms=terms)
 
 
-Lookup = Callable[[int, str], Iterator[tuple[str, Shares, float]]]
-"""The channels of an example and a member: for each tap its name, shares, and the divisor of its terms."""
+Lookup = Callable[[int, str, str | None], Iterator[tuple[str, Shares, float]]]
+"""The channels of an example and a member, at one tap or at all: the name of the tap, its shares, and the
+divisor of its terms."""
 
 
 @dataclass(frozen=True)
@@ -201,9 +202,8 @@ class Explained:
             return []
         found: list[Channel] = []
         for name in names if member is None else [member]:
-            for where, shares, divisor in self._lookup(int(self._rows[i]), name):
-                if tap is None or where == tap:
-                    found += _largest(name, where, shares, divisor, most)
+            for where, shares, divisor in self._lookup(int(self._rows[i]), name, tap):
+                found += _largest(name, where, shares, divisor, most)
         return sorted(found, key=lambda channel: -channel.contribution)[:most]
 
     @property
@@ -416,12 +416,14 @@ class Pass:
             _rows=torch.arange(len(self.found)),
         )
 
-    def _channels(self, example: int, name: str) -> Iterator[tuple[str, Shares, float]]:
-        """The channels of all taps of a member, for one example."""
+    def _channels(self, example: int, name: str, at: str | None) -> Iterator[tuple[str, Shares, float]]:
+        """The channels of one tap of a member, or of all its taps, for one example."""
         for each in self.contributions:
             if each.name == name and each.terms is not None:
                 observation = self.observed[each.part]
                 for number, tap in enumerate(each.part.term_taps(self.plan)):
+                    if at is not None and tap.name != at:
+                        continue
                     term = each.terms[example, number]
                     shares = each.part.shares_at(observation, each.rule, example, number)
                     total = shares.amount.sum()
@@ -474,4 +476,5 @@ class Pass:
                     places.add(pixels(column, some.float(), positions), grid)
 
         if watched:
-            observe_tensors(self.network, taps, self.inputs, receive)
+            with places.noting(self.network.module):
+                observe_tensors(self.network, taps, self.inputs, receive)

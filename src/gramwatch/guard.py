@@ -32,7 +32,7 @@ from gramwatch.threshold import Ranks
 MEMBERS = ("gram", "profile", "class_ratio", "energy")
 """The default members."""
 EFFORTS: dict[str, dict[str, Any]] = {
-    "lean": {"taps": "spread", "orders": (1, 2, 4, 8), "pixels": 256, "channels": 256},
+    "lean": {"taps": "spread", "orders": (1, 2, 4, 8), "pixels": 256, "channels": 128},
     "full": {"taps": "all", "orders": range(1, 11), "pixels": None, "channels": None},
 }
 """What Gram looks at inside a guard. `"full"` is the paper's."""
@@ -103,7 +103,7 @@ class Guard(Detector):
 
     Args:
         model: any classifier that returns logits. It is not changed.
-        effort: how much of the network Gram looks at. `"lean"`: about 256 pixels and at most 256 channels of
+        effort: how much of the network Gram looks at. `"lean"`: about 256 pixels and at most 128 channels of
             each of 24 tensors, and orders 1, 2, 4, 8. `"full"`: everything, as in the paper, at many times
             the cost.
         taps: which tensors Gram watches, as for `GramDetector`; None: those of `effort`.

@@ -30,6 +30,8 @@ WIDEST_TRIANGLE = 1024
 """With `statistic="auto"`, vectors up to this many channels are judged by pairs, wider ones by row sums."""
 MOST_MISSED = 20
 """After so many passes in a row in which PyTorch compiled nothing, a compiled network runs uncompiled."""
+MOST_READS = 4096
+"""For so many taps and shapes of tensors a plan remembers what is read."""
 MOST_STATISTICS = 2**30
 """If the statistics of a batch would take more bytes, the batch is run in pieces."""
 
@@ -231,11 +233,11 @@ class _Read(NamedTuple):
 class _ToRead(NamedTuple):
     """What is read of one part of a tap."""
 
-    wanted: list[tuple[str, tuple[int, ...], Tensor]]
-    """The statistics, as `kernels.read` takes them."""
-    averaged: list[Sample]
-    """The samples whose channel means are needed."""
     sample: Sample
+    tables: list[tuple[int, int]]
+    """The tables that get statistics, and the number of the tap in each."""
+    averaged: list[Sample]
+    """The samples whose channel means are needed. All of them are this part."""
 
 
 class Plan:
@@ -329,6 +331,7 @@ class Plan:
             key: [(number_of[tap.call], key[1]) for tap in taps] for key, taps in selected.items()
         }
         self._bytes = 4 * sum(table.starts[-1] for table in tables)
+        self._known_reads: dict[tuple[int, tuple[int, ...]], list[_ToRead]] = {}
 
     @property
     def at_once(self) -> int:
@@ -480,26 +483,36 @@ class Plan:
         """The state of a copy. It compiles its own network."""
         return {name: value for name, value in vars(self).items() if name != "_in_graph"}
 
+    def _reads(self, number: int, shape: tuple[int, ...], axis: int) -> list[_ToRead]:
+        """What is read of a tap whose tensor has this shape. Different samples may be the same part."""
+        key = number, shape[1:]
+        if key not in self._known_reads:
+            averaged, tables = self._uses[number]
+            layouts, reads = list(self.tables.values()), dict[Chosen, _ToRead]()
+            for i, column in tables:
+                sample = layouts[i].sample
+                reads.setdefault(sample.of(shape, axis), _ToRead(sample, [], [])).tables.append((i, column))
+            for sample in averaged:
+                reads.setdefault(sample.of(shape, axis), _ToRead(sample, [], [])).averaged.append(sample)
+            if len(self._known_reads) > MOST_READS:
+                self._known_reads.clear()
+            self._known_reads[key] = list(reads.values())
+        return self._known_reads[key]
+
     def _read_eagerly(self, inputs: Inputs, gradients: bool = False) -> "_Read":
         means: dict[_Mean, Tensor] = {}
         layouts, filled = list(self.tables.values()), [torch.empty(0)] * len(self.tables)
         features: list[Tensor] = []
 
         def receive(number: int, x: Tensor, axis: int) -> None:
-            averaged, tables = self._uses[number]
-            reads: dict[Chosen, _ToRead] = {}
-            for i, column in tables:
-                if not filled[i].numel():
-                    filled[i] = layouts[i].empty(x)
-                at_tap, place = layouts[i].at[column], layouts[i].place(filled[i], column)
-                read = reads.setdefault(
-                    layouts[i].sample.of(x.shape, axis), _ToRead([], [], layouts[i].sample)
-                )
-                read.wanted.append((at_tap.statistic, at_tap.orders, place))
-            for sample in averaged:
-                reads.setdefault(sample.of(x.shape, axis), _ToRead([], [], sample)).averaged.append(sample)
-            for read in reads.values():
-                mean = kernels.read(x, axis, read.sample, read.wanted, bool(read.averaged))
+            for read in self._reads(number, x.shape, axis):
+                wanted = []
+                for i, column in read.tables:
+                    if not filled[i].numel():
+                        filled[i] = layouts[i].empty(x)
+                    at_tap, place = layouts[i].at[column], layouts[i].place(filled[i], column)
+                    wanted.append((at_tap.statistic, at_tap.orders, place))
+                mean = kernels.read(x, axis, read.sample, wanted, bool(read.averaged))
                 for sample in read.averaged:
                     assert mean is not None
                     means[number, sample] = mean

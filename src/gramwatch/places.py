@@ -1,11 +1,13 @@
 """Places: where the pixels and tokens of a network's tensors lie in its input."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from gramwatch.batches import Inputs, count_examples, tensors_in
 from gramwatch.taps import Network, Tap, Taps, judging
@@ -16,6 +18,8 @@ FEW_CHANNELS = 4
 """An image has its channels last if its last axis has at most so many entries, and its first axis more."""
 MOST_PREFIX = 8
 """The most tokens before the grid of a transformer, such as class tokens and registers."""
+STRIDING = (nn.Conv2d, nn.MaxPool2d, nn.AvgPool2d)
+"""Modules that make maps of images smaller."""
 INTERPOLATIONS = {1: "linear", 2: "bilinear", 3: "trilinear"}
 
 
@@ -72,6 +76,7 @@ class Places:
         self.tensor, self.sizes = sizes_of(inputs)
         self.examples = count_examples(inputs)
         self._sums: dict[tuple[int, ...], Tensor] = {}
+        self._first: dict[tuple[int, ...], tuple[float, ...]] = {}
 
     def place(self, tensor: Tensor, tap: Tap) -> tuple[Tensor, list[int], tuple[int, tuple[int, ...]] | None]:
         """The maps of a tap, `(N, channels, pixels)`, the sizes of their axes, and their grid."""
@@ -94,6 +99,41 @@ class Places:
         placed = amounts[:, skipped:].unflatten(1, shape)
         self._sums[shape] = self._sums[shape] + placed if shape in self._sums else placed
 
+    @contextmanager
+    def noting(self, module: nn.Module) -> Iterator[None]:
+        """While a network runs, note where the maps of images lie that its modules make.
+
+        A pixel of a map lies in the middle of the pixels that it stands for, if kernels are as large as their
+        stride. If a larger kernel pads on both sides, as in a ResNet, it lies before the middle.
+        """
+        hooks = [m.register_forward_hook(self._note) for m in module.modules() if isinstance(m, STRIDING)]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _note(self, module: Any, inputs: Any, output: Any) -> None:
+        """Note where the first pixel of an output lies in the input of the network."""
+        if len(self.sizes) != 2 or not isinstance(output, Tensor) or isinstance(module.padding, str):
+            return
+        before, after = tuple(inputs[0].shape[-2:]), tuple(output.shape[-2:])
+        if before == after or after in self._first:
+            return
+        how = (module.kernel_size, getattr(module, "dilation", 1), module.padding)
+        pairs = zip(*((each, each) if isinstance(each, int) else each for each in how), strict=True)
+        start = self._first.get(before, self._even(before))
+        self._first[after] = tuple(
+            at + ((kernel - 1) * dilation / 2 - padding) * whole / size
+            for (kernel, dilation, padding), at, size, whole in zip(
+                pairs, start, before, self.sizes, strict=True
+            )
+        )
+
+    def _even(self, shape: tuple[int, ...]) -> tuple[float, ...]:
+        """Where the first pixel of a grid lies if every pixel is in the middle of those it stands for."""
+        return tuple((whole / size - 1) / 2 for size, whole in zip(shape, self.sizes, strict=True))
+
     def map(self) -> Tensor | None:
         """All amounts at the size of the input. The sums stay. None if there are none."""
         total: Tensor | None = None
@@ -107,6 +147,11 @@ class Places:
             return placed
         how = INTERPOLATIONS[len(self.sizes)]
         large = F.interpolate(placed.unsqueeze(1), self.sizes, mode=how, align_corners=False).squeeze(1)
+        shape = tuple(placed.shape[1:])
+        even = self._even(shape)
+        for axis, (at, usual) in enumerate(zip(self._first.get(shape, even), even, strict=True), 1):
+            positions = torch.arange(large.shape[axis], device=large.device) - round(at - usual)
+            large = large.index_select(axis, positions.clamp(0, large.shape[axis] - 1))
         before, after = placed.flatten(1).sum(1), large.flatten(1).sum(1)
         share = torch.where(after > 0, before / after, 0)
         return large * share.view(-1, *(1 for _ in self.sizes))

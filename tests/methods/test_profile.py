@@ -141,7 +141,7 @@ def test_of_many_channels_a_regular_part_counts():
     layers = (nn.Conv2d(1, 600, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(600, 3))
     net = nn.Sequential(*layers)
     detector = Profile(net.eval()).fit(images(400, 0).split(100), progress=False)
-    assert detector.widths_.tolist() == [200, 200]
+    assert detector.widths_.tolist() == [208, 208]  # 13 of 37 groups of 16
     assert max(detector.widths_.tolist()) <= MOST_CHANNELS
     detector.calibrate([images(60, 1)], progress=False)
     assert detector(images(4, 2)).score.isfinite().all()

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 from gramwatch import ArtifactError, InputError, MissingExtraError, artifact, networks
@@ -119,3 +120,13 @@ def test_a_header_that_does_not_fit_is_refused(
     artifact.write(path, {**header, **changes}, tensors)
     with pytest.raises(ArtifactError, match=r"a\.safetensors"):
         networks.load(SMALL, path)
+
+
+def test_a_network_that_computes_while_it_is_made_is_read(tmp_path: Path) -> None:
+    """RegNet computes its widths from tensors, which fails on the device that a file is first compared on."""
+    network = networks.build("timm:regnety_002", 3, 64)
+    save_file(network.state_dict(), tmp_path / "regnet.safetensors")
+    loaded = networks.load("timm:regnety_002", tmp_path / "regnet.safetensors")
+    expected, found = network.state_dict(), loaded.network.state_dict()
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(expected[key], found[key]) for key in expected)

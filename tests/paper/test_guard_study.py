@@ -1,6 +1,7 @@
 """The study of Guard: rules to join members, forms of Gram, and the figures in the docs."""
 
 import csv
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import photographs
+from benchmarks import effort, photographs
 from gramwatch.deviation import TotalDeviation
 from gramwatch.guard import Guard
 from gramwatch.joint import JointRule, Standard
@@ -274,35 +275,84 @@ def test_the_tables_on_photographs_are_those_of_their_csvs() -> None:
     page = (DOCS / "guard-study.md").read_text(encoding="utf-8")
     results = DOCS / "results"
     assert f"<!-- begin photographs -->\n{photographs.photographs(results)}\n<!--" in page
+    assert f"<!-- begin small -->\n{photographs.small_images(results)}\n<!--" in page
     assert f"<!-- begin effort -->\n{photographs.effort(results)}\n<!--" in page
-    studies = [study for folder in sorted((results / "scenes").iterdir()) for study in across.read(folder)]
+    studies = photographs.studies_of(results, "scenes")
     assert across.tables_of(studies) in (results / "across.md").read_text(encoding="utf-8")
 
 
 def test_the_sentences_on_photographs_hold() -> None:
     page = " ".join((DOCS / "guard-study.md").read_text(encoding="utf-8").split())
-    results = DOCS / "results"
-    studies = [study for folder in sorted((results / "scenes").iterdir()) for study in across.read(folder)]
-    ahead = [study.mean("Guard") > study.mean(study.best()) for study in studies]
-    assert (len(ahead), sum(ahead)) == (5, 4)
-    level = next(study for study in studies if study.name == "vit_0")
-    assert (level.best(), abs(level.mean("Guard") - level.mean("profile")) < 0.05) == ("profile", True)
-    for study in studies:
-        best = study.mean(study.best())
-        assert study.mean("Guard") - best < (100 - best) / 3
-    (small,) = across.read(results / "small" / "resnet20")
-    names = ("Guard", photographs.THIRD, "full effort")
-    guard, third, full = (photographs.mean(small.figures[name].values()) for name in names)
-    sets = len(small.figures["Guard"])
-    assert f"its mean over {sets} sets is {guard:.2f}, that of the third rule {third:.2f}," in page
-    assert f"with full effort {full:.2f}." in page
-    efforts = [photographs.means_by_effort(path, "Guard") for path in (results / "effort").glob("*.csv")]
-    lost = [each[photographs.FULL] - each[photographs.LEAN] for each in efforts]
-    assert (len(lost), max(lost) < 0.3, sum(lost) / len(lost)) == (4, True, pytest.approx(0.05, abs=0.025))
-    few = [each[photographs.FULL] - each["64", "24 spread", "1, 2, 4, 8"] for each in efforts]
-    assert f"With 64 pixels a guard loses up to {max(few):.1f} points" in page
-    alone = [photographs.means_by_effort(path, "Gram") for path in (results / "effort").glob("*.csv")]
-    most = max(each[photographs.FULL] - each[photographs.LEAN] for each in alone)
-    assert f"up to {most:.1f} points;" in page
+    studies = photographs.studies_of(DOCS / "results", "scenes")
+    by_name = {study.name: study for study in studies}
+    ahead = {study.name: study.mean("Guard") > study.mean(study.best()) for study in studies}
+    assert f"on {sum(ahead.values())} of {len(ahead)} networks, the two fresh ones included" in page
+    assert (ahead["convnext_f"], ahead["resnet50_f"]) == (True, True)
+    readme = " ".join((DOCS.parent / "README.md").read_text(encoding="utf-8").split())
+    assert f"on {sum(ahead.values())} of {len(ahead)} networks" in readme
+    (level,) = (by_name[name] for name, is_ahead in ahead.items() if not is_ahead)
+    assert (level.name, level.best()) == ("vit_0", "profile")
+    assert f"it is {level.mean('profile') - level.mean('Guard'):.1f} points behind profile alone" in page
+    assert all(study.mean("Guard") > study.mean(photographs.THIRD) for study in studies)
+    gains = sorted(studies, key=lambda study: study.mean(photographs.THIRD) - study.mean("Guard"))
+    assert {study.name.split("_")[0] for study in gains[:5]} == {"vit", "convnext"}
+    shares = [
+        (study.mean("Guard") - study.mean(study.best())) / (100 - study.mean(study.best()))
+        for study in studies
+    ]
+    assert max(shares) == pytest.approx(0.2, abs=0.02)
+    closed = [photographs.on_closed_sets(study) for study in studies]
+    assert (
+        f"on {sum(ours > best for ours, best, _ in closed)} of {len(closed)} networks, behind profile on"
+        in page
+    )
+    assert {
+        s.name.split("_")[0] for s, (ours, best, _) in zip(studies, closed, strict=True) if ours < best
+    } == {"vit"}
+    gaps = [gap for study in studies for gap in photographs.behind(study).values()]
+    assert f"on {sum(gap <= 1.0 for gap in gaps)} of {len(gaps)} pairs of a network and a set" in page
+    near = {study.name: study.best_of("near") for study in studies if "near" in study.kinds.values()}
+    best = {
+        name: by_name[name].mean_of("Guard", "near") > by_name[name].mean_of(each, "near")
+        for name, each in near.items()
+    }
+    assert (len(near), [name for name in near if best[name]]) == (3, ["vit_without_forest"])
+    assert {each for name, each in near.items() if not best[name]} == {"SCALE", "relative Mahalanobis"}
     faults = [float(row[2]) for row in across._costly(studies)[1:]]
     assert f"a mean AUROC of {min(faults):.0f} to {max(faults):.0f}, not 97" in page
+
+
+def test_the_sentences_on_small_images_and_effort_hold() -> None:
+    page = " ".join((DOCS / "guard-study.md").read_text(encoding="utf-8").split())
+    results = DOCS / "results"
+    small = {study.name: study for study in photographs.studies_of(results, "cifar")}
+    lost = {
+        name: study.mean_of(photographs.THIRD, "near") - study.mean_of("Guard", "near")
+        for name, study in small.items()
+    }
+    assert max(lost, key=lambda name: lost[name]) == "resnet34"
+    assert f"ResNet-34 loses {lost['resnet34']:.1f} points on near sets" in page
+    paths = sorted((results / "effort").glob("*.csv"))
+    guards, grams = (
+        [photographs.means_by_effort(path, method) for path in paths] for method in ("Guard", "Gram")
+    )
+    differences = [each[photographs.FULL] - each[photographs.LEAN] for each in guards]
+    assert (len(differences), max(map(abs, differences)) < 0.05) == (4, True)
+    counted = json.loads((DOCS / "data" / "effort.json").read_text(encoding="utf-8"))["points"]
+    drawn = {effort.effort_of(point): point for point in counted}
+    assert drawn.keys() == guards[0].keys()
+    for number, path in enumerate(paths):
+        label = path.stem.removeprefix("effort-").removesuffix("-scenes")
+        for each, point in drawn.items():
+            difference = guards[number][each] - guards[number][photographs.FULL]
+            assert point["networks"][label]["difference"] == pytest.approx(difference, abs=1e-6)
+    share = effort.mean_of(drawn[photographs.LEAN], "cost")
+    assert f"Lean takes {100 * share:.1f} % of the products of the paper's Gram" in page
+    most = max(each[photographs.FULL] - each[photographs.LEAN] for each in grams)
+    assert f"up to {most:.1f} points;" in page
+    pixels, channels = (
+        max(each[photographs.FULL] - each[few, limit, "24 spread", "1, 2, 4, 8"] for each in guards)
+        for few, limit in (("64", ""), ("256", "64"))
+    )
+    assert f"With 64 pixels a guard loses up to {pixels:.1f} points" in page
+    assert channels < 0.05

@@ -114,11 +114,10 @@ def _reading(
         ]
     if pixels > MOST_READ:
         return []
-    largest = programs.DOUBLED.index(max(orders))
-    positions = tuple(orders.index(o) if o in orders else -1 for o in programs.DOUBLED[: largest + 1])
+    positions = tuple(orders.index(order) if order in orders else -1 for order in programs.DOUBLED)
     room = examples * (1 + len(positions)) * pixels
     columns, across, warps = sums_over_channels(channels, pixels)
-    rest: tuple[Any, ...] = (*sizes, len(positions), columns, across, columns >= channels)
+    rest: tuple[Any, ...] = (*sizes, columns, across, columns >= channels)
     first = _Launch(programs.read_pixels, (examples, triton.cdiv(pixels, across)), rest, warps, room)
     columns, warps = sums_over_pixels(channels, pixels)
     rest = (*sizes, stride_out, positions, with_means, columns, triton.next_power_of_2(pixels))
@@ -131,13 +130,13 @@ def _reading(
 def sums_over_channels(channels: int, pixels: int) -> tuple[int, int, int]:
     """The channels and the pixels of a program of `read_pixels`, and its warps."""
     columns = min(256, triton.next_power_of_2(channels))
-    return columns, min(max(1, 4096 // columns), triton.next_power_of_2(pixels)), 4
+    return columns, min(2048 // columns, triton.next_power_of_2(pixels)), 4
 
 
 def sums_over_pixels(channels: int, pixels: int) -> tuple[int, int]:
     """The channels of a program of `read_channels`, which takes all pixels, and its warps."""
-    columns = max(8, 4096 // triton.next_power_of_2(pixels))
-    return min(columns, triton.next_power_of_2(channels)), 2
+    columns = min(max(8, 4096 // triton.next_power_of_2(pixels)), triton.next_power_of_2(channels))
+    return columns, 4
 
 
 def _run(plan: "list[_Launch]", maps: Tensor, out: Tensor) -> None:

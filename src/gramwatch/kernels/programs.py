@@ -490,6 +490,12 @@ def channel_sums(
 
 
 @triton.jit
+def _four_sums(a0, a1, a2, a3, b0, b1, b2, b3):
+    """Four sums at a time, which takes one exchange between threads."""
+    return a0 + b0, a1 + b1, a2 + b2, a3 + b3
+
+
+@triton.jit
 def _spots(x, n, pixel, channel, width, start, stride_n, down, right, along, skip):
     """The addresses of a tile, pixels x channels: of groups of channels, every `skip` channels one counts."""
     spot = (pixel // width) * down + (pixel % width) * right
@@ -510,15 +516,13 @@ def read_pixels(
     right,
     along,
     skip,
-    ORDERS: tl.constexpr,
     COLUMNS: tl.constexpr,
     ACROSS: tl.constexpr,
     ONCE: tl.constexpr,
 ):
     """For each pixel, its largest magnitude, and its sums over the channels divided by that.
 
-    They are row_sums' sums of the first `ORDERS` of the orders 1, 2, 4, 8. With `ONCE`, one tile holds all
-    channels.
+    They are the sums of row_sums, of the orders 1, 2, 4, 8. With `ONCE`, one tile holds all channels.
     """
     n = tl.program_id(0)
     pixel = tl.program_id(1) * ACROSS + tl.arange(0, ACROSS)
@@ -556,15 +560,13 @@ def read_pixels(
             t2 += base
             base *= base
             t3 += base
-    row = scratch + n.to(tl.int64) * (1 + ORDERS) * pixels + pixel
+    t0, t1, t2, t3 = tl.reduce((t0, t1, t2, t3), 1, _four_sums)
+    row = scratch + n.to(tl.int64) * 5 * pixels + pixel
     tl.store(row, peak, mask=here)
-    tl.store(row + pixels, tl.sum(t0, 1), mask=here)
-    if ORDERS > 1:
-        tl.store(row + 2 * pixels, tl.sum(t1, 1), mask=here)
-    if ORDERS > 2:
-        tl.store(row + 3 * pixels, tl.sum(t2, 1), mask=here)
-    if ORDERS > 3:
-        tl.store(row + 4 * pixels, tl.sum(t3, 1), mask=here)
+    tl.store(row + pixels, t0, mask=here)
+    tl.store(row + 2 * pixels, t1, mask=here)
+    tl.store(row + 3 * pixels, t2, mask=here)
+    tl.store(row + 4 * pixels, t3, mask=here)
 
 
 @triton.jit
@@ -609,15 +611,23 @@ def read_channels(
     if MEANS:
         place = means + n.to(tl.int64) * channels + channel
         tl.store(place, tl.sum(tile, 0) / pixels, mask=channel < channels)
-    row = scratch + n.to(tl.int64) * (1 + len(POSITIONS)) * pixels + pixel
+    row = scratch + n.to(tl.int64) * 5 * pixels + pixel
     tile *= tl.load(row, mask=here, other=0.0)[:, None]
     q = tl.reduce(tl.abs(tile), 0, _larger)
-    base = tile * _inverse(q)[None, :]
+    t0 = tile * _inverse(q)[None, :]
+    t1 = t0 * t0
+    t2 = t1 * t1
+    t3 = t2 * t2
+    t0 *= tl.load(row + pixels, mask=here, other=0.0)[:, None]
+    t1 *= tl.load(row + 2 * pixels, mask=here, other=0.0)[:, None]
+    t2 *= tl.load(row + 3 * pixels, mask=here, other=0.0)[:, None]
+    t3 *= tl.load(row + 4 * pixels, mask=here, other=0.0)[:, None]
+    t0, t1, t2, t3 = tl.reduce((t0, t1, t2, t3), 0, _four_sums)
     out += n.to(tl.int64) * stride_out
-    for k in tl.static_range(len(POSITIONS)):
-        weight = tl.load(row + (1 + k) * pixels, mask=here, other=0.0)[:, None]
-        _write_order(out, tl.sum(base * weight, 0), q, channel, channels, 2**k, POSITIONS[k])
-        base *= base
+    _write_order(out, t0, q, channel, channels, 1, POSITIONS[0])
+    _write_order(out, t1, q, channel, channels, 2, POSITIONS[1])
+    _write_order(out, t2, q, channel, channels, 4, POSITIONS[2])
+    _write_order(out, t3, q, channel, channels, 8, POSITIONS[3])
 
 
 @triton.jit

@@ -27,6 +27,8 @@ from gramwatch.methods.perturb import (
 from gramwatch.observation import Observation, Plan
 from gramwatch.taps import Tap
 
+OWN = 0.5
+"""Of a distance that is too large: the part that a map shares by the distances of single pixels."""
 STEPS = (0.0, 0.01, 0.005, 0.002, 0.0014, 0.001, 0.0005)
 """The steps that the authors choose from."""
 JOINS = ("equal", "normalised", "regression")
@@ -283,10 +285,11 @@ class ClassDistances(Method):
     def _nearest(self, tap: int, features: Tensor) -> "_Nearest":
         """The nearest class of features `(N, width)` at a tap, its mean, and `S^-1 d`."""
         gaussian = self._fitted_on(features.device).gaussians[tap]
-        number, pull = gaussian.pull(features)
+        number, difference = gaussian.nearest(features)
         assert self.classes_ is not None
         classes = self.classes_.to(number.device)[number]
         means, counts = self._class_means(tap)
+        pull = difference @ gaussian.whitening.T
         return _Nearest(means.to(features)[classes], pull, counts.to(number.device)[classes])
 
     def _class_means(self, tap: int) -> tuple[Tensor, Tensor]:
@@ -314,28 +317,39 @@ class ClassDistances(Method):
         )
 
     def pixels_of(self, observation: Observation, rule: Any, amounts: Tensor) -> Pixels | None:
-        """How contributions are shared by pixels: in proportion to what each adds to the squared distance."""
-        if self.sums_ is None:
-            return None
+        """How contributions are shared by pixels: see `by_distance`."""
         means = [in_float64(each) for each in self._looked_at(observation)]
 
         def pixels(tap: int, maps: Tensor, _: Sequence[int]) -> Tensor:
-            return proportional(self._pixel_distances(tap, means[tap], maps), amounts[:, tap])
+            return by_distance(*self._pixel_distances(tap, means[tap], maps), amounts[:, tap])
 
         return pixels
 
-    def _pixel_distances(self, tap: int, means: Tensor, maps: Tensor) -> Tensor:
-        """What each pixel adds to the squared distance, `(N, pixels)`; the mean over pixels is the distance.
+    def _pixel_distances(self, tap: int, means: Tensor, maps: Tensor) -> tuple[Tensor, Tensor]:
+        """What each pixel adds to the squared distance, and its own squared distance, `(N, pixels)` each.
 
-        It is `(a(x) / |f| - mu)^T S^-1 d`: linear in the activations at a pixel, whose mean is `f`.
+        The activations at a pixel, `a(x)`, have the mean `f`. Whitened, `w(x) = W^T (a(x) / |f| - mu)` has
+        the mean `d`. A pixel adds `w(x)^T d`: the mean of this over pixels is the squared distance. The
+        squared distance of the pixel by itself is `w(x)^T w(x)`.
         """
+        gaussian = self._fitted_on(means.device).gaussians[tap]
         length = (
             means.norm(dim=1, keepdim=True).clamp_min(TINY) if self.unit else torch.ones_like(means[:, :1])
         )
-        nearest = self._nearest(tap, means / length)
-        pull = (nearest.pull / length).to(maps)
-        own = torch.bmm(pull.unsqueeze(1), maps).squeeze(1)
-        return own - (nearest.mean * nearest.pull).sum(1, keepdim=True).to(maps)
+        nearest, difference = gaussian.nearest(means / length)
+        white = (gaussian.whitening.T.to(maps) @ maps) / length.unsqueeze(2).to(maps)
+        white = white + (gaussian.shift - gaussian.points[nearest]).unsqueeze(2).to(maps)
+        return torch.bmm(difference.unsqueeze(1).to(maps), white).squeeze(1), white.square().sum(1)
+
+
+def by_distance(parts: Tensor, own: Tensor, amounts: Tensor) -> Tensor:
+    """Amounts `(N,)` of a distance that is too large, shared by pixels, `(N, pixels)`.
+
+    The part `OWN` is shared by how much further than the median pixel a pixel itself lies from the mean. The
+    rest is shared by what pixels add to the distance.
+    """
+    further = own - own.median(1, keepdim=True).values
+    return proportional(parts, (1 - OWN) * amounts) + proportional(further, OWN * amounts)
 
 
 def proportional(parts: Tensor, amounts: Tensor) -> Tensor:
@@ -569,12 +583,12 @@ class Gaussian(NamedTuple):
         """The squared distance to the nearest class, `(N,)`."""
         return self.distances(features)[0]
 
-    def pull(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """The number of the nearest class `(N,)`, and `S^-1 (f - mean)`, `(N, width)`."""
+    def nearest(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """The number of the nearest class `(N,)`, and the whitened difference from its mean, `(N, rank)`."""
         white = torch.addmm(self.shift, features, self.whitening)
         parts = torch.addmm(self.squares, white, self.points.T, alpha=-2)
         nearest = parts[:, :-1].argmin(1)
-        return nearest, (white - self.points[nearest]) @ self.whitening.T
+        return nearest, white - self.points[nearest]
 
     def distances(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """The squared distances to the nearest class and to the middle of all classes, `(N,)` each."""

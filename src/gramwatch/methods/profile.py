@@ -13,7 +13,7 @@ from gramwatch.explain import Pixels, Shares
 from gramwatch.measurement import Measurement
 from gramwatch.methods.base import Record
 from gramwatch.methods.features import TINY
-from gramwatch.methods.mahalanobis import ClassDistances, Gaussian, in_float64, proportional
+from gramwatch.methods.mahalanobis import ClassDistances, Gaussian, by_distance, in_float64, proportional
 from gramwatch.observation import Needs, Observation
 from gramwatch.statistics import check_count
 from gramwatch.taps.tap import Sample, Tap
@@ -171,7 +171,7 @@ class Profile(ClassDistances):
         model: nn.Module,
         *,
         taps: str | Iterable[str] = "spread",
-        pixels: int | None = None,
+        pixels: int | None = 1024,
         **options: Any,
     ) -> None:
         self.pixels = check_count("pixels", pixels)
@@ -277,25 +277,30 @@ class Profile(ClassDistances):
     def pixels_of(self, observation: Observation, rule: ProfileRule, amounts: Tensor) -> Pixels | None:
         """How contributions are shared by pixels.
 
-        A distance that is too large is shared in proportion to what pixels add to it, and so is a length.
-        What is too small has no place: it is shared evenly.
+        A distance or length that is too large is shared by pixels that add more than usual to it, one that is
+        too small by pixels that add less. Half of a distance that is too large is shared by the distances of
+        single pixels: see `by_distance`.
         """
-        if self.sums_ is None:
-            return None
         assert rule.mean_ is not None
         measured = self.measured(observation)
-        shares = rule.shares(measured).clamp_min(0).unflatten(1, (-1, 2))
-        too_large = (measured.values > rule.mean_).unflatten(1, (-1, 2))
-        shares = shares / shares.sum(2, keepdim=True).clamp_min(TINY)
+        shares = rule.shares(measured).clamp_min(0)
+        shares = shares / shares.unflatten(1, (-1, 2)).sum(2).clamp_min(TINY).repeat_interleave(2, 1)
+        shares = shares * amounts.repeat_interleave(2, 1)
+        too_large, usual = measured.values > rule.mean_, rule.mean_.exp()
+        expected = self._fitted_on(observation.logits.device).expected
         means = [in_float64(each) for each in self._looked_at(observation)]
 
         def pixels(tap: int, maps: Tensor, _: Sequence[int]) -> Tensor:
-            distances = self._pixel_distances(tap, means[tap], maps)
+            distances, own = self._pixel_distances(tap, means[tap], maps)
             lengths = torch.bmm(means[tap].to(maps).unsqueeze(1), maps).squeeze(1)
+            above = (distances - usual[2 * tap] * expected[tap], lengths - usual[2 * tap + 1])
             placed = torch.zeros_like(distances)
-            for number, parts in enumerate((distances, lengths)):
-                parts = torch.where(too_large[:, tap, number, None], parts, 0)
-                placed = placed + proportional(parts, shares[:, tap, number] * amounts[:, tap])
+            for number, parts in enumerate(above, 2 * tap):
+                large, share = too_large[:, number], shares[:, number]
+                placed = placed + proportional(-parts, torch.where(large, 0, share))
+                share = torch.where(large, share, 0)
+                by_own = number == 2 * tap
+                placed = placed + (by_distance(parts, own, share) if by_own else proportional(parts, share))
             return placed
 
         return pixels

@@ -295,19 +295,30 @@ def _restored(checkpoint: _Checkpoint, name: str, record: NetworkRecord) -> nn.M
 def _built(checkpoint: _Checkpoint, record: NetworkRecord, state: Mapping[str, Tensor]) -> nn.Module:
     """The network without its weights. It has as many classes as the last linear layer of the file."""
     with artifact.reading(checkpoint.path):
-        network, said = record.build(10), checkpoint.said
+        network, said = _made(record, 10), checkpoint.said
         linear = [key for key, module in network.named_modules() if isinstance(module, nn.Linear)]
         head = linear[-1] if linear else ""
         rows = state.get(f"{head}.weight", state.get(f"{head}.labels_0"))
         if rows is not None and rows.ndim:
             if said.get("classes", len(rows)) != len(rows):
                 raise ValueError(f"it is of {said['classes']:,} classes, its weights are of {len(rows):,}")
-            network = record.build(len(rows))
+            network = _made(record, len(rows))
         elif not linear and "classes" in said:
-            network = record.build(said["classes"])
+            network = _made(record, said["classes"])
         if "objective" in said:
             objective_of(said["objective"], said.get("settings")).prepare(network, state)
     return network
+
+
+def _made(record: NetworkRecord, classes: int) -> nn.Module:
+    """The network on the current device; on the CPU if it computes with values while it is made (RegNet)."""
+    try:
+        return record.build(classes)
+    except (NotImplementedError, RuntimeError):
+        if torch.get_default_device().type != "meta":
+            raise
+        with torch.device("cpu"):
+            return record.build(classes)
 
 
 def _check(

@@ -1,7 +1,7 @@
 """The study behind `Guard(effort="lean")`: how few pixels, tensors and orders of Gram a guard can do with.
 
-Two detectors measure Gram's deviations by tap and by order, over 64 and over 256 pixels. Every choice of
-tensors and orders follows from their cells. Only Gram changes: the other members of the guard stay.
+Detectors measure Gram's deviations by tap and by order, over few pixels and over few channels. Every choice
+of tensors and orders follows from their cells. Only Gram changes: the other members of the guard stay.
 """
 
 import csv
@@ -33,6 +33,7 @@ ORDERS = {
     "1, 2": (1, 2),
     "2": (2,),
 }
+CHANNELS = (256, 128, 64)
 ALL, SPREAD, HALF = "all", "24 spread", "12 spread"
 FULL = "all pixels"
 
@@ -44,18 +45,26 @@ class Effort:
     pixels: int | None
     taps: str
     orders: str
+    channels: int | None = None
 
     @property
     def title(self) -> str:
         """In words."""
         pixels = FULL if self.pixels is None else f"{self.pixels} pixels"
-        return f"{pixels}, {self.taps} taps, orders {self.orders}"
+        channels = "" if self.channels is None else f", {self.channels} channels"
+        return f"{pixels}{channels}, {self.taps} taps, orders {self.orders}"
 
 
 EVERYTHING = Effort(None, ALL, "1 to 10")
 EFFORTS = (
     EVERYTHING,
     *(Effort(pixels, taps, orders) for pixels in PIXELS for taps in (ALL, SPREAD, HALF) for orders in ORDERS),
+    *(
+        Effort(max(PIXELS), taps, orders, channels)
+        for channels in CHANNELS
+        for taps in (ALL, SPREAD)
+        for orders in ("1 to 10", "1, 2, 4, 8")
+    ),
 )
 
 
@@ -73,12 +82,16 @@ class Line:
 
 
 def specs() -> list[MethodSpec]:
-    """Gram by tap and order, over few pixels."""
-    return [_spec(pixels) for pixels in PIXELS]
+    """Gram by tap and order, over few pixels and channels."""
+    return [*(_spec(pixels) for pixels in PIXELS), *(_spec(max(PIXELS), channels) for channels in CHANNELS)]
 
 
-def _spec(pixels: int) -> MethodSpec:
-    return MethodSpec(f"by order {pixels}", "gram_by_order", {"taps": "all", "pixels": pixels})
+def _spec(pixels: int, channels: int | None = None) -> MethodSpec:
+    settings = {"taps": "all", "pixels": pixels}
+    if channels is None:
+        return MethodSpec(f"by order {pixels}", "gram_by_order", settings)
+    title = f"by order {pixels}, {channels} channels"
+    return MethodSpec(title, "gram_by_order", {**settings, "channels": channels})
 
 
 def run(options: Options) -> list[Line]:
@@ -129,9 +142,11 @@ class _WithEfforts(Mapping[str, Measurement]):
         self._measured, self._taps, self._chosen = measured, taps, chosen
         self._by_title = {effort.title: effort for effort in EFFORTS}
         self._names = [f"{method}: {title}" for title in self._by_title for method in (GUARD, GRAM)]
-        statistics = GramDetector(network).needs.statistics
-        assert statistics is not None
-        self._at = [statistics.at(tap) for tap in taps]
+        self._at = {}
+        for channels in (None, *CHANNELS):
+            statistics = GramDetector(network, channels=channels).needs.statistics
+            assert statistics is not None
+            self._at[channels] = [statistics.at(tap) for tap in taps]
 
     def __getitem__(self, name: str) -> Measurement:
         method, _, title = name.partition(": ")
@@ -145,9 +160,9 @@ class _WithEfforts(Mapping[str, Measurement]):
         """The deviations of the taps that count, summed over the orders that count."""
         if effort.pixels is None:
             return self._measured[GRAM]
-        by_order = self._measured[_spec(effort.pixels).title]
+        by_order = self._measured[_spec(effort.pixels, effort.channels).title]
         columns, start = [], 0
-        for tap, at in zip(self._taps, self._at, strict=True):
+        for tap, at in zip(self._taps, self._at[effort.channels], strict=True):
             own = by_order.values[:, start : start + len(at.orders)]
             start += len(at.orders)
             if tap.name in self._chosen[effort.taps]:
@@ -177,10 +192,12 @@ def _write(options: Options, label: str, title: str, lines: Sequence[Line]) -> N
     path = options.output / f"effort-{label}.csv"
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["network", "pixels", "taps", "orders", "method", "kind", "sets", "auroc"])
+        writer.writerow(
+            ["network", "pixels", "channels", "taps", "orders", "method", "kind", "sets", "auroc"]
+        )
         for line in lines:
             effort = line.effort
-            what = [effort.pixels or "", effort.taps, effort.orders]
+            what = [effort.pixels or "", effort.channels or "", effort.taps, effort.orders]
             writer.writerow([line.network, *what, line.method, line.kind, line.sets, f"{line.auroc:.4f}"])
     guard, gram = means(lines, GUARD), means(lines, GRAM)
     rows = [["effort", "Guard, mean AUROC", "against full effort", "Gram alone", "against full effort"]]
@@ -192,6 +209,8 @@ def _write(options: Options, label: str, title: str, lines: Sequence[Line]) -> N
         ]
         rows.append([effort.title, *cells])
     table = markdown(rows)
-    head = f"## {title}: fewer pixels, taps and orders\n\n    {command()}\n\n{surroundings(options)}"
+    head = (
+        f"## {title}: fewer pixels, channels, taps and orders\n\n    {command()}\n\n{surroundings(options)}"
+    )
     path.with_suffix(".md").write_text(f"{head}\n\n{table}\n", encoding="utf-8")
     options.say(f"\n{table}")

@@ -2,7 +2,6 @@
 
 import difflib
 import fnmatch
-import functools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, overload
@@ -59,7 +58,8 @@ class Sample(NamedTuple):
 
     def of(self, shape: Sequence[int], channel_axis: int) -> "Chosen":
         """The part of a tensor of this shape, whose first axis is the examples."""
-        return _chosen(tuple(shape[1:]), channel_axis, self)
+        grid = None if self.pixels is None else _grid(shape, channel_axis, self.pixels)
+        return Chosen(grid, _channel_step(shape[channel_axis], self.channels))
 
 
 WHOLE = Sample()
@@ -76,13 +76,6 @@ class Chosen(NamedTuple):
     def __bool__(self) -> bool:
         """Whether only a part counts."""
         return self.grid is not None or self.step > 1
-
-
-@functools.lru_cache(4096)
-def _chosen(sizes: tuple[int, ...], channel_axis: int, sample: Sample) -> Chosen:
-    shape = (1, *sizes)
-    grid = None if sample.pixels is None else _grid(shape, channel_axis, sample.pixels)
-    return Chosen(grid, _channel_step(shape[channel_axis], sample.channels))
 
 
 def _channel_step(channels: int, most: int | None) -> int:
