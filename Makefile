@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test test-real test-triton test-ray fuzz stress bench docs pictures lint format clean
+.PHONY: demo test test-real test-browser test-triton test-ray fuzz stress bench docs pictures lint format clean
 .DEFAULT_GOAL := test
 
 $(INSTALLED): pyproject.toml constraints.txt
@@ -19,6 +19,14 @@ test: lint  ## lint, types and the tests
 
 test-real: $(INSTALLED)  ## the long checks on real networks and data
 	$(BIN)/python -m pytest -m real
+
+.venv/.browser: $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[browser]'
+	npm install --silent --no-save --prefix build/axe axe-core@4.14.0
+	touch $@
+
+test-browser: .venv/.browser  ## the report in headless Chromium (apt-get install chromium chromium-driver npm)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/report/test_page_browser.py
 
 fuzz: $(INSTALLED)  ## damaged and forged files of every kind, for four minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --seconds 240

@@ -76,6 +76,7 @@ HOW_TO = [
     "share",
     "serve",
     "export",
+    "report",
     "level",
     "calibration",
     "large_data",
@@ -83,7 +84,7 @@ HOW_TO = [
 ]
 CONTENTS: dict[str, list[tuple[str, list[str]]]] = {
     "docs/README": [
-        ("Begin", ["start", "concepts", "howto/README", "cli", "faq"]),
+        ("Begin", ["start", "tutorial", "concepts", "howto/README", "cli", "faq"]),
         ("Use", ["guard", "explain", "inputs", "taps", "monitor", "scale", "limits", "reliability", "files"]),
         ("Methods", ["method", "methods/README", "training"]),
         ("Evidence", ["results/README", "guard-study", "experiments", "performance"]),

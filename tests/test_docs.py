@@ -1,12 +1,15 @@
 """The pages of the documentation: programs run, commands exist, links and figures are right."""
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import gramwatch
 from gramwatch.measurement import calibration_needs
@@ -18,7 +21,8 @@ from tests.pages import PAGES, ROOT, Block
 DOCS = ROOT / "docs"
 ELSEWHERE = {ROOT / "README.md": "tests/test_examples.py", DOCS / "cli.md": "tests/cli/test_app_page.py"}
 """Pages whose programs another test runs, because it compares what they print."""
-NEEDS = {name: name for name in ("timm", "torchvision", "lightning")} | {"hugging_face": "transformers"}
+NEEDS = {name: name for name in ("timm", "torchvision", "lightning")}
+NEEDS |= {"hugging_face": "transformers", "report": "altair"}
 """The package that the program of a page needs."""
 EVERY_BLOCK = [block for page in PAGES for block in pages.blocks(page)]
 
@@ -46,10 +50,32 @@ HOLDS: dict[str, Callable[[dict[str, Any]], object]] = {
     "calibration": lambda names: names["low"] < 1 - names["level"] < names["high"],
     "share": lambda names: Path("digits-guard/guard.safetensors").is_file(),
     "serve": lambda names: sum(verdict["is_ood"] for verdict in names["verdicts"]) >= 4,
+    "tutorial": lambda names: len(list(Path("photos").rglob("*.*"))) == 13,
+    "report": lambda names: (
+        len(names["reasons"].groups) >= 2 and Path("report.html").stat().st_size > 900_000
+    ),
     "gpus": lambda names: int(names["found"].is_ood.sum()) >= 4,
     "lightning": lambda names: names["guard"].metadata["checkpoint"] == "epoch=5-step=72.ckpt",
 }
 """What is so after the program of a page."""
+
+
+def made_up_photographs() -> None:
+    """The folders of the tutorial, with a few small images of noise."""
+    draw = np.random.default_rng(0)
+    names = [
+        f"scenes/{split}/{kind}/{i:04d}.webp"
+        for split in ("train", "test")
+        for kind in "ab"
+        for i in range(3)
+    ]
+    for name in [*names, "miniplaces/val/0001.jpg"]:
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(draw.integers(0, 255, (40, 40, 3), dtype=np.uint8)).save(name)
+
+
+GIVEN = {"tutorial": made_up_photographs}
+"""What the program of a page finds in its folder."""
 
 
 @pytest.mark.filterwarnings("ignore:::lightning")
@@ -58,6 +84,7 @@ def test_the_program_of_a_page_runs(page, tmp_path, monkeypatch, capsys):
     if page.stem in NEEDS:
         pytest.importorskip(NEEDS[page.stem], reason=f"{NEEDS[page.stem]} is not installed")
     monkeypatch.chdir(tmp_path)
+    GIVEN.get(page.stem, lambda: None)()
     names: dict[str, Any] = {"__name__": "__main__"}
     for block in pages.blocks(page):
         if block.language == "python" and not block.why_not:
@@ -194,6 +221,25 @@ def test_every_page_is_in_the_contents_of_the_site():
 
 
 # --- figures -----------------------------------------------------------------------------------------
+
+
+def test_the_tutorial_has_the_figures_of_its_file():
+    found = json.loads((DOCS / "data" / "tutorial.json").read_text(encoding="utf-8"))
+    text = " ".join((DOCS / "tutorial.md").read_text(encoding="utf-8").split())
+    for each in found["flagged"].values():
+        flagged, images = each["flagged"], each["images"]
+        assert f"| {flagged} | {images:,} | {100 * flagged / images:.1f} % |" in text
+    for group in found["groups"]:
+        kinds = [group.get(kind, 0) for kind in ("blurred", "normalised", "foreign", "clean")]
+        assert sum(kinds) == group["images"]
+        assert f"| {group['images']} | {' | '.join(map(str, kinds))} |" in text
+    total = sum(each["flagged"] for each in found["flagged"].values())
+    assert f"{total} photographs are flagged, and chance alone would give about 150" in text
+    assert sum(each["images"] for each in found["flagged"].values()) == 3000
+    assert f"right on {100 * found['accuracy']:.1f} % of the test photographs" in text
+    seconds = found["processor_seconds"]
+    each = f"{seconds['fit']} to fit, {seconds['score']} to score and {seconds['report']} for the report"
+    assert f"took {sum(seconds.values())} seconds of processor time together: {each}" in text
 
 
 def test_the_page_on_levels_has_the_fewest_images():

@@ -8,7 +8,10 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import torch
+
 from gramwatch.cli.fit import worth
+from gramwatch.cli.selecting import selected, too_few
 from tests.pages import ROOT, code_of
 
 PAGE = ROOT / "docs" / "cli.md"
@@ -41,8 +44,17 @@ def test_the_blocks_of_the_page_run_and_print_what_it_shows(tmp_path):
 
 def test_every_command_for_a_network_of_ones_own_is_on_the_page():
     text = PAGE.read_text(encoding="utf-8")
-    for name in "fit score info merge taps doctor".split():
+    for name in "fit score report info merge taps doctor".split():
         assert f"`gramwatch {name}" in text
+
+
+def test_the_page_has_the_message_of_a_small_calibration():
+    """The guard of the page is calibrated on 361 images, of which 181 rank; it scores 200."""
+    ranks = SimpleNamespace(ranks=SimpleNamespace(sizes=torch.tensor([361 - 361 // 2])))
+    found = selected([0.5] * 200, 0.1)
+    (said,) = too_few(found, SimpleNamespace(calibration=lambda: ranks))
+    assert " ".join(said.split()) in " ".join(PAGE.read_text(encoding="utf-8").split())
+    assert "calibrated on 361 images" in PAGE.read_text(encoding="utf-8")
 
 
 def test_the_figures_of_held_out_images_are_those_of_the_file():

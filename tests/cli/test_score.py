@@ -308,6 +308,8 @@ def test_the_guard_of_another_network_is_refused(own, tmp_path):
         (["GUARD", "no_such_folder", "-o", "s.csv"], "there is no folder, CSV or image no_such_folder"),
         (["GUARD", "IMAGES", "-o", "s.txt"], "does not end in .csv, .jsonl or .parquet"),
         (["GUARD", "IMAGES", "--format", "parquet"], "Parquet"),
+        (["GUARD", "IMAGES", "-o", "s.csv", "--fdr", "1.5"], "1.5 does not lie between 0 and 1"),
+        (["GUARD", "IMAGES", "--fdr", "0.1"], "selected when all of them are scored: give -o FILE"),
         (["GUARD", "IMAGES", "--json"], "the table takes standard output"),
         (["GUARD", "IMAGES", "-o", "s.csv", "--device", "abacus"], "'abacus' cannot be used here"),
     ],
@@ -352,6 +354,76 @@ def test_weights_that_were_moved_are_asked_for(own, tmp_path):
     result = invoke("score", lonely, own.test, "--model", own.model, "-o", tmp_path / "s.csv", *QUICK, "-q")
     assert result.exit_code == 1
     assert "which are not there: give --weights" in told(result)
+
+
+def with_stripes(own, folder: Path, count: int) -> Path:
+    """The test images, and `count` images of stripes."""
+    for path in own.test.rglob("*.png"):
+        copy = folder / path.parent.name / path.name
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(path.read_bytes())
+    stripes = np.zeros((24, 24, 3), np.uint8)
+    stripes[:, ::4, 0] = 255
+    (folder / "stripes").mkdir()
+    for i in range(count):
+        Image.fromarray(np.roll(stripes, i, 1)).save(folder / "stripes" / f"{i}.png")
+    return folder
+
+
+def test_a_set_of_outliers_is_that_of_select(own, tmp_path):
+    images = with_stripes(own, tmp_path / "new", 20)
+    (images / "broken.png").touch()
+    for name in ("s.csv", "s.jsonl"):
+        result = invoke(*own.score, images, "-o", tmp_path / name, "--fdr", 0.2, "--json")
+        assert result.exit_code == 0, result.output
+    rows = rows_of(tmp_path / "s.csv")
+    assert list(rows[0])[:7] == "path predicted class score p_value is_ood selected".split()
+    read = [row for row in rows if not row["error"]]
+    chosen = gramwatch.select(torch.tensor([float(row["p_value"]) for row in read]), 0.2)
+    assert [row["selected"] == "true" for row in read] == chosen.is_selected.tolist()
+    assert 20 <= len(chosen) < 35
+    assert all(row["selected"] == "true" for row in read if "stripes" in row["path"])
+    assert [row["selected"] for row in rows if row["error"]] == [""]
+    lines = [json.loads(line) for line in (tmp_path / "s.jsonl").read_text().splitlines()]
+    assert [row["selected"] for row in lines if not row["error"]] == chosen.is_selected.tolist()
+    said = json.loads(result.stdout)
+    assert (said["selected"], said["fdr"]) == (len(chosen), 0.2)
+    assert f"{len(chosen)} of 60 images selected. On average at most 20%" in result.output
+
+
+def test_too_few_calibration_images_for_a_selection_are_said(own, tmp_path):
+    """30 of 60 calibration images rank: 1 / 31 is at most 0.2 k / 45 from k = 8 on."""
+    images = with_stripes(own, tmp_path / "new", 5)
+    result = invoke(*own.score, images, "-o", tmp_path / "s.csv", "--fdr", 0.01)
+    assert result.exit_code == 0, result.output
+    assert "0 of 45 images selected at a false-discovery rate of 0.01" in result.output
+    assert "30 calibration images rank. With so few, nothing can be selected among 45" in result.output
+    assert "To select a single outlier, 4,499 must rank" in result.output
+    assert {row["selected"] for row in rows_of(tmp_path / "s.csv")} == {"false"}
+    some = invoke(*own.score, images, "-o", tmp_path / "some.csv", "--fdr", 0.2)
+    assert "either none or at least 8 of 45 images are selected" in some.output
+    enough = invoke(*own.score, own.test / "dark" / "000.png", "-o", tmp_path / "t.csv", "--fdr", 0.1)
+    assert "calibration images rank" not in enough.output
+
+
+def test_a_run_that_goes_on_selects_among_all_rows(own, tmp_path, monkeypatch):
+    images = with_stripes(own, tmp_path / "new", 20)
+    words = [*own.score, images, "--batch-size", 10, "--fdr", 0.2, "-q"]
+    assert invoke(*words, "-o", tmp_path / "whole.csv").exit_code == 0
+    judged, calls = Scoring.judged, []
+
+    def interrupted(self, batch):
+        calls.append(batch)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return judged(self, batch)
+
+    monkeypatch.setattr(Scoring, "judged", interrupted)
+    assert invoke(*words, "-o", tmp_path / "parts.csv").exit_code == 130
+    monkeypatch.setattr(Scoring, "judged", judged)
+    assert invoke(*words, "-o", tmp_path / "parts.csv").exit_code == 0
+    assert (tmp_path / "parts.csv").read_text() == (tmp_path / "whole.csv").read_text()
+    assert "true" in {row["selected"] for row in rows_of(tmp_path / "parts.csv")}
 
 
 def test_folders_and_files_without_permission(own, tmp_path, monkeypatch):

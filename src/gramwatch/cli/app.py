@@ -17,6 +17,7 @@ from gramwatch.cli.info import info
 from gramwatch.cli.launch import first
 from gramwatch.cli.merge import merge
 from gramwatch.cli.paper import paper
+from gramwatch.cli.report import report
 from gramwatch.cli.score import score
 from gramwatch.cli.serve import serve
 from gramwatch.cli.study import study
@@ -52,6 +53,7 @@ def _fail(reason: str, code: int) -> NoReturn:
 app = typer.Typer(cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False)
 app.command()(fit)
 app.command()(score)
+app.command()(report)
 app.command()(explain)
 app.command()(serve)
 app.command()(info)

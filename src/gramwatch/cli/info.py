@@ -32,7 +32,7 @@ def info(
         return
     width = max(map(len, found))
     for name, value in found.items():
-        typer.echo(f"{name.replace('_', ' ').ljust(width)}  {_shown(value)}")
+        typer.echo(f"{name.replace('_', ' ').ljust(width)}  {shown(value)}")
 
 
 def facts(saved: "Saved") -> dict[str, Any]:
@@ -58,11 +58,12 @@ def facts(saved: "Saved") -> dict[str, Any]:
     }
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """A fact as text."""
     if value is None:
         return "unknown"
     if isinstance(value, dict):
-        return ", ".join(f"{name}: {_shown(entry)}" for name, entry in value.items())
+        return ", ".join(f"{name}: {shown(entry)}" for name, entry in value.items())
     if isinstance(value, list):
         rest = f" and {len(value) - 10} more" if len(value) > 10 else ""
         return ", ".join(map(str, value[:10])) + rest

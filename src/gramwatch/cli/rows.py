@@ -9,7 +9,7 @@ import csv
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, TextIO
@@ -130,17 +130,25 @@ class Filed:
             for line in file:
                 yield json.loads(line)
 
-    def finish(self) -> None:
-        """Write the output, whole or not at all, and remove the file of rows."""
+    def p_values(self) -> Iterator[float]:
+        """The p-values of all images that could be read."""
+        return (row["p_value"] for row in self.rows() if row["p_value"] is not None)
+
+    def finish(self, added: Callable[[Row], Row] = lambda row: {}) -> None:
+        """Write the output, whole or not at all, and remove the file of rows.
+
+        `added` returns the columns that are known only when all rows are.
+        """
         self._file.close()
+        rows = (row | added(row) for row in self.rows())
         beside = self.output.with_name(f"{self.output.name}.new")
         try:
             if self.kind == "parquet":
-                _write_parquet(beside, self.rows(), self.columns)
+                _write_parquet(beside, rows, self.columns)
             else:
                 with beside.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
                     write = _writer(self.kind, file, self.columns)
-                    for row in self.rows():
+                    for row in rows:
                         write(row)
             beside.replace(self.output)
         except OSError as error:
@@ -189,7 +197,8 @@ def _write_parquet(path: Path, rows: Iterator[Row], columns: Sequence[str], at_o
     from itertools import islice
 
     arrow = _pyarrow()
-    kinds = {"path": arrow.string(), "predicted": arrow.int64(), "is_ood": arrow.bool_()}
+    kinds = {"path": arrow.string(), "predicted": arrow.int64()}
+    kinds |= {name: arrow.bool_() for name in ("is_ood", "selected")}
     kinds |= {name: arrow.string() for name in ("class", "note", "error")}
     schema = arrow.schema([(name, kinds.get(name, arrow.float64())) for name in columns])
     with arrow.parquet.ParquetWriter(path, schema) as writer:

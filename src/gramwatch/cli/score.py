@@ -28,11 +28,15 @@ from gramwatch.cli.common import (
     opened_guard,
     pictures,
 )
+from gramwatch.cli.report import Judge, check_page, write_report
 from gramwatch.cli.rows import Filed, Piped, Row, format_of
+from gramwatch.cli.selecting import as_json as selection_as_json
+from gramwatch.cli.selecting import check_fdr, is_selected, selected, told, too_few
 
 if TYPE_CHECKING:
     from gramwatch.preprocessing import Preprocessing
     from gramwatch.readers import Batch, Tally
+    from gramwatch.select import Selection
 
 FLAGGED = 3
 """The exit code with --fail-if-flagged if an image was flagged."""
@@ -67,6 +71,17 @@ def score(
     batch_size: Annotated[int, BatchSize] = 64,
     workers: Annotated[int | None, Workers] = None,
     device: Annotated[str | None, Device] = None,
+    fdr: Annotated[
+        float | None,
+        typer.Option(
+            help="Add a column 'selected': images of which on average at most this share is selected by "
+            "mistake."
+        ),
+    ] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option(help="Also write a page about the result, as 'gramwatch report' does: .html"),
+    ] = None,
     fail_if_flagged: Annotated[
         bool, typer.Option("--fail-if-flagged", help="Exit with code 3 if an image was flagged.")
     ] = False,
@@ -86,18 +101,22 @@ def score(
 
     gramwatch score guard.safetensors photos/new -o scores.parquet --fail-if-flagged -q
 
+    gramwatch score guard.safetensors photos/new -o scores.csv --fdr 0.1 --report report.html
+
     """
     voice = Voice(quiet, as_json)
     given = Given.of(size, resize, mean, std)
     kind = format_of(output, format)
     _check(guard, output, overwrite, as_json)
+    check_fdr(fdr, output)
+    _check_report(report, output, overwrite)
     shown = pictures(images, "test") if images != "-" else _from_stdin()
     opened = opened_guard(guard, model, weights, chosen_device(device))
     opened.detector.calibration()  # raises the error that says what is missing
     preprocessing = given.applied(opened.recorded or opened.model.preprocessing, opened.model.name)
     for text in differences(opened, preprocessing):
         voice.note(text)
-    columns = columns_of(opened)
+    columns = columns_of(opened, fdr)
     identity = {
         "guard": _identity(opened),
         "images": images,
@@ -110,10 +129,12 @@ def score(
     try:
         with interruptible(lambda: _kept(rows)):
             job.run(shown)
-            rows.finish()
+            job.finish(fdr)
     finally:
         rows.close()
     job.tell(output)
+    if report is not None:
+        write_report(voice, report, [output], guard, Judge(opened, preprocessing, workers))
     if job.counts["images"] and job.counts["errors"] == job.counts["images"]:
         raise typer.Exit(1)
     if fail_if_flagged and job.counts["flagged"]:
@@ -131,6 +152,14 @@ def _check(guard: Path, output: Path, overwrite: bool, as_json: bool) -> None:
             f"{output} exists: name another file, or give --overwrite", param_hint="--output"
         )
     writable_file(output)
+
+
+def _check_report(report: Path | None, output: Path, overwrite: bool) -> None:
+    if report is None:
+        return
+    if str(output) == "-":
+        raise typer.BadParameter("the page is made from the table: give -o FILE", param_hint="--report")
+    check_page(report, overwrite, "--report")
 
 
 def _from_stdin() -> Pictures:
@@ -170,10 +199,11 @@ def differences(opened: Opened, now: "Preprocessing") -> Iterator[str]:
             yield f"the network's own preprocessing is now {text} in the fit. That of the fit is used"
 
 
-def columns_of(opened: Opened) -> list[str]:
+def columns_of(opened: Opened, fdr: float | None = None) -> list[str]:
     """The columns of the table."""
     parts = [f"p_{name}" for name in getattr(opened.detector, "members", ())]
-    return ["path", "predicted", "class", "score", "p_value", "is_ood", *parts, "note", "error"]
+    selected = [] if fdr is None else ["selected"]
+    return ["path", "predicted", "class", "score", "p_value", "is_ood", *selected, *parts, "note", "error"]
 
 
 @dataclass
@@ -188,6 +218,7 @@ class Scoring:
     voice: Voice
     counts: dict[str, int] = field(default_factory=lambda: {"images": 0, "flagged": 0, "errors": 0})
     seconds: float = 0.0
+    selection: "Selection | None" = None
 
     def run(self, images: Pictures) -> None:
         """Score the images that have no row yet."""
@@ -207,6 +238,14 @@ class Scoring:
                 self._count(rows)
                 bar.update(len(rows))
         self.seconds = time.monotonic() - start
+
+    def finish(self, fdr: float | None) -> None:
+        """Write the output. Images are selected here, when the p-values of all are known."""
+        if fdr is None or isinstance(self.rows, Piped):
+            self.rows.finish()
+            return
+        chosen = self.selection = selected(self.rows.p_values(), fdr)
+        self.rows.finish(lambda row: {"selected": is_selected(row["p_value"], chosen)})
 
     def _count(self, rows: list[Row]) -> None:
         self.counts["images"] += len(rows)
@@ -247,6 +286,10 @@ class Scoring:
             f"{counts['flagged']:,} of {readable:,} images flagged; about {expected:,.0f} would be, if all "
             f"were like those of the fit. {counts['errors']:,} could not be read"
         )
+        if self.selection is not None:
+            self.voice.say(told(self.selection))
+            for text in too_few(self.selection, self.opened.detector):
+                self.voice.note(text)
         if self.seconds and self.tally.read:
             rate = self.tally.read / self.seconds
             self.voice.say(f"{self.tally.read:,} images in {self.seconds:.1f} s, {rate:,.0f} each second")
@@ -256,6 +299,7 @@ class Scoring:
                 **counts,
                 "expected_by_chance": round(expected, 3),
                 "level": level,
+                **({} if self.selection is None else selection_as_json(self.selection)),
                 "seconds": round(self.seconds, 3),
             }
         )

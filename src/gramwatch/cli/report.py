@@ -1,0 +1,225 @@
+"""`gramwatch report`: a page about scored images, one HTML file that opens offline."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gramwatch.cli.checks import chosen_device, existing_file, writable_file
+from gramwatch.cli.common import (
+    Device,
+    Given,
+    Json,
+    Opened,
+    Quiet,
+    Voice,
+    Weights,
+    Workers,
+    default_workers,
+    opened_guard,
+)
+from gramwatch.cli.info import facts, shown
+from gramwatch.errors import DataError
+
+if TYPE_CHECKING:
+    from gramwatch.artifact import Saved
+    from gramwatch.preprocessing import Preprocessing
+    from gramwatch.readers import Opener
+    from gramwatch.report.page import About, Reasons
+    from gramwatch.report.scores import Scores
+
+IMAGES = 24
+"""The number of the most suspicious images on a page."""
+NAMES = {
+    "network": "network",
+    "weights": "weights",
+    "fitted_on": "fitted on",
+    "calibrated_on": "calibrated on",
+    "level": "level",
+    "members": "members",
+    "preprocessing": "images",
+    "classes": "classes",
+    "file": "file",
+    "written_by": "written by",
+    "fingerprint": "fingerprint of the weights",
+}
+"""The facts of a guard on the page, and what they are called there."""
+
+
+def report(
+    tables: Annotated[
+        list[Path], typer.Argument(help="Tables that 'gramwatch score' wrote. Several are compared.")
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The page. Its name ends in .html.")],
+    guard: Annotated[
+        Path | None,
+        typer.Option(
+            help="The guard that scored: the page says what it was fitted on, and why images are flagged."
+        ),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="The network, if the guard's file does not name it.")
+    ] = None,
+    weights: Annotated[Path | None, Weights] = None,
+    explain: Annotated[
+        bool,
+        typer.Option("--explain/--no-explain", help="Run the network again to say why images are flagged."),
+    ] = True,
+    images: Annotated[
+        int, typer.Option(min=0, help="The number of the most suspicious images that are shown.")
+    ] = IMAGES,
+    minimal: Annotated[
+        bool,
+        typer.Option("--minimal", help="No pictures and no explanations: for very many images."),
+    ] = False,
+    workers: Annotated[int | None, Workers] = None,
+    device: Annotated[str | None, Device] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a page that exists.")] = False,
+    quiet: Annotated[bool, Quiet] = False,
+    as_json: Annotated[bool, Json] = False,
+) -> None:
+    """Write a page about scored images: counts, distributions, the most suspicious, groups, a table.
+
+    The page is one file. It opens in a browser without a connection.
+
+    Examples:
+    gramwatch report scores.csv --guard guard.safetensors -o report.html
+
+    gramwatch report monday.csv tuesday.csv --guard guard.safetensors -o report.html
+
+    gramwatch report scores.parquet --minimal -o report.html
+
+    """
+    for table in tables:
+        existing_file(table, "TABLES")
+    if guard is not None:
+        existing_file(guard, "--guard")
+    check_page(output, overwrite)
+    voice = Voice(quiet, as_json)
+    judge = None
+    if guard is not None and explain and not minimal:
+        opened = opened_guard(guard, model, weights, chosen_device(device))
+        preprocessing = Given(None, None, None, None).applied(
+            opened.recorded or opened.model.preprocessing, opened.model.name
+        )
+        judge = Judge(opened, preprocessing, workers)
+    size = write_report(voice, output, tables, guard, judge, images=images, minimal=minimal)
+    voice.summary({"output": str(output), "bytes": size})
+
+
+def check_page(output: Path, overwrite: bool, option: str = "--output") -> None:
+    """Make sure that the page can be written, and that the packages for it are installed."""
+    from gramwatch.report.charts import altair
+
+    if output.suffix.lower() not in (".html", ".htm"):
+        raise typer.BadParameter(f"the name {output} must end in .html", param_hint=option)
+    if output.exists() and not overwrite:
+        raise typer.BadParameter(
+            f"{output} exists: name another file, or give --overwrite", param_hint=option
+        )
+    writable_file(output, option)
+    altair()
+
+
+@dataclass(frozen=True)
+class Judge:
+    """A guard with its network, and how images become its inputs."""
+
+    opened: Opened
+    preprocessing: "Preprocessing"
+    workers: int | None = None
+
+
+def write_report(
+    voice: Voice,
+    output: Path,
+    tables: Sequence[Path],
+    guard: Path | None,
+    judge: Judge | None = None,
+    *,
+    images: int = IMAGES,
+    minimal: bool = False,
+) -> int:
+    """Write the page of some tables. With a judge, it says why images are flagged. Return its bytes."""
+    from gramwatch import artifact
+    from gramwatch.report import scores as scored
+    from gramwatch.report.page import page
+    from gramwatch.report.thumbnails import Finder
+
+    scores, opener = scored.read(tables), None if minimal else Finder()
+    about = None if guard is None else about_guard(artifact.read(guard))
+    reasons = None if judge is None or opener is None else _reasons(judge, scores, opener, images)
+    text = page(scores, about, reasons, opener=opener, images=images)
+    size = _write(output, text)
+    voice.say(f"written: {output}, {size / 1e6:.1f} MB")
+    return size
+
+
+def _reasons(judge: Judge, scores: "Scores", opener: "Opener", images: int) -> "Reasons":
+    from gramwatch.report.explained import Explainer
+
+    detector = judge.opened.detector
+    members = [] if not hasattr(detector, "members") else list(detector.members)
+    if members != list(scores.parts):
+        raise DataError(
+            f"the table has the members {', '.join(scores.parts) or 'none'}, the guard "
+            f"{', '.join(members) or 'none'}: give the guard that wrote the table, or --no-explain"
+        )
+    workers = default_workers() if judge.workers is None else judge.workers
+    return Explainer(detector, judge.preprocessing, scores, opener, workers).reasons(images)
+
+
+def _write(output: Path, text: str) -> int:
+    """Write the page, whole or not at all."""
+    data = text.encode(errors="replace")
+    with NamedTemporaryFile(dir=output.parent, prefix=".gramwatch-", delete=False) as file:
+        beside = Path(file.name)
+    try:
+        beside.write_bytes(data)
+        beside.chmod(0o666 & ~_umask())
+        beside.replace(output)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise OSError(f"cannot write {output}: {error.strerror or error}") from error
+    return len(data)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def about_guard(saved: "Saved") -> "About":
+    """What the file of a guard says, without its network."""
+    import numpy as np
+
+    from gramwatch.report.page import About
+    from gramwatch.threshold import range_of_rates, threshold
+
+    found = facts(saved)
+    told = [(NAMES[name], shown(found[name])) for name in NAMES if found.get(name) is not None]
+    level, scores = found["level"], _calibration_scores(saved)
+    if scores is None or not isinstance(level, float) or not 0 < level < 1:
+        return About(told)
+    whole = not (saved.header.get("settings") or {}).get("per_class")
+    return About(
+        told,
+        level,
+        threshold(scores, level) if whole else None,
+        np.asarray(scores),
+        range_of_rates(len(scores), level),
+    )
+
+
+def _calibration_scores(saved: "Saved") -> Any:
+    """The scores of the calibration images that rank. None if the file has none."""
+    if "calibration.scores" not in saved.file.layout:
+        return None
+    scores = saved.file.tensor("calibration.scores").double()
+    first = scores[:, 0] if scores.ndim == 2 else scores
+    return first[first.isfinite()] if first.ndim == 1 and len(first) else None
