@@ -35,7 +35,7 @@ from tests.guarded import CLASSES, images, made
 
 MEMBERS = ("gram", "profile", "class_ratio", "energy")
 SEVERAL = (
-    *MEMBERS,
+    "gram",
     "early_mahalanobis",
     "unit_mahalanobis",
     "relative_mahalanobis",
@@ -191,7 +191,7 @@ def test_vectors_tokens_and_classes_that_were_never_predicted(tmp_path):
 
 def test_a_network_in_training_mode_is_exported_as_it_is_judged(tmp_path):
     net = made()
-    guard = guarded(nn.Sequential(nn.Dropout(0.5), net))
+    guard = guarded(nn.Sequential(nn.Dropout(0.5), net), ("gram", "energy"))
     guard.model.train()
     guard.export(tmp_path / "guard.pt2", images(2, 3))
     assert guard.model.training
@@ -199,7 +199,7 @@ def test_a_network_in_training_mode_is_exported_as_it_is_judged(tmp_path):
 
 
 def test_pixels_are_normalised_in_the_graph(tmp_path):
-    guard = guarded(made())
+    guard = guarded(made(), ("gram", "energy"))
     x = images(4, 3)
     with pytest.raises(ExportError, match="metadata"):
         guard.export(tmp_path / "guard.pt2", x, preprocessing=True)
@@ -255,9 +255,9 @@ def test_rounding_is_magnified_less_than_in_the_guard_by_an_ill_conditioned_cova
 NETWORKS = {
     "resnet18": {"channels": (16, 24, 32, 48), "layers": (1, 1, 1, 1)},
     "vit_tiny_patch16_224": {"img_size": 64, "depth": 2, "embed_dim": 48},
-    "convnext_atto": {"depths": (1, 1, 2, 1), "dims": (16, 24, 32, 48)},
+    "convnext_atto": {"depths": (1, 1, 1, 1), "dims": (16, 24, 32, 48)},
     "swin_tiny_patch4_window7_224": {
-        "img_size": 64, "window_size": 4, "depths": (1, 1, 1, 1), "embed_dim": 8, "num_heads": (1, 2, 2, 4),
+        "img_size": 64, "window_size": 4, "depths": (1, 2), "embed_dim": 8, "num_heads": (1, 2),
     },
 }  # fmt: skip
 """Few channels: with more channels than images, covariances hold rounding errors, which a runtime does not
@@ -282,8 +282,8 @@ def test_networks_of_timm(name, tmp_path):
     for layer in net.modules():
         if isinstance(layer, nn.Linear):  # some means differ by rounding only with the small initial weights
             layer.weight.requires_grad_(False).mul_(4)
-    few = find_taps(net, noise(2, 3)).names[::4]  # a large graph takes long to convert
-    gram = GramDetector(net, taps=few, orders=LEAN, pixels=64, channels=32)
+    few = find_taps(net, noise(2, 3)).names[::8]  # a large graph takes long to convert
+    gram = GramDetector(net, taps=few, orders=(1, 2), pixels=64, channels=32)
     others = {name: METHODS[name](net) for name in ("class_ratio", "energy")}
     guard = Guard.of({"gram": gram, "profile": METHODS["profile"](net, taps=few), **others})
     guard.fit(noise(400, 1).split(100), progress=False)
