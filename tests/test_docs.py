@@ -229,6 +229,12 @@ def test_the_tutorial_has_the_figures_of_its_file():
     for each in found["flagged"].values():
         flagged, images = each["flagged"], each["images"]
         assert f"| {flagged} | {images:,} | {100 * flagged / images:.1f} % |" in text
+    clean, foreign = (found["flagged"][kind] for kind in ("clean", "foreign"))
+    assert f"clean photographs {100 * clean['flagged'] / clean['images']:.1f} % are flagged" in text
+    assert f"other places {100 * foreign['flagged'] / foreign['images']:.1f} % are" in text
+    blur, swapped = (found["milder"][kind] for kind in ("blur, sigma 2", "red and blue swapped"))
+    assert f"flagged in {blur['flagged']} of {blur['images']} photographs, and red and blue swapped" in text
+    assert f"swapped in {swapped['flagged']} of {swapped['images']}" in text
     for group in found["groups"]:
         kinds = [group.get(kind, 0) for kind in ("blurred", "normalised", "foreign", "clean")]
         assert sum(kinds) == group["images"]
