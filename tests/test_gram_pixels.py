@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -92,7 +93,8 @@ def test_the_grid_is_regular_and_its_size_is_the_nearest(sides, axis, pixels):
     for line, size in zip(along, sides, strict=True):  # in the middle, to half a pixel
         assert 0 <= (size - 1 - line[-1]) - line[0] <= 1 or len(line) == size
     counts = [math.prod(-(-size // step) for size in sides) for step in range(1, max(sides) + 1)]
-    assert abs(math.log(len(positions) / pixels)) == min(abs(math.log(count / pixels)) for count in counts)
+    ratios = [max(Fraction(count, pixels), Fraction(pixels, count)) for count in (len(positions), *counts)]
+    assert ratios[0] == min(ratios)
 
 
 @pytest.mark.parametrize(

@@ -243,19 +243,19 @@ def tables_of(studies: Sequence[Study], most: int = 10) -> str:
         worst.append([pair.network, pair.ood, f"{pair.guard:.1f}", best, f"{pair.behind:.1f}"])
     parts = [
         PROTOCOL,
-        "### By network and kind",
+        "## By network and kind",
         _table(by_network),
-        "### Rules",
+        "## Rules",
         _table(rules),
-        "### Chosen without one family, or one kind",
+        "## Chosen without one family, or one kind",
         _table(without),
-        "### Where Guard is behind",
+        "## Where Guard is behind",
         " ".join(shares),
         _table(worst),
     ]
     costly = _costly(studies)
     if costly:
-        parts += [f"### Faults that cost {LOST:g} points of accuracy or more", _table(costly)]
+        parts += [f"## Faults that cost {LOST:g} points of accuracy or more", _table(costly)]
     return "\n\n".join(parts) + "\n"
 
 
