@@ -144,7 +144,7 @@ def test_every_package_that_is_imported_is_declared():
     extras = project["optional-dependencies"].values()
     declared = [*project["dependencies"], *(each for extra in extras for each in extra)]
     names = {re.match(r"[\w-]+", each).group().lower() for each in declared}
-    modules = {"PIL": "pillow", "sklearn": "scikit-learn"} | {
+    modules = {"PIL": "pillow", "sklearn": "scikit-learn", "vl_convert": "vl-convert-python"} | {
         name.replace("-", "_"): name for name in ("async-batcher", "prometheus-client")
     }
     # Used where they happen to be installed: triton comes with PyTorch, faiss makes a search quicker.
