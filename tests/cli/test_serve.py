@@ -18,10 +18,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 import gramwatch
 from gramwatch.models import resolve
 from tests.cli.invoking import invoke, raising, told
+from tests.cli.own import PREPARED, QUICK
 from tests.pages import ROOT, code_of
 
 TOKEN = "correct horse battery"
@@ -30,7 +32,8 @@ TOKEN = "correct horse battery"
 @contextlib.contextmanager
 def served(own, *words: object, **environment: str) -> Iterator[tuple[Any, Any]]:
     """The command in a process of its own, and a function that asks it."""
-    command = ["serve", own.guard, "--model", own.model, "--port", 0, "--device", "cpu", *words]
+    network = [] if own.model is None else ["--model", own.model]
+    command = ["serve", own.guard, *network, "--port", 0, "--device", "cpu", *words]
     running = subprocess.Popen(
         [sys.executable, "-m", "gramwatch", *map(str, command)],
         cwd=own.folder, stderr=subprocess.PIPE, text=True, env={**os.environ, **environment},
@@ -88,6 +91,70 @@ def test_the_verdicts_are_those_of_score_and_sigterm_is_an_orderly_end(own, tmp_
         assert ask("GET", "/monitor")[1]["images"] == 6
         running.send_signal(signal.SIGINT)
         assert running.wait(60) == 0
+
+
+def test_an_exported_guard_is_served_without_its_network(own, robust, graph, tmp_path):
+    assert (
+        invoke("score", robust, own.test, "--model", own.model, *QUICK, "-o", tmp_path / "s.csv").exit_code
+        == 0
+    )
+    with (tmp_path / "s.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))[::8]
+    state = tmp_path / "state.safetensors"
+    alone = SimpleNamespace(
+        guard=graph, model=None, folder=tmp_path
+    )  # the module of the network is elsewhere
+    with served(alone, "--monitor-state", state) as (running, ask):
+        for row in rows:
+            (result,) = ask("POST", "/score", Path(row["path"]).read_bytes())[1]["results"]
+            assert (result["class"], str(result["is_ood"]).lower()) == (row["class"], row["is_ood"])
+            assert result["score"] == pytest.approx(float(row["score"]), rel=1e-4, abs=1e-4)
+            assert result["p_value"] == pytest.approx(float(row["p_value"]))
+            assert result["parts"]["gram"] == pytest.approx(float(row["p_gram"]))
+        outputs = ask("GET", "/v2/models/guard")[1]["outputs"]
+        assert [each["name"] for each in outputs][-2:] == ["p_gram", "p_energy"]
+        refused = ask("POST", "/score?reasons=true", Path(rows[0]["path"]).read_bytes())
+        assert refused[0] == 400
+        assert "this guard gives no reasons: an exported guard returns" in refused[1]["error"]
+        running.send_signal(signal.SIGTERM)
+        assert running.wait(60) == 0
+    guard = gramwatch.load(robust, resolve(own.model, own.weights).network)
+    assert gramwatch.Monitor.load(state, guard).seen == len(rows) == 5
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["--model", "timm:resnet18"], "has its network inside: leave it out"),
+        (["--mean", "0.5,0.5,0.5"], "normalises by itself: leave them out"),
+        (["--size", "8"], "takes images of shape (16, 16, 3), the preprocessing makes (8, 8, 3)"),
+        (["--device", "mps"], "ONNX Runtime has no device 'mps'"),
+    ],
+)
+def test_wrong_usage_of_an_exported_guard_is_one_line(graph, words, reason, monkeypatch):
+    monkeypatch.setattr("gramwatch.serve.server.Server.run", raising(AssertionError("it serves")))
+    result = invoke("serve", graph, *words)
+    assert result.exit_code in (1, 2)
+    assert reason in told(result)
+
+
+def test_a_guard_without_preprocessing_needs_the_options(own, robust, tmp_path, monkeypatch):
+    served = []
+    monkeypatch.setattr("gramwatch.serve.server.Server.run", lambda server: served.append(server))
+    guard = gramwatch.load(robust, resolve(own.model, own.weights).network)
+    del guard.metadata["preprocessing"]
+    guard.export(tmp_path / "guard.onnx", torch.zeros(1, 3, 16, 16))
+    result = invoke("serve", tmp_path / "guard.onnx", "--device", "cpu")
+    assert result.exit_code == 1
+    assert "guard.onnx is not known: give --size, --resize, --mean, --std" in told(result)
+    assert served == []
+    result = invoke("serve", tmp_path / "guard.onnx", "--device", "cpu", *PREPARED)
+    assert (result.exit_code, len(served)) == (0, 1), result.output
+    result = invoke("serve", tmp_path / "guard.pt2", "--device", "cpu")
+    assert result.exit_code == 2
+    (tmp_path / "guard.pt2").write_bytes(b"")
+    result = invoke("serve", tmp_path / "guard.pt2", "--device", "cpu")
+    assert "PyTorch may run code that is in it. Export the guard to .onnx" in told(result)
 
 
 def test_the_token_comes_from_the_environment_or_a_file(own, tmp_path):

@@ -191,12 +191,17 @@ def differences(opened: Opened, now: "Preprocessing") -> Iterator[str]:
             f"({now}), the verdicts are not valid"
         )
         return
-    for text in now.differences(opened.recorded):
-        yield f"images are prepared otherwise than in the fit. {text}. The false-alarm rate does not hold"
+    yield from prepared_otherwise(now, opened.recorded)
     own, given = opened.model.preprocessing, opened.detector.metadata["preprocessing"].get("given")
     if own is not None and not given and now == opened.recorded:
         for text in own.differences(opened.recorded):
             yield f"the network's own preprocessing is now {text} in the fit. That of the fit is used"
+
+
+def prepared_otherwise(now: "Preprocessing", fit: "Preprocessing") -> Iterator[str]:
+    """In what the preprocessing differs from that of the fit, and what follows."""
+    for text in now.differences(fit):
+        yield f"images are prepared otherwise than in the fit. {text}. The false-alarm rate does not hold"
 
 
 def columns_of(opened: Opened, fdr: float | None = None) -> list[str]:
