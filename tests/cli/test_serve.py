@@ -139,6 +139,7 @@ def test_wrong_usage_of_an_exported_guard_is_one_line(graph, words, reason, monk
 
 
 def test_a_guard_without_preprocessing_needs_the_options(own, robust, tmp_path, monkeypatch):
+    pytest.importorskip("onnxscript")
     served = []
     monkeypatch.setattr("gramwatch.serve.server.Server.run", lambda server: served.append(server))
     guard = gramwatch.load(robust, resolve(own.model, own.weights).network)
