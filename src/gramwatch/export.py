@@ -211,7 +211,8 @@ def _write_pt2(graph: "Graph", example: Tensor, path: Path, facts: str) -> None:
 
 def _write_onnx(graph: "Graph", example: Tensor, path: Path, facts: str) -> None:
     program = _traced(graph, example)
-    with _explained(graph, example, "torch.onnx"):
+    with _explained(graph, example, "torch.onnx"), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=FutureWarning)  # PyTorch warns of its own code
         converted = torch.onnx.export(
             program, input_names=["images"], output_names=graph.outputs, dynamo=True, verbose=False
         )

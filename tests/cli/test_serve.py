@@ -211,23 +211,31 @@ def test_without_the_extra_the_command_says_what_to_install(own):
 
 def test_the_production_section_of_the_readme_runs_as_it_stands(tmp_path):
     """In the folder of docs/cli.md. Figures of a training differ a little from machine to machine."""
+    pytest.importorskip("onnxscript")
     section = (
         (ROOT / "README.md").read_text(encoding="utf-8").split("## Run it in production")[1].split("\n## ")[0]
     )
-    serve, score, monitor = re.findall(r"^ {4}((?:gramwatch|curl) .*)", section, re.MULTILINE)
+    export, serve, score, monitor = re.findall(r"^ {4}((?:gramwatch|curl) .*)", section, re.MULTILINE)
     shown, watched = (json.loads(text) for text in re.findall(r"^ {4}(\{.*)", section, re.MULTILINE))
     page = ROOT / "docs" / "cli.md"
     subprocess.run([sys.executable, "-c", code_of(page, "python")], cwd=tmp_path, check=True)
     fit = shlex.split(code_of(page, "sh").splitlines()[0])
-    subprocess.run([sys.executable, "-m", *fit, "-q"], cwd=tmp_path, check=True)
+    for words in ([*fit, "-q"], [*shlex.split(export), "-q"]):
+        subprocess.run([sys.executable, "-m", *words], cwd=tmp_path, check=True)
     words = shlex.split(serve)[2:]
-    with served(SimpleNamespace(guard=words[0], model=words[2], folder=tmp_path), *words[3:]) as (_, ask):
+    with served(SimpleNamespace(guard=words[0], model=None, folder=tmp_path), *words[1:]) as (_, ask):
         image = tmp_path / score.split("@")[1].split()[0]
         (result,) = ask("POST", score.rpartition("8000")[2], image.read_bytes())[1]["results"]
         found = ask("GET", monitor.rpartition("8000")[2])[1]
+        for photograph in sorted(image.parent.iterdir())[1:16]:
+            ask("POST", score.rpartition("8000")[2], photograph.read_bytes())
+        later = ask("GET", monitor.rpartition("8000")[2])[1]
     (expected,) = shown["results"]
     assert result.keys() == expected.keys()
     assert result["parts"].keys() == expected["parts"].keys()
     assert result["is_ood"] is expected["is_ood"] is True
     assert found.keys() == watched.keys()
     assert (found["images"], found["alarm"]) == (watched["images"], watched["alarm"]) == (1, False)
+    assert later["alarm"]
+    assert 6 <= later["alarm_at"] <= 10
+    assert "at the eighth photograph here" in section
