@@ -22,7 +22,7 @@ from benchmarks.document import filled
 from benchmarks.measure import machine, save
 from gramwatch import Guard, Monitor, datasets, networks
 from gramwatch.report.frame import SMALL, Words, framed
-from gramwatch.report.palette import INK
+from gramwatch.report.palette import INK, OUTSIDE
 
 DOCS = Path(__file__).parents[1] / "docs"
 CLEAR, MOST = 500, 0.6
@@ -84,22 +84,31 @@ def page(result: dict[str, Any]) -> str:
     return "\n".join([*lines, "", f"{note} when the fog is at {share} on average."])
 
 
-def draw_frames(path: Path, stream: Tensor, fog: Tensor, numbers: list[int]) -> None:
+def moments(result: dict[str, Any]) -> dict[int, str]:
+    """The images of the picture, by number, and which monitor raises its alarm there."""
+    alarms = {each["alarm_at"]: f'alarm, "{each["form"]}"' for each in result["rows"] if each["alarm_at"]}
+    others = [*range(CLEAR, result["images"], 150), result["images"]]
+    apart = [number for number in others if all(abs(number - alarm) > 50 for alarm in alarms)]
+    return {number: alarms.get(number, "") for number in sorted([*apart, *alarms])}
+
+
+def draw_frames(path: Path, stream: Tensor, fog: Tensor, result: dict[str, Any]) -> None:
     """Photographs of the stream as they came, and below one of them with the fog of each moment."""
     words = Words(
         "What the camera saw",
         "",
         "Above: the photographs of the stream at these moments. Below: the first of them with their fog.",
     )
-    frame = framed(words, 3.2, 2, len(numbers))
-    for column, number in enumerate(numbers):
+    shown = moments(result)
+    frame = framed(words, 2.3, 2, len(shown))
+    for column, (number, alarm) in enumerate(shown.items()):
         share = fog[number - 1 : number]
-        for axes, which in zip(frame.axes[:, column], (number, numbers[0]), strict=True):
-            shown = fogged(stream[which - 1 : which].float() / 255, share)[0]
-            axes.imshow(shown.permute(1, 2, 0).numpy(), interpolation="bilinear")
+        for axes, which in zip(frame.axes[:, column], (number, min(shown)), strict=True):
+            image = fogged(stream[which - 1 : which].float() / 255, share)[0]
+            axes.imshow(image.permute(1, 2, 0).numpy(), interpolation="bilinear")
             axes.set_axis_off()
-        title = f"image {number:,}\nfog {100 * float(share):.0f} %"
-        frame.axes[0, column].set_title(title, fontsize=SMALL, color=INK)
+        title = f"{alarm}\nimage {number:,}\nfog {100 * float(share):.0f} %"
+        frame.axes[0, column].set_title(title, fontsize=SMALL, color=OUTSIDE if alarm else INK)
     frame.write(path)
 
 
@@ -130,9 +139,7 @@ def main() -> None:
     result["rows"] = [row(monitor, fog) for monitor in monitors.values()]
     save(args.docs / "data" / "fog.json", result)
     monitors["online"].plot(args.docs / "images" / "monitor.png")
-    alarms = [monitor.alarm_at for monitor in monitors.values() if monitor.alarm_at]
-    numbers = sorted({CLEAR, *range(CLEAR + 150, len(stream), 150), *alarms, len(stream)})
-    draw_frames(args.docs / "images" / "monitor_fog.png", stream, fog, numbers)
+    draw_frames(args.docs / "images" / "monitor_fog.png", stream, fog, result)
     result = json.loads(
         (args.docs / "data" / "fog.json").read_text(encoding="utf-8")
     )  # rounded, as it is kept
