@@ -86,7 +86,8 @@ def test_the_verdicts_are_those_of_score_and_sigterm_is_an_orderly_end(own, tmp_
         assert running.lines[-1] == "ended. All that was accepted is answered\n"
     guard = gramwatch.load(own.guard, resolve(own.model, own.weights).network)
     assert gramwatch.Monitor.load(state, guard).seen == 6
-    with served(own, "--monitor-state", state) as (running, ask):
+    with served(own, "--monitor-state", state, "--monitor-every", 2) as (running, ask):
+        assert f"note: {state} was begun with every=1, which stays\n" in running.lines
         assert "going on: the monitor has seen 6 images\n" in running.lines
         assert ask("GET", "/monitor")[1]["images"] == 6
         running.send_signal(signal.SIGINT)
@@ -177,6 +178,8 @@ def test_the_token_comes_from_the_environment_or_a_file(own, tmp_path):
         (["--token-file", "missing"], "there is no file missing"),
         (["--monitor-state", "/proc/missing/state"], "cannot write into"),
         (["--mean-time-to-false-alarm", "0.5"], "mean_time_to_false_alarm must be above 1"),
+        (["--monitor-reference", "both"], "reference must be 'online' or 'fixed'"),
+        (["--monitor-replica", "4/4"], "'4/4' does not name a copy: write 0/4 for the first of four"),
         (["--weights", "missing"], "missing"),
     ],
 )

@@ -61,6 +61,8 @@ def test_the_verdicts_are_those_of_the_guard(guard):
         watched = client.get("/monitor").json
         assert (watched["images"], watched["alarm"]) == (4, False)
         assert watched["parts"].keys() == guard.members.keys()
+        assert watched["classes"].keys() <= set("01234567")
+        assert sum(watched["classes"].values()) == sum(row.flagged for row in monitor.classes)
         text = client.get("/metrics").body.decode()
         assert "gramwatch_monitor_images 4.0" in text
         assert "gramwatch_images_total 4.0" in text

@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -73,6 +73,15 @@ def serve(
     mean_time_to_false_alarm: Annotated[
         float, typer.Option(min=0.0, help="Of the monitor, in images. 0: no monitor.")
     ] = 1_000_000,
+    monitor_reference: Annotated[
+        str, typer.Option(help="What the monitor compares scores with: online or fixed (docs/monitor.md).")
+    ] = "online",
+    monitor_every: Annotated[
+        int, typer.Option(min=1, help="The monitor uses every n-th image, for frames of a video.")
+    ] = 1,
+    monitor_replica: Annotated[
+        str, typer.Option(help="Which copy of the service this is, and of how many, for the monitor: 0/4")
+    ] = "0/1",
     monitor_state: Annotated[
         Path | None,
         typer.Option(help="A file that keeps the state of the monitor. It is saved every minute."),
@@ -113,12 +122,19 @@ def serve(
             read_seconds=read_seconds,
             judge_seconds=judge_seconds,
         )
+    replica = _replica(monitor_replica)
     if monitor_state is not None:
         writable_file(monitor_state, "--monitor-state")
     opening = _exported if guard.suffix in SUFFIXES else _fitted
     detector, judge = opening(guard, model, weights, device, given, voice)
     if mean_time_to_false_alarm:
-        judge.monitor = _monitor(detector, mean_time_to_false_alarm, monitor_state, voice)
+        wanted = {
+            "mean_time_to_false_alarm": mean_time_to_false_alarm,
+            "reference": monitor_reference,
+            "every": monitor_every,
+            "replica": replica,
+        }
+        judge.monitor = _monitor(detector, wanted, monitor_state, voice)
         judge.state = monitor_state
     app = create_app(judge, limits=limits, token=token, name=name)
     server_of(
@@ -171,17 +187,27 @@ def _exported(
     return exported, judge
 
 
-def _monitor(detector: "Calibrated", mean_time: float, state: Path | None, voice: Voice) -> "Monitor":
+def _replica(text: str) -> tuple[int, int]:
+    """The number of this copy, and the number of copies."""
+    number, _, count = text.partition("/")
+    if not (number.isdecimal() and count.isdecimal() and int(number) < int(count)):
+        raise typer.BadParameter(
+            f"'{text}' does not name a copy: write 0/4 for the first of four, and 3/4 for the last",
+            param_hint="--monitor-replica",
+        )
+    return int(number), int(count)
+
+
+def _monitor(detector: "Calibrated", wanted: dict[str, Any], state: Path | None, voice: Voice) -> "Monitor":
     """A new monitor, or the one that was saved."""
     from gramwatch.monitor import Monitor
 
     if state is None or not state.exists():
-        with about("--mean-time-to-false-alarm"):
-            return Monitor(detector, mean_time_to_false_alarm=mean_time)
+        with about("--mean-time-to-false-alarm, --monitor-..."):
+            return Monitor(detector, **wanted)
     monitor = Monitor.load(state, detector)
-    if monitor.mean_time_to_false_alarm != mean_time:
-        voice.note(
-            f"{state} was begun with a mean time to a false alarm of {monitor.mean_time_to_false_alarm:g}"
-        )
+    for name, value in wanted.items():
+        if getattr(monitor, name) != value:
+            voice.note(f"{state} was begun with {name}={getattr(monitor, name)}, which stays")
     voice.say(f"going on: the monitor has seen {monitor.seen:,} images")
     return monitor

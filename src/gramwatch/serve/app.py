@@ -173,6 +173,7 @@ def _add_plain(router: APIRouter, service: Service) -> None:
             strength=monitor.strength,
             images=monitor.seen,
             parts={str(each.name): each.flagged for each in monitor.parts},
+            classes={service.judge.name_of(int(each.name)): each.flagged for each in monitor.classes},
         )
 
 

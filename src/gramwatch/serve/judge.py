@@ -58,6 +58,10 @@ class Judge:
         """Whether the detector can say why. An exported guard cannot."""
         return hasattr(self.detector, "explain")
 
+    def name_of(self, number: int) -> str:
+        """The name of a class, or its number if the name is not known."""
+        return self.classes[number] if number < len(self.classes) else str(number)
+
     def read(self, data: bytes, most_pixels: int) -> Tensor:
         """What the detector takes, from the bytes of an image file. Raises a `DataError` if it is none."""
         image, _ = decoding.opened(BytesIO(data), self.preprocessing.grey, most_pixels)

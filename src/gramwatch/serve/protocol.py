@@ -77,7 +77,8 @@ class Watched(BaseModel):
     since: int = Field(description="The number of images before the change, estimated.")
     strength: float
     images: int
-    parts: dict[str, int] = Field(description="What each member flags since then.")
+    parts: dict[str, int] = Field(description="How many images each member flags since then.")
+    classes: dict[str, int] = Field(description="How many images of each class are flagged since then.")
 
 
 def one_image(body: bytes) -> list[bytes]:
