@@ -14,6 +14,7 @@ from gramwatch.datasets.images import FORMATS
 from gramwatch.demo import digits, small_mlp, train
 from gramwatch.preprocessing import Preprocessing
 from gramwatch.serve import Judge, Limits
+from gramwatch.serve.judge import Asked
 from tests.serve.serving import Slow, png, serving, slow
 
 TOKEN = "a token of some length"
@@ -183,6 +184,27 @@ def test_reasons_for_an_image_that_overflows_are_words(guard):
         (result,) = client.ask("POST", "/score?reasons=1", png()).json["results"]
     assert "not finite" in " ".join(result["reasons"]["sentences"])
     assert result["reasons"]["members"] == {}
+
+
+def test_explanations_that_take_too_much_memory_are_made_in_halves(guard):
+    sizes = []
+
+    class Large:
+        def __call__(self, inputs):
+            return guard(inputs)
+
+        def explain(self, inputs, places):
+            sizes.append(len(inputs))
+            if len(inputs) > 2:
+                raise gramwatch.InputError("too many to be explained at once")
+            return guard.explain(inputs, places=places)
+
+    noise = torch.rand(5, 1, 8, 8)
+    verdicts = Judge(Large(), GREY)([Asked(image, True) for image in noise])
+    assert all(verdict["is_ood"] for verdict in verdicts)
+    assert sizes == [5, 2, 3, 1, 2]
+    want = guard.explain(noise)
+    assert [v["reasons"]["sentences"] for v in verdicts] == [want.sentences(i) for i in range(5)]
 
 
 def test_an_image_with_reasons_takes_two_places(guard):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gramwatch.datasets import decoding
+from gramwatch.errors import InputError
 from gramwatch.explain import Explained
 from gramwatch.measurement import Detection
 from gramwatch.monitor import Monitor
@@ -74,16 +75,29 @@ class Judge:
         if self.monitor is not None:
             self.monitor.update(found)
         verdicts = self._verdicts(found)
-        for i, each in enumerate(batch):
+        for verdict, each in zip(verdicts, batch, strict=True):
             if each.reasons:
-                flagged = verdicts[i]["is_ood"]
-                verdicts[i]["reasons"] = self._reasons(images[i : i + 1], found[i]) if flagged else None
+                verdict["reasons"] = None
+        flagged = [i for i, each in enumerate(batch) if each.reasons and verdicts[i]["is_ood"]]
+        for i, explained in zip(flagged, self._explained(images[flagged]), strict=True):
+            # The verdict stays that of the first pass: roundings differ between batches.
+            verdicts[i]["reasons"] = self._reasons(replace(explained, found=found[i]))
         return verdicts
 
-    def _reasons(self, image: Tensor, found: Detection) -> dict[str, Any]:
-        """Why an image was flagged, from a pass of its own: the verdict stays that of its batch."""
-        explained: Explained = self.detector.explain(image, places=False)  # type: ignore[attr-defined]
-        explained = replace(explained, found=found)
+    def _explained(self, images: Tensor) -> list[Explained]:
+        """The explanations of images, from one more pass. If it takes too much memory, from two of halves."""
+        if not len(images):
+            return []
+        try:
+            return list(self.detector.explain(images, places=False))  # type: ignore[attr-defined]
+        except InputError:
+            if len(images) == 1:
+                raise
+        half = len(images) // 2
+        return [*self._explained(images[:half]), *self._explained(images[half:])]
+
+    def _reasons(self, explained: Explained) -> dict[str, Any]:
+        """Why an image was flagged, as plain values."""
         taps = [
             {"member": member, "tap": tap, "contribution": amount}
             for member, names in explained.tap_names.items()
