@@ -1,6 +1,7 @@
 """A guard in an ONNX file, run by ONNX Runtime."""
 
 import json
+import subprocess
 import sys
 
 import numpy as np
@@ -151,6 +152,25 @@ def test_a_forged_calibration_is_refused(path, tmp_path, name, value, reason):
     exported = ExportedGuard(changed(path, tmp_path, forge))
     with pytest.raises(ArtifactError, match=reason):
         exported.calibration()
+
+
+def test_onnx_runtime_reports_nothing(path):
+    """Its telemetry is off before it is imported."""
+    code = f"""
+import os
+os.environ.pop("ORT_DISABLE_TELEMETRY", None)
+from gramwatch.exported import ExportedGuard
+import importlib, sys
+assert "onnxruntime" not in sys.modules
+real, seen = importlib.import_module, []
+def noted(name):
+    seen.append(os.environ.get("ORT_DISABLE_TELEMETRY"))
+    return real(name)
+importlib.import_module = noted
+ExportedGuard({str(path)!r}, "cpu")
+assert seen[0] == "1", seen
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_what_does_not_fit_is_named(exported, path, monkeypatch):

@@ -4,6 +4,7 @@ import base64
 import binascii
 import importlib
 import json
+import os
 from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
@@ -101,13 +102,17 @@ def _check_suffix(path: Path) -> None:
 
 
 def _runtime() -> Any:
+    """ONNX Runtime. From version 1.29 on, it reports about models to its makers unless it is told not to."""
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     try:
-        return importlib.import_module("onnxruntime")
+        runtime = importlib.import_module("onnxruntime")
     except ModuleNotFoundError:
         raise MissingExtraError(
             "an ONNX file is run with the package onnxruntime: install it with pip install "
             "'gramwatch[export]', or by itself"
         ) from None
+    runtime.disable_telemetry_events()
+    return runtime
 
 
 def _provider(runtime: Any, device: str | None) -> Any:
