@@ -183,13 +183,6 @@ def test_joins(measured: Measurement) -> None:
     assert guard_study._smooth_maximum(z)[0] == pytest.approx(2.0486, abs=1e-4)
 
 
-def test_sets_are_chosen_by_name() -> None:
-    sets = guard_study.ood_sets("cifar10")
-    chosen = {each.name for each in sets if guard_study._chosen(each, "tiny_imagenet, mnist")}
-    assert chosen == {"tiny_imagenet", "mnist"}
-    assert all(guard_study._chosen(each, "") for each in sets)
-
-
 # --- the figures in the docs -------------------------------------------------------------------------
 
 
