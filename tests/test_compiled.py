@@ -188,7 +188,8 @@ def test_scores_of_the_default_backend_differ_by_rounding_only():
     # The compiler adds in another order. The longest sum here has 36 terms. Two orders of 36 float32 terms
     # differ by up to 36 x 1.2e-7 = 4e-6 of the sum of their magnitudes, in each of three layers. A deviation
     # is a difference of statistics over a bound, so that the error of a statistic adds to it as it is.
-    compared(mine, fitted(Guard(small())), rtol=1e-4, atol=1e-4)
+    # (Batches below 16 take another convolution, which is another graph to build.)
+    compared(mine, fitted(Guard(small())), (50, 20), rtol=1e-4, atol=1e-4)
     assert is_compiled(mine)
 
 
