@@ -1,7 +1,7 @@
 """Compile the CPU kernels and leave them on disk: `python -m tests.compile_kernels`.
 
-`make test` does so beside the type checker, which uses one core. Without it, the processes of the tests compile
-the same kernels, each for itself.
+`make test` does so beside the type checker, which uses one core. Without it, the processes of the tests
+compile the same kernels, each for itself.
 """
 
 import torch
