@@ -98,12 +98,9 @@ def test_mahalanobis_keeps_no_examples(net: Net) -> None:
         detector.take(replace(detector.observe(x), labels=y))
         assert detector._sample is None
     assert detector._sums is not None
-    kept = [
-        *detector._sums.products,
-        *detector._sums.by_class,
-        *detector._sums.origins,
-        detector._sums.counts,
-    ]
+    kept = [detector._sums.counts]
+    for group in detector._sums.groups:
+        kept += [*group.products, *group.by_class, *group.origins]
     assert {t.shape for t in kept} == {(5, 5), (4, 4), (3, 5), (3, 4), (5,), (4,), (3,)}
     assert all(t.dtype == torch.float64 for t in kept)
     detector.finish()
