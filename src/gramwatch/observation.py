@@ -38,6 +38,7 @@ MOST_STATISTICS = 2**30
 Selection = str | tuple[str, ...]
 """A choice of taps, as for `find_taps`."""
 _Mean = tuple[int, Sample]
+_Averaged = tuple[Selection, tuple[int | None, int | None], Sample]
 
 
 @dataclass(frozen=True)
@@ -94,10 +95,17 @@ class Needs:
     """The name of a tap. Its channel means are the features, in place of the input of that linear layer."""
     means: Selection | None = None
     """The taps whose channel means are needed."""
+    mean_taps: tuple[int | None, int | None] = (None, None)
+    """Which of these taps, as the bounds of a slice: `(-1, None)` is the last. If none is left, all of them."""
     mean_sample: Sample = WHOLE
     """Which part of every tensor these means are of."""
     statistics: Statistics | None = None
     """The Gram statistics that are needed."""
+
+    @property
+    def averaged(self) -> "_Averaged | None":
+        """The taps whose channel means are needed, and the part that counts; None if no means are needed."""
+        return None if self.means is None else (self.means, self.mean_taps, self.mean_sample)
 
 
 @dataclass(frozen=True)
@@ -260,10 +268,9 @@ class Plan:
         """A context for inputs of a new form. It refuses inputs that a detector does not accept, and explains
         an error of the network."""
         known = known or {}
-        averaged = dict.fromkeys((need.means, need.mean_sample) for need in needs if need.means is not None)
-        self._mean_taps = {key: look.taps(key[0]) for key in averaged}
+        self._mean_taps = {key: _averaged_taps(look, key) for key in _distinct(n.averaged for n in needs)}
         names = _distinct(need.features_at for need in needs)
-        self._feature_taps = {((name,), WHOLE): _single_tap(look, name) for name in names}
+        self._feature_taps = {_at_tap(name): _single_tap(look, name) for name in names}
         self.tables = {
             statistics: GramTable(statistics, known.get(statistics) or look.taps(statistics.taps))
             for statistics in _distinct(need.statistics for need in needs)
@@ -291,7 +298,7 @@ class Plan:
 
     def taps_of(self, needs: Needs) -> Taps | None:
         """The taps whose channel means a detector needs; None if it needs none."""
-        return None if needs.means is None else self._mean_taps[needs.means, needs.mean_sample]
+        return None if needs.averaged is None else self._mean_taps[needs.averaged]
 
     @property
     def _needs_head(self) -> bool:
@@ -313,7 +320,7 @@ class Plan:
         number_of = {tap.call: number for number, tap in enumerate(self.taps)}
         selected = self._mean_taps | self._feature_taps
         averaged: dict[int, list[Sample]] = {}
-        for (_, sample), taps in selected.items():
+        for (_, _, sample), taps in selected.items():
             for tap in taps:
                 averaged.setdefault(tap.call, []).append(sample)
         tables = list(self.tables.values())
@@ -328,7 +335,7 @@ class Plan:
             for number, tap in enumerate(self.taps)
         ]
         self._numbers = {
-            key: [(number_of[tap.call], key[1]) for tap in taps] for key, taps in selected.items()
+            key: [(number_of[tap.call], key[2]) for tap in taps] for key, taps in selected.items()
         }
         self._bytes = 4 * sum(table.starts[-1] for table in tables)
         self._known_reads: dict[tuple[int, tuple[int, ...]], list[_ToRead]] = {}
@@ -566,8 +573,8 @@ class Plan:
         """The observation of one detector. Its `finite` is set later."""
         features, head = (base.features, base.head) if needs.features else (None, None)
         if needs.features and needs.features_at is not None:
-            features, head = means[self._numbers[(needs.features_at,), WHOLE][0]], None
-        numbers = () if needs.means is None else self._numbers[needs.means, needs.mean_sample]
+            features, head = means[self._numbers[_at_tap(needs.features_at)][0]], None
+        numbers = () if needs.averaged is None else self._numbers[needs.averaged]
         return replace(
             base,
             features=features,
@@ -592,6 +599,18 @@ def _form(inputs: Inputs) -> Signature:
 def _distinct(values: Iterable[Any]) -> list[Any]:
     """The values in their order, without None and without repetition."""
     return list(dict.fromkeys(value for value in values if value is not None))
+
+
+def _at_tap(name: str) -> _Averaged:
+    """The channel means of one tap."""
+    return (name,), (None, None), WHOLE
+
+
+def _averaged_taps(look: Look, wanted: _Averaged) -> Taps:
+    """The taps whose channel means are wanted."""
+    selection, (first, end), _ = wanted
+    taps = look.taps(selection)
+    return taps[first:end] or taps
 
 
 def _single_tap(look: Look, name: str) -> Taps:

@@ -1,7 +1,7 @@
 """Mahalanobis: the distance of the features at every tap to the nearest class of training examples."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -24,7 +24,7 @@ from gramwatch.methods.perturb import (
     single_images,
     step,
 )
-from gramwatch.observation import Observation, Plan
+from gramwatch.observation import Needs, Observation, Plan
 from gramwatch.taps import Tap
 
 COPIED = 2**23
@@ -45,8 +45,8 @@ class ClassDistances(Method):
 
     looks_at = frozenset({"channel_means"})
     running = True
-    which: ClassVar[slice] = slice(None)
-    """Which of the taps count."""
+    which: ClassVar[tuple[int | None, int | None]] = (None, None)
+    """Which of the taps count, as the bounds of a slice. If none is left, all taps count."""
     unit: ClassVar[bool] = False
     """Whether features are scaled to length one."""
     kept: ClassVar = {
@@ -73,6 +73,11 @@ class ClassDistances(Method):
         self.whitening_: Tensor | None = None  # (width, rank) of each tap, one after the other
         self.centres_: Tensor | None = None  # (classes, rank) of each tap, whitened, one after the other
 
+    @property
+    def needs(self) -> Needs:
+        """The channel means at the taps that count."""
+        return replace(super().needs, mean_taps=self.which)
+
     def _begin(self) -> None:
         self._sums: _Sums | None = None
         self._cached: _Fitted | None = None
@@ -90,10 +95,10 @@ class ClassDistances(Method):
         finite = observation.finite
         if self._sums is None and finite is not None and not finite.any():
             return len(observation)
-        features, classes = by_width(self._looked_at(observation), self.unit), self._classes(observation)
+        features, classes = by_width(observation.channel_means, self.unit), self._classes(observation)
         if self._sums is None:
             self._sums = self._seen(observation.logits.device) or _Sums.begun(
-                [means.shape[1] for means in self._looked_at(observation)],
+                [means.shape[1] for means in observation.channel_means],
                 features,
                 finite,
                 self._number_of_classes(observation),
@@ -248,12 +253,8 @@ class ClassDistances(Method):
 
     def _features(self, observation: Observation) -> list[Tensor]:
         """The features that are compared with the classes, `(N, width)` in float64 for each tap."""
-        features = [in_float64(means) for means in self._looked_at(observation)]
+        features = [in_float64(means) for means in observation.channel_means]
         return [of_unit_length(f) for f in features] if self.unit else features
-
-    def _looked_at(self, observation: Observation) -> Sequence[Tensor]:
-        """The channel means at the taps that count. If none is left, all taps count."""
-        return observation.channel_means[self.which] or observation.channel_means
 
     def distances(self, observation: Observation) -> Tensor:
         """The distance of each example to the nearest class at each tap, `(N, taps)`; Eq. 2 without sign."""
@@ -274,7 +275,7 @@ class ClassDistances(Method):
     def _checked(self, observation: Observation) -> "list[Gaussian]":
         """The fitted distributions, for an observation of the same taps."""
         gaussians = self._fitted_on(observation.logits.device).gaussians
-        now = [means.shape[1] for means in self._looked_at(observation)]
+        now = [means.shape[1] for means in observation.channel_means]
         then = [len(gaussian.whitening) for gaussian in gaussians]
         if now != then:
             raise InputError(
@@ -290,8 +291,7 @@ class ClassDistances(Method):
 
     def term_taps(self, plan: Plan) -> tuple[Tap, ...]:
         """The taps that count."""
-        taps = tuple(plan.taps_of(self.needs) or ())
-        return taps[self.which] or taps
+        return tuple(plan.taps_of(self.needs) or ())
 
     def _nearest(self, tap: int, features: Tensor) -> "_Nearest":
         """The nearest class of features `(N, width)` at a tap, its mean, and `S^-1 d`."""
@@ -329,7 +329,7 @@ class ClassDistances(Method):
 
     def pixels_of(self, observation: Observation, rule: Any, amounts: Tensor) -> Pixels | None:
         """How contributions are shared by pixels: see `by_distance`."""
-        means = [in_float64(each) for each in self._looked_at(observation)]
+        means = [in_float64(each) for each in observation.channel_means]
 
         def pixels(tap: int, maps: Tensor, _: Sequence[int]) -> Tensor:
             return by_distance(*self._pixel_distances(tap, means[tap], maps), amounts[:, tap])
