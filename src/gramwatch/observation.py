@@ -20,6 +20,7 @@ from gramwatch import kernels
 from gramwatch.batches import Inputs, Signature, count_examples, finite_with, mapped, on_device, signature
 from gramwatch.compiled import channel_means, compiled_as, statistics
 from gramwatch.errors import InputError, TapError
+from gramwatch.replay import Nest, Replay
 from gramwatch.statistics import distinct_orders
 from gramwatch.taps import Look, Network, Tap, Taps, judging, unwrap
 from gramwatch.taps.observe import observe_apart, ordinary, run_watched
@@ -339,6 +340,7 @@ class Plan:
         }
         self._bytes = 4 * sum(table.starts[-1] for table in tables)
         self._known_reads: dict[tuple[int, tuple[int, ...]], list[_ToRead]] = {}
+        self._read_means: list[_Mean] = []
 
     @property
     def at_once(self) -> int:
@@ -356,16 +358,20 @@ class Plan:
             piece = mapped(inputs, lambda t: t[part] if t.ndim and t.shape[0] == total else t)  # noqa: B023
             yield piece, None if labels is None else labels[part]
 
-    def run(self, inputs: Inputs, labels: Tensor | None = None) -> Iterable[list[Observation]]:
+    def run(
+        self, inputs: Inputs, labels: Tensor | None = None, record: bool = False
+    ) -> Iterable[list[Observation]]:
         """Run a batch: one list per forward pass, with the observations of all detectors.
 
         The inputs are moved to the network's device. A batch takes one pass. If its statistics would exceed
-        `MOST_STATISTICS`, it is run in pieces, one pass per piece.
+        `MOST_STATISTICS`, it is run in pieces, one pass per piece. With `record`, a GPU replays the pass as a
+        CUDA graph, from the fourth batch of a shape on.
         """
         inputs = on_device(inputs, self.network.model)
         form, examples = signature(inputs), count_examples(inputs)
         if form == self.form and 0 < examples <= self.at_once:
-            return [self._pass(inputs, labels, form)]
+            read = self._read_recorded(inputs) if record else self._read(inputs, False)
+            return [self.observed(read, inputs, labels, form)]
         return self._checked(inputs, labels, form)
 
     def _checked(self, inputs: Inputs, labels: Tensor | None, form: Signature) -> Iterator[list[Observation]]:
@@ -436,6 +442,30 @@ class Plan:
             return read
 
     _missed = 0
+
+    def _read_recorded(self, inputs: Inputs) -> "Read":
+        """`_read`, replayed on a GPU as a CUDA graph. Weights that have moved make a new recording."""
+        replay, weights = self._replay
+        logits, *rest = replay(Nest(inputs, tuple([weight.data_ptr() for weight in weights])))
+        tables, means = len(self.tables), len(self._read_means)
+        return Read(
+            logits,
+            rest[:tables],
+            dict(zip(self._read_means, rest[tables : tables + means], strict=True)),
+            rest[tables + means :],
+        )
+
+    @cached_property
+    def _replay(self) -> tuple[Replay[Nest], list[Tensor]]:
+        """The recordings of the pass, and the tensors of the network."""
+        weights = [*self.network.model.parameters(), *self.network.model.buffers()]
+
+        def read(given: Nest) -> tuple[Tensor, ...]:
+            logits, tables, means, features = self._read(given.value, False)
+            self._read_means = list(means)
+            return (logits, *tables, *means.values(), *features)
+
+        return Replay(read, lambda: weights), weights
 
     def _do_without_graph(self, error: Exception) -> None:
         """Run the network uncompiled from now on, and warn."""
@@ -508,8 +538,8 @@ class Plan:
         return read
 
     def __getstate__(self) -> dict[str, Any]:
-        """The state of a copy. It compiles its own network."""
-        return {name: value for name, value in vars(self).items() if name != "_in_graph"}
+        """The state of a copy. It compiles its own network and has no recordings."""
+        return {name: value for name, value in vars(self).items() if name not in ("_in_graph", "_replay")}
 
     def _reads(self, number: int, shape: tuple[int, ...], axis: int) -> list[_ToRead]:
         """What is read of a tap whose tensor has this shape. Different samples may be the same part."""
