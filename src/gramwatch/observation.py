@@ -14,7 +14,7 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gramwatch import kernels
 from gramwatch.batches import Inputs, Signature, count_examples, finite_with, mapped, on_device, signature
@@ -23,7 +23,7 @@ from gramwatch.errors import InputError, TapError
 from gramwatch.replay import Nest, Replay
 from gramwatch.statistics import distinct_orders
 from gramwatch.taps import Look, Network, Tap, Taps, judging, unwrap
-from gramwatch.taps.observe import observe_apart, ordinary, run_watched
+from gramwatch.taps.observe import OtherCallsError, observe_apart, ordinary, run_watched
 from gramwatch.taps.running import is_compiled, warn_uncompiled, wrappers
 from gramwatch.taps.tap import WHOLE, Chosen, Sample
 
@@ -39,6 +39,9 @@ MOST_STATISTICS = 2**30
 Selection = str | tuple[str, ...]
 """A choice of taps, as for `find_taps`."""
 _Mean = tuple[int, Sample]
+_Form = tuple[int, torch.Size, tuple[int, ...], torch.dtype, int, int]
+_Prepared = tuple[kernels.Prepared, tuple[int, int] | None, list[Sample]]
+_Place = Callable[[Tensor, int, int], Tensor]
 _Averaged = tuple[Selection, tuple[int | None, int | None], Sample]
 
 
@@ -97,7 +100,7 @@ class Needs:
     means: Selection | None = None
     """The taps whose channel means are needed."""
     mean_taps: tuple[int | None, int | None] = (None, None)
-    """Which of these taps, as the bounds of a slice: `(-1, None)` is the last. If none is left, all of them."""
+    """Which of these taps, as the bounds of a slice. If none is left, all of them."""
     mean_sample: Sample = WHOLE
     """Which part of every tensor these means are of."""
     statistics: Statistics | None = None
@@ -290,6 +293,7 @@ class Plan:
             watched[0].operations if watched else look.operations if self._head_call is not None else ()
         )
         self.taps = Taps((calls[call] for call in sorted(calls)), operations)
+        self._makers = self._makers_of(look)
         self._assign_taps()
 
     @staticmethod
@@ -305,6 +309,13 @@ class Plan:
     def _needs_head(self) -> bool:
         """Whether a detector needs the input of the linear layer that makes the logits."""
         return any(need.features and not need.features_at for need in self.needs)
+
+    def _makers_of(self, look: Look) -> tuple[nn.Module, ...]:
+        """The modules to watch in place of all calls. Empty if they do not show all that is needed."""
+        makers = look.makers if self._head_call is None and self.taps else ()
+        if not makers or look.operations != self.taps.operations:
+            return ()
+        return () if any(map(is_compiled, self.network.model.modules())) else makers
 
     def _check_head(self) -> None:
         if self._needs_head and self._head_call is None:
@@ -340,6 +351,7 @@ class Plan:
         }
         self._bytes = 4 * sum(table.starts[-1] for table in tables)
         self._known_reads: dict[tuple[int, tuple[int, ...]], list[_ToRead]] = {}
+        self._prepared: dict[_Form, list[_Prepared]] = {}
         self._read_means: list[_Mean] = []
 
     @property
@@ -538,8 +550,9 @@ class Plan:
         return read
 
     def __getstate__(self) -> dict[str, Any]:
-        """The state of a copy. It compiles its own network and has no recordings."""
-        return {name: value for name, value in vars(self).items() if name not in ("_in_graph", "_replay")}
+        """The state of a copy. It compiles its own network, and has no recordings and prepared kernels."""
+        own = {name: value for name, value in vars(self).items() if name not in ("_in_graph", "_replay")}
+        return {**own, "_prepared": {}}
 
     def _reads(self, number: int, shape: tuple[int, ...], axis: int) -> list[_ToRead]:
         """What is read of a tap whose tensor has this shape. Different samples may be the same part."""
@@ -557,19 +570,79 @@ class Plan:
             self._known_reads[key] = list(reads.values())
         return self._known_reads[key]
 
+    def _wanted(self, read: _ToRead, x: Tensor, place: "_Place") -> kernels.Wanted:
+        """The statistics to compute of one part of a tap, and where they belong."""
+        layouts = list(self.tables.values())
+        at_taps = [layouts[i].at[column] for i, column in read.tables]
+        places = [place(x, i, column) for i, column in read.tables]
+        return [(at.statistic, at.orders, out) for at, out in zip(at_taps, places, strict=True)]
+
+    def _prepare(self, form: "_Form", x: Tensor, axis: int, place: "_Place") -> "list[_Prepared]":
+        """What is launched for a tap's tensor of this form. Empty if a part of it has no kernel."""
+        steps: list[_Prepared] = []
+        apart = self._reads(form[0], x.shape, axis)
+        for reads in self._in_one_launch(apart, x, axis, place) or [[each] for each in apart]:
+            first, last = reads[0], reads[-1]
+            wanted, averaged = self._wanted(first, x, place), last.sample if last.averaged else None
+            prepared = kernels.Prepared.of(x, axis, first.sample, wanted, averaged)
+            if prepared is None:
+                steps = []
+                break
+            steps.append((prepared, first.tables[0] if first.tables else None, last.averaged))
+        if len(self._prepared) > MOST_READS:
+            self._prepared.clear()
+        self._prepared[form] = steps
+        return steps
+
+    def _in_one_launch(
+        self, reads: list[_ToRead], x: Tensor, axis: int, place: "_Place"
+    ) -> list[list[_ToRead]]:
+        """The reads, with statistics of one part and means of another together. Empty without a kernel."""
+        both = [read for read in reads if read.tables and not read.averaged]
+        means = [read for read in reads if not read.tables]
+        if len(both) != 1 or not means:
+            return []
+        wanted = self._wanted(both[0], x, place)
+        if kernels.Prepared.of(x, axis, both[0].sample, wanted, means[0].sample) is None:
+            return []
+        rest = [[read] for read in reads if read is not both[0] and read is not means[0]]
+        return [[both[0], means[0]], *rest]
+
     def _read_eagerly(self, inputs: Inputs, gradients: bool = False) -> "Read":
         means: dict[_Mean, Tensor] = {}
         layouts, filled = list(self.tables.values()), [torch.empty(0)] * len(self.tables)
         features: list[Tensor] = []
+        scratch: Tensor | None = None
+
+        def place(x: Tensor, i: int, column: int) -> Tensor:
+            """Where the statistics of a tap belong."""
+            if not filled[i].numel():
+                filled[i] = layouts[i].empty(x)
+            return layouts[i].place(filled[i], column)
+
+        def launch(number: int, x: Tensor, axis: int) -> bool:
+            """Read a tensor by prepared kernels. False if there are none."""
+            nonlocal scratch
+            form = (number, x.shape, x.stride(), x.dtype, x.data_ptr() % 16, x.get_device())
+            steps = self._prepared.get(form)
+            if steps is None:
+                steps = self._prepare(form, x, axis, place)
+            for prepared, table, averaged in steps:
+                mean, scratch = prepared(x, None if table is None else place(x, *table), scratch)
+                for sample in averaged:
+                    assert mean is not None
+                    means[number, sample] = mean
+            return bool(steps)
 
         def receive(number: int, x: Tensor, axis: int) -> None:
+            if x.is_cuda and not gradients:
+                try:
+                    if launch(number, x, axis):
+                        return
+                except kernels.KernelError:
+                    self._prepared.clear()
             for read in self._reads(number, x.shape, axis):
-                wanted = []
-                for i, column in read.tables:
-                    if not filled[i].numel():
-                        filled[i] = layouts[i].empty(x)
-                    at_tap, place = layouts[i].at[column], layouts[i].place(filled[i], column)
-                    wanted.append((at_tap.statistic, at_tap.orders, place))
+                wanted = self._wanted(read, x, place)
                 mean = kernels.read(x, axis, read.sample, wanted, bool(read.averaged))
                 for sample in read.averaged:
                     assert mean is not None
@@ -588,10 +661,13 @@ class Plan:
         def at_head(x: Tensor, *_: Tensor | None) -> None:
             features.append(x.flatten(1).float())
 
-        logits = observe_apart(
-            self.network, self.taps, inputs, receive, repeat, (self._head_call, at_head), gradients
-        )
-        return Read(logits, filled, means, features)
+        watch = (self.network, self.taps, inputs, receive, repeat, (self._head_call, at_head), gradients)
+        if self._makers:
+            try:
+                return Read(observe_apart(*watch, makers=self._makers), filled, means, features)
+            except OtherCallsError:  # perhaps a module was replaced: watch all calls from now on
+                self._makers = ()
+        return Read(observe_apart(*watch), filled, means, features)
 
     def _observation(
         self,

@@ -622,7 +622,7 @@ class _Fitted(NamedTuple):
 
 
 class _Group(NamedTuple):
-    """Running sums of taps of the same width. One tensor for all of them: on a GPU every launch costs time."""
+    """Running sums of all taps of one width, in one tensor each: on a GPU, every launch costs time."""
 
     taps: list[int]
     """The numbers of the taps."""
@@ -674,16 +674,15 @@ def _whitened(
     size = (variances + origins.square()).amax(1)
     rounding = width * torch.finfo(torch.float64).eps * variances.sum(1)
     smallest = torch.maximum(rounding, (4 * torch.finfo(torch.float32).eps) ** 2 * size)
-    # If all eigenvalues are larger, then the matrix is still positive after subtracting the smallest. This is
-    # many times faster to find out than the eigenvalues.
-    identity = torch.eye(width, dtype=covariance.dtype, device=covariance.device)
-    below = covariance - smallest.view(-1, 1, 1) * identity
-    singular = torch.linalg.cholesky_ex(below).info.tolist()
-    roots = torch.linalg.cholesky_ex(covariance).L
-    inverses = torch.linalg.solve_triangular(roots.transpose(1, 2), identity.expand_as(roots), upper=True)
-    for tap, is_singular in enumerate(singular):
-        whitening = inverses[tap]
-        if is_singular:
+    # A root of the inverse takes much less time than eigenvalues. The sum of its squares is the sum of the
+    # inverse eigenvalues. So all eigenvalues are larger than one over that sum.
+    lower, failed = torch.linalg.cholesky_ex(covariance)
+    identity = torch.eye(width, dtype=lower.dtype, device=lower.device).expand_as(lower)
+    roots = torch.linalg.solve_triangular(lower.transpose(1, 2), identity, upper=True)
+    regular = (failed == 0) & (roots.square().sum((1, 2)) * smallest < 1)
+    for tap, is_regular in enumerate(regular.tolist()):
+        whitening = roots[tap]
+        if not is_regular:
             values, vectors = torch.linalg.eigh(covariance[tap])
             vary = values > smallest[tap]
             whitening = vectors[:, vary] / values[vary].sqrt()
@@ -725,10 +724,10 @@ class _Sums:
         self.counts += other.counts
 
     def add(self, features: list[Tensor], classes: Tensor, finite: Tensor | None, given: bool) -> None:
-        """Take in one batch: its features as `by_width` has them, and its classes. It does not wait for a GPU.
+        """Take in one batch: its features as `by_width` has them, and its classes.
 
-        Examples that are not finite are left out. With `given`, the classes are labels. Labels that are no
-        class of the network are left out, and `check` raises an error.
+        It does not wait for a GPU. Examples that are not finite are left out. With `given`, the classes are
+        labels. Labels that are no class of the network are left out, and `check` raises an error.
         """
         classes, known = classes.to(self.counts.device), len(self.counts)
         kept = None if finite is None else finite.to(self.counts.device)
@@ -783,7 +782,8 @@ def by_width(taps: Sequence[Tensor], unit: bool) -> list[Tensor]:
 
 def of_unit_length(features: Tensor) -> Tensor:
     """The features, along the last axis, scaled to length one."""
-    return features / torch.linalg.vector_norm(features, dim=-1, keepdim=True).clamp_min(TINY)
+    length: Tensor = torch.linalg.vector_norm(features, dim=-1, keepdim=True)
+    return features / length.clamp_min(TINY)
 
 
 def _side_by_side(groups: Iterable[tuple[Sequence[int], Tensor]]) -> Tensor:
