@@ -243,13 +243,18 @@ class Read(NamedTuple):
 
 
 class _ToRead(NamedTuple):
-    """What is read of one part of a tap."""
+    """What is read of a tap at once: statistics of one part, and channel means of this or of another part."""
 
     sample: Sample
     tables: list[tuple[int, int]]
     """The tables that get statistics, and the number of the tap in each."""
     averaged: list[Sample]
-    """The samples whose channel means are needed. All of them are this part."""
+    """The samples whose channel means are needed. All of them are the same part."""
+
+    @property
+    def of_means(self) -> Sample | None:
+        """The part whose channel means are needed; None if no means are needed."""
+        return self.averaged[0] if self.averaged else None
 
 
 class Plan:
@@ -530,13 +535,19 @@ class Plan:
                 left = list(averaged)
                 for i, column in tables:
                     at, sample = layouts[i].at[column], layouts[i].sample
-                    same = [each for each in left if each.of(x.shape, axis) == sample.of(x.shape, axis)]
-                    columns[i][column], mean = statistics(
-                        x, axis, *sample, at.statistic, at.orders, at.features, bool(same)
+                    part = sample.of(x.shape, axis)
+                    of_means = next(
+                        (s for s in left if s.of(x.shape, axis) == part), left[0] if left else None
                     )
-                    for each in same:
-                        means[number, each] = mean
-                        left.remove(each)
+                    with_means = (False, None, None) if of_means is None else (True, *of_means)
+                    columns[i][column], mean = statistics(
+                        x, axis, *sample, at.statistic, at.orders, at.features, *with_means
+                    )
+                    if of_means is not None:
+                        part = of_means.of(x.shape, axis)
+                        same = [each for each in left if each.of(x.shape, axis) == part]
+                        means.update({(number, each): mean for each in same})
+                        left = [each for each in left if each not in same]
                 for sample in left:
                     means[number, sample] = channel_means(x, axis, *sample)
 
@@ -567,7 +578,7 @@ class Plan:
                 reads.setdefault(sample.of(shape, axis), _ToRead(sample, [], [])).averaged.append(sample)
             if len(self._known_reads) > MOST_READS:
                 self._known_reads.clear()
-            self._known_reads[key] = list(reads.values())
+            self._known_reads[key] = _paired(list(reads.values()))
         return self._known_reads[key]
 
     def _wanted(self, read: _ToRead, x: Tensor, place: "_Place") -> kernels.Wanted:
@@ -580,33 +591,17 @@ class Plan:
     def _prepare(self, form: "_Form", x: Tensor, axis: int, place: "_Place") -> "list[_Prepared]":
         """What is launched for a tap's tensor of this form. Empty if a part of it has no kernel."""
         steps: list[_Prepared] = []
-        apart = self._reads(form[0], x.shape, axis)
-        for reads in self._in_one_launch(apart, x, axis, place) or [[each] for each in apart]:
-            first, last = reads[0], reads[-1]
-            wanted, averaged = self._wanted(first, x, place), last.sample if last.averaged else None
-            prepared = kernels.Prepared.of(x, axis, first.sample, wanted, averaged)
+        for read in self._reads(form[0], x.shape, axis):
+            wanted = self._wanted(read, x, place)
+            prepared = kernels.Prepared.of(x, axis, read.sample, wanted, read.of_means)
             if prepared is None:
                 steps = []
                 break
-            steps.append((prepared, first.tables[0] if first.tables else None, last.averaged))
+            steps.append((prepared, read.tables[0] if read.tables else None, read.averaged))
         if len(self._prepared) > MOST_READS:
             self._prepared.clear()
         self._prepared[form] = steps
         return steps
-
-    def _in_one_launch(
-        self, reads: list[_ToRead], x: Tensor, axis: int, place: "_Place"
-    ) -> list[list[_ToRead]]:
-        """The reads, with statistics of one part and means of another together. Empty without a kernel."""
-        both = [read for read in reads if read.tables and not read.averaged]
-        means = [read for read in reads if not read.tables]
-        if len(both) != 1 or not means:
-            return []
-        wanted = self._wanted(both[0], x, place)
-        if kernels.Prepared.of(x, axis, both[0].sample, wanted, means[0].sample) is None:
-            return []
-        rest = [[read] for read in reads if read is not both[0] and read is not means[0]]
-        return [[both[0], means[0]], *rest]
 
     def _read_eagerly(self, inputs: Inputs, gradients: bool = False) -> "Read":
         means: dict[_Mean, Tensor] = {}
@@ -643,7 +638,7 @@ class Plan:
                     self._prepared.clear()
             for read in self._reads(number, x.shape, axis):
                 wanted = self._wanted(read, x, place)
-                mean = kernels.read(x, axis, read.sample, wanted, bool(read.averaged))
+                mean = kernels.read(x, axis, read.sample, wanted, read.of_means)
                 for sample in read.averaged:
                     assert mean is not None
                     means[number, sample] = mean
@@ -688,6 +683,16 @@ class Plan:
             channel_means=tuple([means[number] for number in numbers]),
             statistics=None if needs.statistics is None else tables[needs.statistics],
         )
+
+
+def _paired(reads: list[_ToRead]) -> list[_ToRead]:
+    """The reads, with statistics of one part and means of another in one: a GPU launches them together."""
+    statistics = next((read for read in reads if read.tables and not read.averaged), None)
+    means = next((read for read in reads if not read.tables), None)
+    if statistics is None or means is None:
+        return reads
+    rest = [read for read in reads if read is not statistics and read is not means]
+    return [_ToRead(statistics.sample, statistics.tables, means.averaged), *rest]
 
 
 def _side_by_side(layout: GramTable, found: Mapping[int, Tensor]) -> Tensor:

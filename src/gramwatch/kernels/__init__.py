@@ -60,24 +60,32 @@ def compute_each(maps: Tensor, wanted: Wanted) -> None:
 
 
 def read(
-    x: Tensor, channel_axis: int, sample: Sample, wanted: Wanted, with_means: bool = False
+    x: Tensor, channel_axis: int, sample: Sample, wanted: Wanted, averaged: Sample | None = None
 ) -> Tensor | None:
-    """Write several statistics of the part of a tensor that counts. Return its channel means, if wanted.
+    """Write several statistics of the part of a tensor that counts. Return the channel means of a part.
 
     The first axis of `x` is the examples. All axes but that and `channel_axis` are pixels. The channel means
-    are `(N, channels that count)`.
+    are those of `averaged`, `(N, channels that count)`; None if it is None.
     """
-    prepared = Prepared.of(x, channel_axis, sample, wanted, sample if with_means else None)
+    prepared = Prepared.of(x, channel_axis, sample, wanted, averaged)
     if prepared is not None:
         with contextlib.suppress(KernelError):
             return prepared(x, wanted[0][2] if wanted else None, None)[0]
+    if (
+        wanted
+        and averaged is not None
+        and averaged.of(x.shape, channel_axis) != sample.of(x.shape, channel_axis)
+    ):
+        read(x, channel_axis, sample, wanted)
+        return read(x, channel_axis, averaged, (), averaged)
+    sample = sample if wanted or averaged is None else averaged
     chosen = sample.of(x.shape, channel_axis)
     if not wanted and chosen.grid is None:  # a copy would cost more than the mean of all channels
         means = as_maps(x, channel_axis).mean(2, dtype=torch.float32)
         return means[:, sample.numbers(means.shape[1]).to(means.device)] if chosen.step > 1 else means
     maps = as_maps(*sampled(x, channel_axis, sample))
     compute_each(maps, wanted)
-    return maps.mean(2, dtype=torch.float32) if with_means else None
+    return None if averaged is None else maps.mean(2, dtype=torch.float32)
 
 
 class Prepared:
