@@ -592,12 +592,18 @@ def _read_channels(
     right,
     along,
     skip,
-    POSITIONS: tl.constexpr,
+    FIRST: tl.constexpr,
+    SECOND: tl.constexpr,
+    FOURTH: tl.constexpr,
+    EIGHTH: tl.constexpr,
     MEANS: tl.constexpr,
     COLUMNS: tl.constexpr,
     ALL: tl.constexpr,
 ):
-    """Per channel, the roots of the sums over the pixels, and the mean. One tile holds all pixels."""
+    """Per channel, the roots of the sums over the pixels, and the mean. One tile holds all pixels.
+
+    The positions of the orders 1, 2, 4, 8 are negative if an order is not wanted.
+    """
     pixel = tl.arange(0, ALL)
     here = pixel < pixels
     row = scratch + pixel
@@ -619,10 +625,10 @@ def _read_channels(
         t2 *= tl.load(row + 3 * pixels, mask=here, other=0.0)[:, None]
         t3 *= tl.load(row + 4 * pixels, mask=here, other=0.0)[:, None]
         t0, t1, t2, t3 = tl.reduce((t0, t1, t2, t3), 0, _four_sums)
-        _write_order(out, t0, q, channel, channels, 1, POSITIONS[0])
-        _write_order(out, t1, q, channel, channels, 2, POSITIONS[1])
-        _write_order(out, t2, q, channel, channels, 4, POSITIONS[2])
-        _write_order(out, t3, q, channel, channels, 8, POSITIONS[3])
+        _write_order(out, t0, q, channel, channels, 1, FIRST)
+        _write_order(out, t1, q, channel, channels, 2, SECOND)
+        _write_order(out, t2, q, channel, channels, 4, FOURTH)
+        _write_order(out, t3, q, channel, channels, 8, EIGHTH)
 
 
 @triton.jit
@@ -751,7 +757,10 @@ def read_example(
         right,
         along,
         skip,
-        POSITIONS,
+        POSITIONS[0],
+        POSITIONS[1],
+        POSITIONS[2],
+        POSITIONS[3],
         MEANS == 1,
         TOGETHER,
         ALL,
