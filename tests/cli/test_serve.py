@@ -24,7 +24,7 @@ import gramwatch
 from gramwatch.models import resolve
 from tests.cli.invoking import invoke, raising, told
 from tests.cli.own import PREPARED, QUICK
-from tests.pages import ROOT, code_of
+from tests.pages import ROOT
 
 TOKEN = "correct horse battery"
 
@@ -212,7 +212,7 @@ def test_without_the_extra_the_command_says_what_to_install(own):
     assert "gramwatch[serve]" in done.stdout
 
 
-def test_the_production_section_of_the_readme_runs_as_it_stands(tmp_path):
+def test_the_production_section_of_the_readme_runs_as_it_stands(of_page):
     """In the folder of docs/cli.md. Figures of a training differ a little from machine to machine."""
     pytest.importorskip("onnxscript")
     section = (
@@ -220,14 +220,11 @@ def test_the_production_section_of_the_readme_runs_as_it_stands(tmp_path):
     )
     export, serve, score, monitor = re.findall(r"^ {4}((?:gramwatch|curl) .*)", section, re.MULTILINE)
     shown, watched = (json.loads(text) for text in re.findall(r"^ {4}(\{.*)", section, re.MULTILINE))
-    page = ROOT / "docs" / "cli.md"
-    subprocess.run([sys.executable, "-c", code_of(page, "python")], cwd=tmp_path, check=True)
-    fit = shlex.split(code_of(page, "sh").splitlines()[0])
-    for words in ([*fit, "-q"], [*shlex.split(export), "-q"]):
-        subprocess.run([sys.executable, "-m", *words], cwd=tmp_path, check=True)
+    folder = of_page.folder
+    subprocess.run([sys.executable, "-m", *shlex.split(export), "-q"], cwd=folder, check=True)
     words = shlex.split(serve)[2:]
-    with served(SimpleNamespace(guard=words[0], model=None, folder=tmp_path), *words[1:]) as (_, ask):
-        image = tmp_path / score.split("@")[1].split()[0]
+    with served(SimpleNamespace(guard=words[0], model=None, folder=folder), *words[1:]) as (_, ask):
+        image = folder / score.split("@")[1].split()[0]
         (result,) = ask("POST", score.rpartition("8000")[2], image.read_bytes())[1]["results"]
         found = ask("GET", monitor.rpartition("8000")[2])[1]
         for photograph in sorted(image.parent.iterdir())[1:16]:
