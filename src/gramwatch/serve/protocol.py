@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gramwatch.serve.judge import Verdict
 from gramwatch.serve.limits import RefusalError
@@ -164,6 +164,7 @@ class InferenceRequest(BaseModel):
 class InferenceAnswer(BaseModel):
     """An answer of the Open Inference Protocol."""
 
+    model_config = ConfigDict(protected_namespaces=())  # the protocol's own names begin with model_
     model_name: str
     model_version: str
     id: str | None = None
