@@ -89,6 +89,14 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join([*head, *map(line, rows), *(["", *skipped] if skipped else [])])
 
 
+def keep(part: str, found: dict[str, Any]) -> None:
+    """Write the result of a part into docs/."""
+    result = (json.loads(DATA.read_text(encoding="utf-8")) if DATA.exists() else {}) | {part: found}
+    DATA.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    page = filled(PAGE.read_text(encoding="utf-8"), {"stress": table(result)})
+    PAGE.write_text(page, encoding="utf-8")
+
+
 def main(given: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -98,12 +106,11 @@ def main(given: Sequence[str] | None = None) -> None:
     options = parser.parse_args(given)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     print("| what | tried | survived | lost | |", flush=True)
-    found = {part: measured(part) for part in options.parts or PARTS}
-    if options.write:
-        result = (json.loads(DATA.read_text(encoding="utf-8")) if DATA.exists() else {}) | found
-        DATA.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-        page = filled(PAGE.read_text(encoding="utf-8"), {"stress": table(result)})
-        PAGE.write_text(page, encoding="utf-8")
+    found = {}
+    for part in options.parts or PARTS:
+        found[part] = measured(part)
+        if options.write:  # after each part: what comes later may be interrupted
+            keep(part, found[part])
     lost = sum(row["lost"] for part in found.values() for row in part["rows"])
     print(f"lost: {lost}")
     sys.exit(bool(lost))
