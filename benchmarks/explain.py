@@ -17,21 +17,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 import gramwatch
+from benchmarks.bound_maps import by_bounds
 from benchmarks.document import filled
 from benchmarks.measure import machine, save
 from benchmarks.planted import Planted, damaged, patched
 from benchmarks.rival_maps import rival_maps
-from gramwatch import Guard, datasets, gram, networks
+from gramwatch import Guard, datasets, networks, places
 from gramwatch.datasets.resize import resized
 from gramwatch.explain import Explained
-from gramwatch.methods import mahalanobis
 from gramwatch.networks import Loaded
+from gramwatch.places import unusual
 from gramwatch.report import write_picture
 from gramwatch.report.frame import SMALL, Words, framed, plain
 from gramwatch.report.palette import INK, INSIDE, OUTSIDE
@@ -41,22 +43,6 @@ BATCH = 20
 OURS = "Guard's map"
 MIDDLE = "middle of the image"
 RIVALS = ("activation norm", "Grad-CAM", "gradient of the score", MIDDLE)
-DEFINITIONS = {
-    "Gram, order 1": ("gram", 1, 0.0),
-    "Gram, orders to 2": ("gram", 2, 0.0),
-    "Gram, all orders": ("gram", 100, 0.0),
-    "profile, by parts": ("profile", 2, 0.0),
-    "profile, by pixels": ("profile", 2, 1.0),
-    "profile, half by pixels": ("profile", 2, 0.5),
-}
-"""The member that a map reads, the highest order of Gram, and the part shared by the distances of pixels."""
-SUMS = {
-    "Gram, orders to 2, and profile by parts": ("Gram, orders to 2", "profile, by parts"),
-    "Gram, orders to 2, and profile by pixels": ("Gram, orders to 2", "profile, by pixels"),
-    "Gram, orders to 2, and profile, half by pixels": ("Gram, orders to 2", "profile, half by pixels"),
-    "Gram, all orders, and profile, half by pixels": ("Gram, all orders", "profile, half by pixels"),
-}
-"""The maps of several members are added."""
 DEVELOPMENT = 500
 """The first test images. Definitions were chosen on them, and the figures are of other images."""
 NEAR = 1 / 32
@@ -126,17 +112,45 @@ def planted(subject: Subject, images: Tensor, root: Path, seed: int) -> dict[str
 # --- maps --------------------------------------------------------------------------------------------
 
 
-def map_of(explained: Explained, member: str, highest: int, own: float) -> Tensor:
-    """The map of an explanation by another definition."""
-    parts = [part if part.name == member else replace(part, terms=None) for part in explained.parts]
-    usual = gram.MAP_ORDER, mahalanobis.OWN
-    gram.MAP_ORDER, mahalanobis.OWN = highest, own
-    try:
-        found = explained._lookup.__self__._map(parts)[1]  # type: ignore[union-attr]
-    finally:
-        gram.MAP_ORDER, mahalanobis.OWN = usual
-    assert found is not None
+def changed(**functions: Callable[[Tensor], Tensor]) -> Callable[[Explained], Tensor]:
+    """The map of an explanation with other functions of `gramwatch.places`."""
+
+    def found(explained: Explained) -> Tensor:
+        with mock.patch.dict(vars(places), functions):
+            map_ = explained._lookup.__self__._map(explained.parts)[1]  # type: ignore[union-attr]
+        assert map_ is not None
+        return map_
+
     return found
+
+
+def stronger(maps: Tensor) -> Tensor:
+    """How much stronger than the median pixel each pixel is, `(N, pixels)`. The sum is one."""
+    strength = places.strengths(maps)
+    excess = (strength - strength.median(1, keepdim=True).values).clamp_min(0)
+    return excess / excess.sum(1, keepdim=True).clamp_min(1e-30)
+
+
+def alike(explained: Explained) -> Tensor:
+    """The map if all taps add the same to the score."""
+    parts = [
+        part if part.terms is None else replace(part, terms=torch.ones_like(part.terms))
+        for part in explained.parts
+    ]
+    return changed()(replace(explained, parts=tuple(parts)))
+
+
+CHOSEN = "as chosen"
+DEFINITIONS: dict[str, Callable[[Explained], Tensor]] = {
+    CHOSEN: changed(),
+    "not smoothed": changed(smoothed=lambda maps: maps),
+    "not weighed by the number of pixels": changed(unusual=lambda m: unusual(m) / m.shape[2]),
+    "only pixels that are stronger": changed(unusual=stronger),
+    "strength is the squared length": changed(strengths=lambda maps: maps.square().sum(1)),
+    "every tap counts alike": alike,
+    "parts outside the bounds of channels": by_bounds,
+}
+"""Definitions of the map that are compared on development images."""
 
 
 def middle(like: Tensor) -> Tensor:
@@ -291,17 +305,17 @@ def definitions(guard: Guard, loaded: Loaded, each: dict[str, Planted]) -> dict[
         for images in plants.images.split(BATCH):
             explained = guard.explain(loaded.prepare(images), places=False)
             flagged.append(explained.found.is_ood)
-            for name, how in DEFINITIONS.items():
-                maps.setdefault(name, []).append(map_of(explained, *how))
+            for name, definition in DEFINITIONS.items():
+                maps.setdefault(name, []).append(definition(explained))
         is_ood = torch.cat(flagged)
-        wholes = {name: torch.cat(parts) for name, parts in maps.items()}
-        wholes |= {name: wholes[one] + wholes[other] for name, (one, other) in SUMS.items()}
-        for name, whole in wholes.items():
+        for name, parts in maps.items():
+            whole = torch.cat(parts)
             hit, auroc = pointing(whole, plants.mask), aurocs(whole, plants.mask)
             found.setdefault(name, {})[kind] = {
                 "pointing": float(hit.mean()),
                 "pointing_flagged": float(hit[is_ood].mean()) if int(is_ood.sum()) else None,
                 "auroc": float(auroc.mean()),
+                "auroc_flagged": float(auroc[is_ood].mean()) if int(is_ood.sum()) else None,
                 "flagged": int(is_ood.sum()),
             }
     return found
@@ -481,7 +495,7 @@ def definition_table(results: Sequence[dict[str, Any]]) -> str:
     """Definitions of the map on development images."""
     titles = [result["title"] for result in results]
     lines = [f"| definition | {' | '.join(titles)} |", f"| --- |{' ---: |' * len(titles)}"]
-    for name in (*DEFINITIONS, *SUMS):
+    for name in DEFINITIONS:
         cells = []
         for result in results:
             kinds = result["definitions"][name]

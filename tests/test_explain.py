@@ -15,7 +15,6 @@ from gramwatch import GramDetector, GramwatchWarning, Guard
 from gramwatch.errors import InputError, NotFittedError
 from gramwatch.measurement import halves
 from gramwatch.methods import METHODS, TRAINED
-from gramwatch.taps.tap import Sample, as_maps, sampled
 from tests.test_contract import CASES, guard, images, ready
 
 GUARDS = {
@@ -213,41 +212,15 @@ def test_the_map_adds_up_to_the_positive_contributions_that_have_a_place(pixels)
     torch.testing.assert_close(explained.map.sum((1, 2)).double(), wanted, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("pixels", "positions", "counted"),
-    [(None, (8, 8), 64), (16, (8, 8), 16), (16, (9, 9), 25), (256, (20, 20), 400), (256, (64, 64), 256)],
-)
-def test_a_bound_is_over_the_pixels_that_were_summed(pixels, positions, counted):
-    detector = GramDetector(Planted(), pixels=pixels)
-    assert detector._counted(positions) == counted
-    assert as_maps(*sampled(torch.zeros(1, 3, *positions), 1, Sample(pixels))).shape[2] == counted
-
-
 def test_the_map_points_at_what_is_missing():
-    """A strip without contrast: features are too short there, and the map of the profile is high there."""
-    detector = small(Planted(), images(400, 0), members=("profile", "energy"))
+    """A strip without contrast, where features are much weaker than elsewhere."""
+    network = Planted()
+    nn.init.zeros_(network.first.bias)
+    detector = small(network, images(400, 0), members=("profile", "energy"))
     given_images = images(20, 3)
     given_images[:, :, :, :3] = 0.0
     found = detector.explain(given_images).map
     assert ((found[:, :, :3].mean((1, 2)) > found[:, :, 3:].mean((1, 2))).float().mean()) > 0.7
-
-
-@pytest.mark.parametrize("name", ["mahalanobis", "unit_mahalanobis", "profile"])
-def test_parts_of_pixels_have_the_distance_as_their_mean(name):
-    detector = detector_of(name)
-    given_images = 2 * images(4, 8)
-    seen = detector._observed(given_images)[detector]
-    features, looked_at = detector._features(seen), detector._looked_at(seen)
-    for tap, means in enumerate(looked_at):
-        spread = torch.randn(4, means.shape[1], 9, generator=torch.Generator().manual_seed(tap))
-        maps = means.unsqueeze(2) + spread - spread.mean(2, keepdim=True)
-        parts, own = detector._pixel_distances(tap, means.double(), maps.double())
-        distance = detector._checked(seen)[tap].distance(features[tap])
-        torch.testing.assert_close(parts.mean(1), distance, rtol=1e-4, atol=1e-4)
-        assert bool((own.mean(1) > distance).all())
-        even = means.unsqueeze(2).expand(-1, -1, 9)
-        parts, own = detector._pixel_distances(tap, means.double(), even.double())
-        torch.testing.assert_close(own, distance.unsqueeze(1).expand(-1, 9), rtol=1e-4, atol=1e-4)
 
 
 class Tokens(nn.Module):

@@ -306,10 +306,6 @@ def _largest(member: str, tap: str, shares: Shares, divisor: float, most: int | 
 
 # --- how a detector is explained ---------------------------------------------------------------------
 
-Pixels = Callable[[int, Tensor, Sequence[int]], Tensor]
-"""From the number of a tap, its maps `(N, channels that count, pixels)` and the sizes of the axes of its
-pixels to what each pixel adds, `(N, pixels)`."""
-
 
 class Part(Protocol):
     """What a detector offers to be explained: see `Detector`."""
@@ -334,19 +330,6 @@ class Part(Protocol):
 
     def shares_at(self, observation: Observation, rule: Any, example: int, tap: int) -> Shares:
         """What the channels of a tap that count add to its term, without the factor that all taps share."""
-
-    def pixels_of(self, observation: Observation, rule: Any, amounts: Tensor) -> Pixels | None:
-        """How the contributions of taps, `(N, taps)`, are shared by pixels; None if they have no place."""
-
-
-class _Shared(NamedTuple):
-    """A member whose contributions have places."""
-
-    member: Member
-    part: Part
-    amounts: Tensor
-    """The contributions of its taps that are shared by pixels, `(N, taps)`."""
-    pixels: Pixels
 
 
 @dataclass(frozen=True)
@@ -433,47 +416,37 @@ class Pass:
                     yield tap.name, shares._replace(amount=amount, channel=channel), each.divisor
 
     def _map(self, members: Sequence[Member]) -> tuple[Tensor | None, Tensor | None, list[str]]:
-        """The input that has places, the map, and why there is none for some members."""
-        places, notes = Places(self.inputs), []
-        shared: list[_Shared] = []
-        for each, member in zip(self.contributions, members, strict=True):
-            if member.terms is not None:
-                amounts = member.terms[:, :-1].nan_to_num(0.0).clamp_min(0)
-                pixels = each.part.pixels_of(self.observed[each.part], each.rule, amounts)
-                if pixels is None:
-                    notes.append(f"{member.title}: its parts have no place in the input")
-                else:
-                    shared.append(_Shared(member, each.part, amounts, pixels))
+        """The input that has places, the map, and why there is none."""
+        places = Places(self.inputs)
         found = None
-        if places.sizes and shared:
-            self._collect(places, shared, only_positive=True)
+        if places.sizes:
+            self._share(places, members, only_positive=True)
             found = places.map()
             if found is None:  # what is unusual has no place, if anything is: other taps may have places
-                self._collect(places, shared, only_positive=False)
+                self._share(places, members, only_positive=False)
                 found = places.map()
         if found is None:
-            notes.append("no map: " + ("no tap has places" if places.sizes else "the input has no places"))
-            return places.tensor, None, notes
-        return places.tensor, found.nan_to_num(0.0), notes
+            why = "no tap has places" if places.sizes else "the input has no places"
+            return places.tensor, None, [f"no map: {why}"]
+        return places.tensor, found.nan_to_num(0.0), []
 
-    def _collect(self, places: Places, shared: Sequence["_Shared"], only_positive: bool) -> None:
-        """Run the network again, and collect what the pixels of the taps add."""
+    def _share(self, places: Places, members: Sequence[Member], only_positive: bool) -> None:
+        """Run the network again, and share the positive contributions of taps among their pixels."""
         watched: dict[int, Tap] = {}
-        wanted: dict[int, list[tuple[int, Tensor, Pixels]]] = {}
-        for each in shared:
-            for number, tap in enumerate(each.member.taps):
-                if not only_positive or bool(each.amounts[:, number].any()):
-                    watched[tap.call] = tap
-                    counted = each.part.channels_at(tap)
-                    wanted.setdefault(tap.call, []).append((number, counted, each.pixels))
+        amounts: dict[int, Tensor] = {}
+        for member in members:
+            if member.terms is not None:
+                positive = member.terms[:, :-1].nan_to_num(0.0).clamp_min(0)
+                for tap, amount in zip(member.taps, positive.unbind(1), strict=True):
+                    if not only_positive or bool(amount.any()):
+                        watched[tap.call] = tap
+                        amounts[tap.call] = amounts[tap.call] + amount if tap.call in amounts else amount
         taps = Taps([watched[call] for call in sorted(watched)], self.plan.taps.operations)
 
         def receive(number: int, tensor: Tensor) -> None:
-            maps, positions, grid = places.place(tensor, taps[number])
+            maps, grid = places.place(tensor, taps[number])
             if grid is not None:
-                for column, counted, pixels in wanted[taps[number].call]:
-                    some = maps if len(counted) == maps.shape[1] else maps[:, counted.to(maps.device)]
-                    places.add(pixels(column, some.float(), positions), grid)
+                places.share(amounts[taps[number].call], maps, grid)
 
         if watched:
             with places.noting(self.network.module):
