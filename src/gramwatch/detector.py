@@ -27,6 +27,7 @@ from gramwatch.errors import ArtifactError, CalibrationError, GramwatchError, In
 from gramwatch.explain import Contribution, Explained, Pass, Shares
 from gramwatch.measurement import AsMeasured, Calibration, Detection, Measurement, check_enough
 from gramwatch.observation import Needs, Observation, Plan, Statistics
+from gramwatch.places import contrasts, strengths
 from gramwatch.taps import Look, Network, Tap, Taps, unwrap
 from gramwatch.taps.running import InputsAdapter, LogitsAdapter
 from gramwatch.threshold import threshold
@@ -224,6 +225,13 @@ class Detector(ABC):
     def shares_at(self, observation: Observation, rule: Any, example: int, tap: int) -> Shares:
         """The channels of a tap, for one example. Their amounts are in proportion to their parts."""
         raise NotImplementedError(f"{self.name} has terms, but does not say what is below a tap")
+
+    def unusual_at(self, observation: Observation, tap: int, maps: Tensor) -> Tensor:
+        """How unusual each pixel of a tap is, `(N, pixels)`, from maps `(N, channels that count, pixels)`.
+
+        Pixels that are much stronger or weaker than the median pixel of their image are unusual.
+        """
+        return contrasts(strengths(maps))
 
     def contributions(
         self, measured: Measurement, observed: "Mapping[Any, Observation]"

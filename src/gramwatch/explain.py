@@ -10,6 +10,7 @@ docs/explain.md.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from os import PathLike
 from typing import Any, NamedTuple, Protocol
 
@@ -20,7 +21,7 @@ from gramwatch.batches import Inputs
 from gramwatch.errors import InputError
 from gramwatch.measurement import Detection
 from gramwatch.observation import Observation
-from gramwatch.places import Places, observe_tensors
+from gramwatch.places import Places, observe_tensors, shares
 from gramwatch.report import reasons
 from gramwatch.taps import Network, Tap, Taps
 
@@ -202,8 +203,8 @@ class Explained:
             return []
         found: list[Channel] = []
         for name in names if member is None else [member]:
-            for where, shares, divisor in self._lookup(int(self._rows[i]), name, tap):
-                found += _largest(name, where, shares, divisor, most)
+            for where, below, divisor in self._lookup(int(self._rows[i]), name, tap):
+                found += _largest(name, where, below, divisor, most)
         return sorted(found, key=lambda channel: -channel.contribution)[:most]
 
     @property
@@ -288,18 +289,18 @@ class Explained:
         return reasons.draw(self[i], path, image)
 
 
-def _largest(member: str, tap: str, shares: Shares, divisor: float, most: int | None) -> list[Channel]:
+def _largest(member: str, tap: str, found: Shares, divisor: float, most: int | None) -> list[Channel]:
     """The channels of a tap with the largest contributions."""
-    amounts = shares.amount / divisor
+    amounts = found.amount / divisor
     count = len(amounts) if most is None else min(most, len(amounts))
     channels = []
     for k in amounts.topk(count).indices.tolist():
-        number, amount = shares.channel[k].tolist(), float(amounts[k])
+        number, amount = found.channel[k].tolist(), float(amounts[k])
         if amount:
-            low, high, value = (float(each[k]) for each in (shares.low, shares.high, shares.value))
+            low, high, value = (float(each[k]) for each in (found.low, found.high, found.value))
             which = number if isinstance(number, int) else (number[0], number[1])
             channels.append(
-                Channel(member, tap, which, shares.of[k], amount, value, low, high, shares.examples)
+                Channel(member, tap, which, found.of[k], amount, value, low, high, found.examples)
             )
     return channels
 
@@ -330,6 +331,9 @@ class Part(Protocol):
 
     def shares_at(self, observation: Observation, rule: Any, example: int, tap: int) -> Shares:
         """What the channels of a tap that count add to its term, without the factor that all taps share."""
+
+    def unusual_at(self, observation: Observation, tap: int, maps: Tensor) -> Tensor:
+        """How unusual each pixel of a tap is, `(N, pixels)`, from the channels that count."""
 
 
 @dataclass(frozen=True)
@@ -408,12 +412,12 @@ class Pass:
                     if at is not None and tap.name != at:
                         continue
                     term = each.terms[example, number]
-                    shares = each.part.shares_at(observation, each.rule, example, number)
-                    total = shares.amount.sum()
+                    found = each.part.shares_at(observation, each.rule, example, number)
+                    total = found.amount.sum()
                     # The shares of a tap that does not deviate are all zero.
-                    amount = shares.amount * torch.where(total == 0, 0, term / total)
-                    channel = each.part.channels_at(tap)[shares.channel]
-                    yield tap.name, shares._replace(amount=amount, channel=channel), each.divisor
+                    amount = found.amount * torch.where(total == 0, 0, term / total)
+                    channel = each.part.channels_at(tap)[found.channel]
+                    yield tap.name, found._replace(amount=amount, channel=channel), each.divisor
 
     def _map(self, members: Sequence[Member]) -> tuple[Tensor | None, Tensor | None, list[str]]:
         """The input that has places, the map, and why there is none."""
@@ -431,23 +435,37 @@ class Pass:
         return places.tensor, found.nan_to_num(0.0), []
 
     def _share(self, places: Places, members: Sequence[Member], only_positive: bool) -> None:
-        """Run the network again, and share the positive contributions of taps among their pixels."""
+        """Run the network again, and share the positive contributions of taps among their pixels.
+
+        Every member with a term at a tap says how unusual its pixels are. The mean of what they say counts.
+        """
         watched: dict[int, Tap] = {}
         amounts: dict[int, Tensor] = {}
-        for member in members:
-            if member.terms is not None:
-                positive = member.terms[:, :-1].nan_to_num(0.0).clamp_min(0)
-                for tap, amount in zip(member.taps, positive.unbind(1), strict=True):
-                    if not only_positive or bool(amount.any()):
-                        watched[tap.call] = tap
-                        amounts[tap.call] = amounts[tap.call] + amount if tap.call in amounts else amount
-        taps = Taps([watched[call] for call in sorted(watched)], self.plan.taps.operations)
+        views: dict[int, list[Callable[[Tensor], Tensor]]] = {}
+        for each, member in zip(self.contributions, members, strict=True):
+            if member.terms is None:
+                continue
+            positive = member.terms[:, :-1].nan_to_num(0.0).clamp_min(0)
+            for number, tap in enumerate(member.taps):
+                watched[tap.call] = tap
+                amounts[tap.call] = positive[:, number] + amounts.get(tap.call, 0)
+                views.setdefault(tap.call, []).append(partial(self._view, each.part, tap, number))
+        calls = [call for call in sorted(watched) if not only_positive or bool(amounts[call].any())]
+        taps = Taps([watched[call] for call in calls], self.plan.taps.operations)
 
         def receive(number: int, tensor: Tensor) -> None:
             maps, grid = places.place(tensor, taps[number])
             if grid is not None:
-                places.share(amounts[taps[number].call], maps, grid)
+                call, inside = calls[number], maps[:, :, grid[0] :].float()
+                pixels = [shares(view(inside)) for view in views[call]]
+                places.share(amounts[call], torch.stack(pixels).mean(0), grid)
 
-        if watched:
+        if calls:
             with places.noting(self.network.module):
                 observe_tensors(self.network, taps, self.inputs, receive)
+
+    def _view(self, part: Part, tap: Tap, number: int, maps: Tensor) -> Tensor:
+        """How unusual the pixels of a tap are to a detector, `(N, pixels)`."""
+        counted = part.channels_at(tap)
+        some = maps if len(counted) == maps.shape[1] else maps[:, counted.to(maps.device)]
+        return part.unusual_at(self.observed[part], number, some)

@@ -24,7 +24,9 @@ INTERPOLATIONS = {1: "linear", 2: "bilinear", 3: "trilinear"}
 Grid = tuple[int, tuple[int, ...]]
 """How many tokens come before the grid, and its shape."""
 FAINTEST = 0.01
-"""A strength below this share of the mean strength counts as this share."""
+"""The strength of a pixel below this share of the mean strength counts as this share."""
+FAINTEST_CHANNEL = 0.001
+"""The mean square of a channel below this share of the largest counts as this share."""
 SMOOTHED = 8
 """A map is averaged over about this part of its sides: single pixels say little."""
 
@@ -80,23 +82,25 @@ def strengths(maps: Tensor) -> Tensor:
     scale = maps.abs().amax((1, 2), keepdim=True).clamp_min(torch.finfo(maps.dtype).tiny)
     squares = (maps / scale).square_()
     usual = squares.mean(2)
-    weights = 1 / usual.maximum(1e-3 * usual.amax(1, keepdim=True)).clamp_min(1e-30)
+    weights = 1 / usual.maximum(FAINTEST_CHANNEL * usual.amax(1, keepdim=True)).clamp_min(1e-30)
     weights = torch.stack([torch.ones_like(weights), weights], 1)
     return torch.bmm(weights, squares).prod(1)
 
 
-def unusual(maps: Tensor) -> Tensor:
-    """How unusual each pixel of a tap is among the pixels of its image, `(N, pixels)`. The sum is one.
+def contrasts(strength: Tensor) -> Tensor:
+    """How much stronger or weaker than the median pixel each pixel is, `(N, pixels)`.
 
-    A pixel is unusual if it is much stronger or much weaker than the median pixel: by the square of the
-    logarithm of their ratio.
+    This is the square of the logarithm of the ratio of their strengths.
     """
-    strength = strengths(maps)
     strength = strength.maximum(FAINTEST * strength.mean(1, keepdim=True)).clamp_min(1e-37)
     ratio = strength.log()
-    distance = (ratio - ratio.median(1, keepdim=True).values).square()
-    total = distance.sum(1, keepdim=True)
-    return torch.where(total > 0, distance / total, 1 / maps.shape[2])
+    return (ratio - ratio.median(1, keepdim=True).values).square()
+
+
+def shares(parts: Tensor) -> Tensor:
+    """Parts of pixels, `(N, pixels)`, over their sum. Without parts, all pixels have the same share."""
+    total = parts.sum(1, keepdim=True)
+    return torch.where(total > 0, parts / total, 1 / parts.shape[1])
 
 
 class Places:
@@ -129,16 +133,14 @@ class Places:
         self.sizes = (min(self.sizes, key=lambda size: abs(math.log(size / positions[0]))),)
         return self.sizes
 
-    def share(self, amounts: Tensor, maps: Tensor, grid: Grid) -> None:
-        """Share the contributions of a tap, `(N,)`, among its pixels: see `unusual`.
+    def share(self, amounts: Tensor, pixels: Tensor, grid: Grid) -> None:
+        """Share the contributions of a tap, `(N,)`, among its pixels, by shares `(N, pixels of the grid)`.
 
         A tap with many pixels says more exactly where something is. So a tap is weighed by its number of
         pixels.
         """
-        skipped, shape = grid
-        shares = unusual(maps[:, :, skipped:].float())
-        amounts = amounts.to(shares)
-        self.add(math.prod(shape) * amounts.unsqueeze(1) * shares, (0, shape))
+        amounts, shape = amounts.to(pixels), grid[1]
+        self.add(math.prod(shape) * amounts.unsqueeze(1) * pixels, (0, shape))
         self._shared = self._shared + amounts
 
     def add(self, amounts: Tensor, grid: Grid) -> None:

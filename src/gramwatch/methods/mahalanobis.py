@@ -314,6 +314,22 @@ class ClassDistances(Method):
             examples=int(nearest.examples),
         )
 
+    def unusual_at(self, observation: Observation, tap: int, maps: Tensor) -> Tensor:
+        """How much further than the median pixel each pixel lies from the nearest class of its image.
+
+        The distance of a pixel is that of its activations, in place of the channel means.
+        """
+        means = in_float64(self._looked_at(observation)[tap])
+        gaussian = self._fitted_on(means.device).gaussians[tap]
+        length = (
+            means.norm(dim=1, keepdim=True).clamp_min(TINY) if self.unit else torch.ones_like(means[:, :1])
+        )
+        nearest, _ = gaussian.nearest(means / length)
+        white = (gaussian.whitening.T.to(maps) @ maps) / length.unsqueeze(2).to(maps)
+        white = white + (gaussian.shift - gaussian.points[nearest]).unsqueeze(2).to(maps)
+        distance = white.square_().sum(1)
+        return (distance - distance.median(1, keepdim=True).values).clamp_min(0)
+
 
 class _Nearest(NamedTuple):
     """The nearest classes of some features."""
