@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from gramwatch.places import Places, grid_of, sizes_of, smoothed, unusual
+from gramwatch.places import Places, contrasts, grid_of, shares, sizes_of, smoothed, strengths
 from gramwatch.taps import Tap
 
 
@@ -118,18 +118,26 @@ def test_windows_folded_into_the_batch_have_no_place():
     assert places.place(torch.zeros(8, 49, 6), tap)[1] is None
 
 
+def unusual(maps: torch.Tensor) -> torch.Tensor:
+    return shares(contrasts(strengths(maps)))
+
+
 def test_pixels_much_stronger_or_weaker_than_the_median_are_unusual():
     maps = torch.full((3, 4, 9), 2.0)
     maps[0, :, 3], maps[1, :, 5] = 6.0, 0.5
-    shares = unusual(maps)
-    assert shares[:2].argmax(1).tolist() == [3, 5]
-    assert shares[0, 3] == shares[1, 5] == 1
-    torch.testing.assert_close(shares[2], torch.full((9,), 1 / 9))  # no pixel differs
-    torch.testing.assert_close(shares.sum(1), torch.ones(3))
+    found = unusual(maps)
+    assert found[0, 3] == found[1, 5] == 1
+    torch.testing.assert_close(found[2], torch.full((9,), 1 / 9))  # no pixel differs
+    torch.testing.assert_close(found.sum(1), torch.ones(3))
 
 
-def test_how_unusual_a_pixel_is_does_not_depend_on_the_scale():
+def test_strengths_are_parts_of_gram_row_sums_of_order_two():
     maps = torch.randn(2, 5, 30, generator=torch.Generator().manual_seed(0))
+    parts = maps**2 * (maps**2).sum(1, keepdim=True)
+    expected = (parts / (maps**2).mean(2, keepdim=True)).mean(1)
+    found = strengths(maps)
+    factor = found / expected
+    torch.testing.assert_close(factor, factor[:, :1].expand_as(factor))
     for scale in (1e-20, 1e15):
         torch.testing.assert_close(unusual(scale * maps), unusual(maps), rtol=1e-3, atol=1e-6)
     assert bool(unusual(torch.zeros(1, 4, 6)).isfinite().all())
@@ -138,8 +146,8 @@ def test_how_unusual_a_pixel_is_does_not_depend_on_the_scale():
 def test_shared_contributions_keep_their_sum_and_taps_with_more_pixels_weigh_more():
     random = torch.Generator().manual_seed(0)
     places = Places(torch.zeros(2, 3, 32, 32))
-    places.share(torch.tensor([1.0, 0.0]), torch.rand(2, 3, 64, generator=random), (0, (8, 8)))
-    places.share(torch.tensor([2.0, 0.5]), torch.rand(2, 3, 17, generator=random), (1, (4, 4)))
+    places.share(torch.tensor([1.0, 0.0]), shares(torch.rand(2, 64, generator=random)), (0, (8, 8)))
+    places.share(torch.tensor([2.0, 0.5]), shares(torch.rand(2, 16, generator=random)), (1, (4, 4)))
     torch.testing.assert_close(places.map().sum((1, 2)), torch.tensor([3.0, 0.5]))
     fine, coarse = (float(each[0].sum()) for each in places._sums.values())
     assert fine == pytest.approx(64 * 1.0)
