@@ -310,6 +310,12 @@ def test_sizes_may_change(shape):
     assert explained.map.shape == (2, *shape[1:])
 
 
+def test_members_without_taps_have_no_map():
+    explained = small(Planted(), images(400, 0), members=("energy",)).explain(images(2, 3))
+    assert explained.map is None
+    assert "no map: no member has taps" in explained.notes
+
+
 def test_one_pixel_has_contributions_and_no_map():
     network = nn.Sequential(nn.Conv2d(2, 6, 1), nn.ReLU(), nn.Flatten(), nn.Linear(6, 3))
     pixels = torch.randn(400, 2, 1, 1, generator=torch.Generator().manual_seed(0))

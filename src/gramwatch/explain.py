@@ -431,6 +431,8 @@ class Pass:
                 found = places.map()
         if found is None:
             why = "no tap has places" if places.sizes else "the input has no places"
+            if all(member.terms is None for member in members):
+                why = "no member has taps"
             return places.tensor, None, [f"no map: {why}"]
         return places.tensor, found.nan_to_num(0.0), []
 

@@ -325,8 +325,9 @@ class ClassDistances(Method):
             means.norm(dim=1, keepdim=True).clamp_min(TINY) if self.unit else torch.ones_like(means[:, :1])
         )
         nearest, _ = gaussian.nearest(means / length)
-        white = (gaussian.whitening.T.to(maps) @ maps) / length.unsqueeze(2).to(maps)
-        white = white + (gaussian.shift - gaussian.points[nearest]).unsqueeze(2).to(maps)
+        white = gaussian.whitening.T.to(maps) @ maps  # as large as the maps: changed in place
+        white.div_(length.unsqueeze(2).to(maps))
+        white.add_((gaussian.shift - gaussian.points[nearest]).unsqueeze(2).to(maps))
         distance = white.square_().sum(1)
         return (distance - distance.median(1, keepdim=True).values).clamp_min(0)
 
