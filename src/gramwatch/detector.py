@@ -24,9 +24,10 @@ from gramwatch import artifact
 from gramwatch.batches import Inputs, count_examples, mapped, on_device, on_device_ahead, repeated
 from gramwatch.distributed import Group, files_of_ranks, together
 from gramwatch.errors import ArtifactError, CalibrationError, GramwatchError, InputError, NotFittedError, warn
-from gramwatch.explain import Contribution, Explained, Pass, Pixels, Shares
+from gramwatch.explain import Contribution, Explained, Pass, Shares
 from gramwatch.measurement import AsMeasured, Calibration, Detection, Measurement, check_enough
 from gramwatch.observation import Needs, Observation, Plan, Statistics
+from gramwatch.places import contrasts, strengths
 from gramwatch.taps import Look, Network, Tap, Taps, unwrap
 from gramwatch.taps.running import InputsAdapter, LogitsAdapter
 from gramwatch.threshold import threshold
@@ -227,9 +228,12 @@ class Detector(ABC):
         """The channels of a tap, for one example. Their amounts are in proportion to their parts."""
         raise NotImplementedError(f"{self.name} has terms, but does not say what is below a tap")
 
-    def pixels_of(self, observation: Observation, rule: Any, amounts: Tensor) -> Pixels | None:
-        """How contributions of taps, `(N, taps)`, are shared by pixels; None if they have no place."""
-        return None
+    def unusual_at(self, observation: Observation, tap: int, maps: Tensor) -> Tensor:
+        """How unusual each pixel of a tap is, `(N, pixels)`, from maps `(N, channels that count, pixels)`.
+
+        Pixels that are much stronger or weaker than the median pixel of their image are unusual.
+        """
+        return contrasts(strengths(maps))
 
     def contributions(
         self, measured: Measurement, observed: "Mapping[Any, Observation]"
