@@ -15,6 +15,7 @@ from gramwatch.cli.export import export
 from gramwatch.cli.fit import fit
 from gramwatch.cli.info import info
 from gramwatch.cli.launch import first
+from gramwatch.cli.live import live
 from gramwatch.cli.merge import merge
 from gramwatch.cli.paper import paper
 from gramwatch.cli.report import report
@@ -55,6 +56,7 @@ app.command()(fit)
 app.command()(score)
 app.command()(report)
 app.command()(explain)
+app.command()(live)
 app.command()(serve)
 app.command()(info)
 app.command()(merge)
