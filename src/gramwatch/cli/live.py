@@ -44,13 +44,17 @@ def live(
     gramwatch live guard.safetensors --model timm:resnet18 --weights net.safetensors
 
     """
-    from gramwatch.live import create_page, run_page
+    from gramwatch.live import create_page, opened_port, run_page
 
     voice = Voice(quiet)
     given = Given.of(size, resize, mean, std)
     if demo == (guard is not None):
         raise typer.BadParameter("give the file of a guard, or --demo", param_hint="GUARD")
-    with interruptible(lambda: "Nothing was kept."):
+    if guard is not None:
+        existing_file(guard, "GUARD")
+    with about("--port"):
+        opened = opened_port(port)
+    with opened, interruptible(lambda: "Nothing was kept."):
         if guard is None:
             from gramwatch.live.demo import demo_page
 
@@ -59,8 +63,7 @@ def live(
             examiner, shown = _page_of(guard, model, weights, given, chosen_device(device), voice)
         examiner.warm_up()
         app = create_page(examiner, shown)
-    with about("--port"):
-        run_page(app, port, lambda url: voice.say(f"open {url} in a browser. Ctrl-C ends it"))
+        run_page(app, opened, lambda url: voice.say(f"open {url} in a browser. Ctrl-C ends it"))
 
 
 def _page_of(
@@ -69,7 +72,6 @@ def _page_of(
     from gramwatch import artifact
     from gramwatch.live import Examiner, Shown
 
-    existing_file(guard, "GUARD")
     opened = opened_guard(guard, model, weights, device)
     opened.detector.calibration()  # raises the error that says what is missing
     preprocessing = given.applied(opened.recorded or opened.model.preprocessing, opened.model.name)

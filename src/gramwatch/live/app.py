@@ -132,20 +132,26 @@ class Desk:
         return bytes(body)
 
 
-def run_page(app: FastAPI, port: int = 0, started: Callable[[str], None] | None = None) -> None:
+def opened_port(port: int) -> socket.socket:
+    """A port of this machine, taken before a guard is loaded or trained. 0: any that is free."""
+    opened = socket.socket()
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        opened.bind((HOST, port))
+    except OSError as error:
+        opened.close()
+        reason = error.strerror or error
+        raise InputError(f"port {port} cannot be used ({reason}): name another, or 0 for any") from None
+    return opened
+
+
+def run_page(app: FastAPI, opened: socket.socket, started: Callable[[str], None] | None = None) -> None:
     """Serve the page on this machine until Ctrl-C or SIGTERM.
 
     Args:
         app: the application of `create_page`.
-        port: the port. 0: any that is free.
+        opened: what `opened_port` returned.
         started: called with the address when the page can be opened.
 
     """
-    with socket.socket() as listening:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listening.bind((HOST, port))
-        except OSError as error:
-            reason = error.strerror or error
-            raise InputError(f"port {port} cannot be used ({reason}): name another, or 0 for any") from None
-        server_of(app, HOST, port, started=started).run(sockets=[listening])
+    server_of(app, HOST, started=started).run(sockets=[opened])

@@ -16,12 +16,16 @@ from gramwatch.report.thumbnails import network_input
 PREPARE = Preprocessing(size=(8, 8), shorter=8, resize="box", mean=(0.0,), std=(1.0,))
 """The digits were made from larger ones by averaging squares, too."""
 CLASSES = tuple("01234567")
-NAMES = {
+SETS = {
     "digits 8 and 9, held out": "a digit 8 or 9",
     "photograph patches": "a piece of a photograph",
+    "blobs": "blobs",
+    "Bernoulli noise": "black and white noise",
+    "Gaussian noise": "grey noise",
 }
-KNOWN, OTHERS = 6, 2
-"""Examples of known digits, and of each other set."""
+"""The sets that the examples are of, and what their images are called."""
+OTHERS = 2
+"""Examples of each set."""
 ABOUT = (
     "The demo: a small network that knows the handwritten digits 0 to 7, as 8 x 8 grey pixels. It has never "
     "seen an 8, a 9, or anything else."
@@ -61,11 +65,12 @@ def demo_page(say: Callable[[str], None], progress: bool = True, epochs: int = 4
 
 def _examples(data: Digits) -> Iterator[Example]:
     """Digits that the network knows, and images of each set that it does not know."""
-    for image, label in zip(data.test[:KNOWN], data.test_labels.tolist(), strict=False):
-        yield Example(f"a digit {CLASSES[label]}", _png(image))
-    for name, images in outlier_sets(data).items():
-        for image in images[:OTHERS]:
-            yield Example(NAMES.get(name, name), _png(image))
+    for label, name in enumerate(CLASSES):
+        yield Example(f"a digit {name}", _png(data.test[data.test_labels == label][0]))
+    outliers = outlier_sets(data)
+    for name, called in SETS.items():
+        for image in outliers[name][:OTHERS]:
+            yield Example(called, _png(image))
 
 
 def _png(image: Tensor) -> bytes:

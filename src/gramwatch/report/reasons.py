@@ -42,7 +42,8 @@ def _first(one: Any, part: Any) -> str:
     if len(one.parts) == 1:
         start = f"The score of {part.title} is {score:.3g}"
     elif share is None:
-        start = f"The largest part of its score, {total:.2g} of {score:.2g}, comes from {part.title}"
+        of_score = f" of {score:.2g}" if total <= score else ""  # other parts may be negative
+        start = f"The largest part of its score, {total:.2g}{of_score}, comes from {part.title}"
     else:
         sees = f"Mostly {part.sees}: " if share > 50 and part.sees else ""
         start = f"{sees}{share:.0f} % of the score comes from {part.title}"
@@ -58,7 +59,13 @@ def _where(one: Any, part: Any) -> str:
         return ""
     names = [part.taps[i].name for i in largest]
     channels = one.channels(0, member=part.name, tap=names[0], most=None)
-    return f", most at {_joined(names)}{_which(one, channels, names)}"
+    shown = [_layer(name) for name in names]
+    return f", most at {_joined(shown)}{_which(one, channels, shown)}"
+
+
+def _layer(name: str) -> str:
+    """The name of a tap in a sentence. Modules of `nn.Sequential` have numbers for names."""
+    return f"layer {name}" if name[0].isdigit() else name
 
 
 def _which(one: Any, channels: Sequence[Any], names: Sequence[str]) -> str:

@@ -64,11 +64,11 @@
     $("answer").hidden = true;
     $("failure").textContent = "No verdict. " + reason[0].toUpperCase() + reason.slice(1) + (/[.?]$/.test(reason) ? "" : ".");
     $("failure").hidden = false;
-    inView($("failure"));
+    inView();
   }
 
   // --- the answer -----------------------------------------------------------------------------------
-  const short = (value) => String(Number(value.toPrecision(3)));
+  const short = (value) => String(Number(value.toPrecision(2)));
   const percent = (value) => short(100 * value) + " %";
 
   function show(found, image) {
@@ -90,7 +90,7 @@
     $("status").textContent = `${found.is_ood ? "Flagged" : "Not flagged"}. The network says: ${named}.`;
     $("status").hidden = false;
     $("status").className = "unseen";  // read aloud; the same is in the box
-    inView($("answer"));
+    inView();
   }
 
   function showPictures(found, image) {
@@ -119,9 +119,8 @@
     return line;
   }
 
-  function inView(element) {
-    if (innerWidth <= 860) element.scrollIntoView({ block: "nearest" });
-    if (innerWidth <= 860 && $("result").getBoundingClientRect().top > innerHeight / 2) $("result").scrollIntoView();
+  function inView() {  // where the verdict is below the image
+    if (innerWidth <= 860) $("result").scrollIntoView();
   }
 
   // --- files: chosen, dropped, pasted ---------------------------------------------------------------
