@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import re
 import warnings
 
 import pytest
@@ -424,6 +425,32 @@ def test_an_ordinary_input_has_no_percentages():
     assert explained.percentages(ordinary) == {}
     assert "%" not in str(explained[ordinary])
     assert str(explained[ordinary]).startswith("Not flagged")
+
+
+def test_a_part_that_is_larger_than_the_score_is_not_said_to_be_of_it():
+    """Other parts may be negative: "0.25 of 0.16" would be a riddle."""
+    explained = planted().explain(images(200, 11), places=False)
+    seen = set()
+    for one in explained:
+        if bool(one.found.is_ood[0]) or float(one.members.max()) <= 0:
+            continue
+        largest, score = float(one.members.max()), float(one.found.score[0])
+        told = f"The largest part of its score, {largest:.2g}"
+        told += f" of {score:.2g}, comes from" if largest <= score else ", comes from"
+        assert told in str(one)
+        seen.add(largest <= score)
+    assert seen == {True, False}
+
+
+def test_a_tap_with_a_number_for_a_name_is_called_a_layer():
+    network = nn.Sequential(nn.Conv2d(1, 6, 3), nn.ReLU(), nn.Conv2d(6, 6, 3), nn.Flatten(), nn.LazyLinear(3))
+    network(images(1, 1))
+    detector = GramDetector(network)
+    detector.fit([images(300, 1)], progress=False).calibrate([images(100, 2)], progress=False)
+    explained = detector.explain(20 * images(1, 3))
+    (names,) = explained.tap_names.values()
+    assert names[0].isdigit()
+    assert re.search(r", most at layer \d and layer \d; at layer \d, channel", str(explained))
 
 
 def test_a_picture_is_drawn(tmp_path):

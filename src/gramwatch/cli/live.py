@@ -13,6 +13,9 @@ from gramwatch.cli.score import differences
 if TYPE_CHECKING:
     from gramwatch.live import Examiner, Shown
 
+ABOUT = "The guard flags images that are unlike those of its fit."
+"""What the page says under the name of the network."""
+
 
 def live(
     guard: Annotated[
@@ -79,5 +82,5 @@ def _page_of(
     for text in told:
         voice.note(text)
     examiner = Examiner(opened.detector, preprocessing, opened.classes or opened.model.classes)
-    wrong = " ".join(f"Note: {text}." for text in told)
-    return examiner, Shown(opened.model.name, wrong, named_facts(artifact.read(guard)))
+    about_it = " ".join([ABOUT, *(f"Note: {text}." for text in told)])
+    return examiner, Shown(opened.model.name, about_it, named_facts(artifact.read(guard)))

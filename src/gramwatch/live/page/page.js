@@ -68,7 +68,7 @@
   }
 
   // --- the answer -----------------------------------------------------------------------------------
-  const short = (value) => String(Number(value.toPrecision(2)));
+  const short = (value, digits = 2) => String(Number(value.toPrecision(digits)));
   const percent = (value) => short(100 * value) + " %";
 
   function show(found, image) {
@@ -76,8 +76,8 @@
     $("verdict").className = found.is_ood ? "flagged" : "";
     $("said").textContent = found.is_ood ? "✗ Flagged" : "✓ Not flagged";
     $("predicted").textContent = `The network says: ${named}`;
-    const score = found.score === null ? "The score is infinite" : `The score is ${short(found.score)}`;
-    const limit = found.threshold === null ? "" : `; images above ${short(found.threshold)} are flagged`;
+    const score = found.score === null ? "The score is infinite" : `The score is ${short(found.score, 3)}`;
+    const limit = found.threshold === null ? "" : `; images above ${short(found.threshold, 3)} are flagged`;
     $("how").textContent = `${score}${limit}. About ${percent(found.p_value)} of images like those of the fit score this high or higher (p = ${short(found.p_value)}).`;
     showPictures(found, image);
     $("sentences").replaceChildren(...found.sentences.map((text) => made("li", text)));
