@@ -76,7 +76,6 @@ def _page_of(
     from gramwatch.live import Examiner, Shown
 
     opened = opened_guard(guard, model, weights, device)
-    opened.detector.calibration()  # raises the error that says what is missing
     preprocessing = given.applied(opened.recorded or opened.model.preprocessing, opened.model.name)
     told = list(differences(opened, preprocessing))
     for text in told:
