@@ -112,6 +112,7 @@ def score(
     _check_report(report, output, overwrite)
     shown = pictures(images, "test") if images != "-" else _from_stdin()
     opened = opened_guard(guard, model, weights, chosen_device(device))
+    opened.detector.calibration()  # raises the error that says what is missing
     preprocessing = given.applied(opened.recorded or opened.model.preprocessing, opened.model.name)
     for text in differences(opened, preprocessing):
         voice.note(text)
