@@ -238,7 +238,7 @@ def test_parts_of_pixels_have_the_distance_as_their_mean(name):
     detector = detector_of(name)
     given_images = 2 * images(4, 8)
     seen = detector._observed(given_images)[detector]
-    features, looked_at = detector._features(seen), detector._looked_at(seen)
+    features, looked_at = detector._features(seen), seen.channel_means
     for tap, means in enumerate(looked_at):
         spread = torch.randn(4, means.shape[1], 9, generator=torch.Generator().manual_seed(tap))
         maps = means.unsqueeze(2) + spread - spread.mean(2, keepdim=True)
