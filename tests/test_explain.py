@@ -230,7 +230,7 @@ def test_pixels_are_unusual_by_their_own_distance(name):
     """Against the distance of a pixel's activations, scaled as the channel means of its image are."""
     detector = detector_of(name)
     seen = detector._observed(2 * images(4, 8))[detector]
-    for tap, means in enumerate(detector._looked_at(seen)):
+    for tap, means in enumerate(seen.channel_means):
         spread = torch.randn(4, means.shape[1], 9, generator=torch.Generator().manual_seed(tap))
         maps = (means.unsqueeze(2) + 0.1 * spread).double()
         nearest = detector._nearest(tap, detector._features(seen)[tap]).mean.double()

@@ -70,6 +70,8 @@ class Detector(ABC):
     """Whether the detector was tuned on outliers. Tables say so."""
     per_class: bool = False
     """Whether the false-alarm rate holds for each group of classes."""
+    record_pass: bool = False
+    """Whether a GPU replays the forward pass as a CUDA graph: see `Guard.record_pass`."""
 
     def __init__(
         self,
@@ -608,7 +610,7 @@ class Detector(ABC):
                     for leaf, observation in zip(self._observers, observations, strict=True)
                 }
             )
-            for observations in plan.run(inputs)
+            for observations in plan.run(inputs, record=self.record_pass)
         ]
         return pieces[0] if len(pieces) == 1 else Measurement.of_pieces(pieces)
 
@@ -922,7 +924,8 @@ class _TrainingPass:
         plan = self._plan or self._begin(batch[0])
         if not self.learning:
             return
-        for observations in plan.run(*batch):
+        record = any(detector.record_pass for detector in self._detectors)
+        for observations in plan.run(*batch, record):
             self._fits.torn = True
             for leaf, observation in zip(self.learning, observations, strict=True):
                 leaf.note(observation)

@@ -206,7 +206,7 @@ class Profile(ClassDistances):
     def profile(self, observation: Observation) -> Tensor:
         """The profile of each example: distance and length at each tap, as logarithms, `(N, 2 x taps)`."""
         gaussians = self._checked(observation)
-        taps = self._looked_at(observation)
+        taps = observation.channel_means
         measure = self._measured_together if taps and taps[0].is_cuda else self._measured_apart
         numbers = measure(taps, gaussians, self._fitted_on(observation.logits.device).expected)
         return numbers.clamp_min(TINY).log()
@@ -257,7 +257,7 @@ class Profile(ClassDistances):
         mean. The mean length of a channel is that of its direction, at the mean length of calibration data.
         """
         one = observation[example : example + 1]
-        looked_at = self._looked_at(one)[tap]
+        looked_at = one.channel_means[tap]
         of_distance, of_length = rule.shares(self.measured(one))[0, 2 * tap : 2 * tap + 2].cpu()
         distance = super().shares_at(observation, rule, example, tap)
         features = in_float64(looked_at).flatten().cpu()
