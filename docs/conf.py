@@ -77,6 +77,7 @@ HOW_TO = [
     "serve",
     "export",
     "report",
+    "live",
     "level",
     "calibration",
     "large_data",

@@ -22,7 +22,7 @@ DOCS = ROOT / "docs"
 ELSEWHERE = {ROOT / "README.md": "tests/test_examples.py", DOCS / "cli.md": "tests/cli/test_app_page.py"}
 """Pages whose programs another test runs, because it compares what they print."""
 NEEDS = {name: name for name in ("timm", "torchvision", "lightning")}
-NEEDS |= {"hugging_face": "transformers", "report": "altair"}
+NEEDS |= {"hugging_face": "transformers", "report": "altair", "live": "fastapi"}
 """The package that the program of a page needs."""
 EVERY_BLOCK = [block for page in PAGES for block in pages.blocks(page)]
 
@@ -54,6 +54,7 @@ HOLDS: dict[str, Callable[[dict[str, Any]], object]] = {
     "report": lambda names: (
         len(names["reasons"].groups) >= 2 and Path("report.html").stat().st_size > 900_000
     ),
+    "live": lambda names: names["answer"]["is_ood"] and names["answer"]["map"].startswith("data:image/webp"),
     "gpus": lambda names: int(names["found"].is_ood.sum()) >= 4,
     "lightning": lambda names: names["guard"].metadata["checkpoint"] == "epoch=5-step=72.ckpt",
 }

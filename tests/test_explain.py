@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import re
 import warnings
 
 import pytest
@@ -422,6 +423,27 @@ def test_an_ordinary_input_has_no_percentages():
     assert explained.percentages(ordinary) == {}
     assert "%" not in str(explained[ordinary])
     assert str(explained[ordinary]).startswith("Not flagged")
+
+
+def test_the_largest_part_of_an_ordinary_input_stands_beside_its_score():
+    """The part may be larger than the score, because other parts may be negative."""
+    explained = planted().explain(images(200, 11), places=False)
+    ordinary = [one for one in explained if not bool(one.found.is_ood[0]) and float(one.members.max()) > 0]
+    assert ordinary
+    for one in ordinary:
+        largest, score = float(one.members.max()), float(one.found.score[0])
+        assert f"adds most to the score of {score:.2g}: {largest:.2g}" in str(one)
+
+
+def test_a_tap_with_a_number_for_a_name_is_called_a_layer():
+    network = nn.Sequential(nn.Conv2d(1, 6, 3), nn.ReLU(), nn.Conv2d(6, 6, 3), nn.Flatten(), nn.LazyLinear(3))
+    network(images(1, 1))
+    detector = GramDetector(network)
+    detector.fit([images(300, 1)], progress=False).calibrate([images(100, 2)], progress=False)
+    explained = detector.explain(20 * images(1, 3))
+    (names,) = explained.tap_names.values()
+    assert names[0].isdigit()
+    assert re.search(r", most at layer \d and layer \d; at layer \d, channel", str(explained))
 
 
 def test_a_picture_is_drawn(tmp_path):

@@ -59,7 +59,13 @@ def _where(one: Any, part: Any) -> str:
         return ""
     names = [part.taps[i].name for i in largest]
     channels = one.channels(0, member=part.name, tap=names[0], most=None)
-    return f", most at {_joined(names)}{_which(one, channels, names)}"
+    shown = [_layer(name) for name in names]
+    return f", most at {_joined(shown)}{_which(one, channels, shown)}"
+
+
+def _layer(name: str) -> str:
+    """The name of a tap in a sentence. Modules of `nn.Sequential` have numbers for names."""
+    return f"layer {name}" if name[0].isdigit() else name
 
 
 def _which(one: Any, channels: Sequence[Any], names: Sequence[str]) -> str:
