@@ -529,7 +529,7 @@ def definition_table(results: Sequence[dict[str, Any]]) -> str:
         for result in results:
             kinds = result["definitions"][name]
             cells.append(
-                f"{percent(kinds['artefact']['pointing_flagged'])} / {percent(kinds['artefact']['auroc'])} / "
+                f"{percent(kinds['artefact']['pointing'])} / {percent(kinds['artefact']['auroc'])} / "
                 f"{percent(kinds['patch']['auroc'])}"
             )
         lines.append(f"| {name} | {' | '.join(cells)} |")
