@@ -6,7 +6,7 @@ features are. One forward pass by the plan gives every detector its `Observation
 """
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,14 +17,24 @@ import torch
 from torch import Tensor
 
 from gramwatch import kernels
-from gramwatch.batches import Inputs, Signature, count_examples, finite_with, mapped, on_device, signature
+from gramwatch.batches import (
+    Inputs,
+    Signature,
+    count_examples,
+    finite_with,
+    mapped,
+    on_device,
+    signature,
+    without_length,
+)
 from gramwatch.compiled import channel_means, compiled_as, statistics
 from gramwatch.errors import InputError, TapError
 from gramwatch.statistics import distinct_orders
 from gramwatch.taps import Look, Network, Tap, Taps, judging, unwrap
 from gramwatch.taps.observe import observe_apart, ordinary, run_watched
+from gramwatch.taps.padding import Real
 from gramwatch.taps.running import is_compiled, warn_uncompiled, wrappers
-from gramwatch.taps.tap import WHOLE, Chosen, Sample
+from gramwatch.taps.tap import WHOLE, Sample
 
 WIDEST_TRIANGLE = 1024
 """With `statistic="auto"`, vectors up to this many channels are judged by pairs, wider ones by row sums."""
@@ -282,6 +292,7 @@ class Plan:
             watched[0].operations if watched else look.operations if self._head_call is not None else ()
         )
         self.taps = Taps((calls[call] for call in sorted(calls)), operations)
+        look.warn_of_padding(self.taps)
         self._assign_taps()
 
     @staticmethod
@@ -331,7 +342,7 @@ class Plan:
             key: [(number_of[tap.call], key[1]) for tap in taps] for key, taps in selected.items()
         }
         self._bytes = 4 * sum(table.starts[-1] for table in tables)
-        self._known_reads: dict[tuple[int, tuple[int, ...]], list[_ToRead]] = {}
+        self._known_reads: dict[tuple[int, tuple[int, ...], bool], list[_ToRead]] = {}
 
     @property
     def at_once(self) -> int:
@@ -388,8 +399,13 @@ class Plan:
     def observed(
         self, read: "Read", inputs: Inputs, labels: Tensor | None, form: Signature | None
     ) -> list[Observation]:
-        """The observations of all detectors, from what was read in one pass."""
-        logits = read.logits.float()
+        """The observations of all detectors, from what was read in one pass.
+
+        An example that is nothing but padding counts as not finite.
+        """
+        logits, mask = read.logits.float(), self.network.mask_of(inputs)
+        if mask is not None and form is not None:
+            form = without_length(form, mask.shape[1])
         base = Observation(
             logits,
             read.features[0] if read.features else None,
@@ -401,6 +417,7 @@ class Plan:
         distinct = list(dict.fromkeys(self.needs))
         observations = [self._observation(base, needs, read.means, tables) for needs in distinct]
         finite = finite_with([inputs, logits], [observation.averages for observation in observations])
+        finite = finite if mask is None else [examples & mask.any(1) for examples in finite]
         by_needs = {
             needs: replace(observation, finite=finite_examples)
             for needs, observation, finite_examples in zip(distinct, observations, finite, strict=True)
@@ -470,7 +487,8 @@ class Plan:
         layouts = list(self.tables.values())
 
         def read(inputs: Inputs) -> tuple[Any, ...]:
-            examples = count_examples(inputs)
+            examples, mask = count_examples(inputs), network.mask_of(inputs)
+            real = None if mask is None else Real(mask)
             columns: list[dict[int, Tensor]] = [{} for _ in layouts]
             means: dict[_Mean, Tensor] = {}
             features: list[Tensor] = []
@@ -480,16 +498,21 @@ class Plan:
                 x, axis = taps.listed[number].examples_apart(tensor, examples)
                 left = list(averaged)
                 for i, column in tables:
-                    at, sample = layouts[i].at[column], layouts[i].sample
-                    same = [each for each in left if each.of(x.shape, axis) == sample.of(x.shape, axis)]
+                    at, asked = layouts[i].at[column], layouts[i].sample
+                    same = [
+                        each for each in left if _part(each, x, axis, real) == _part(asked, x, axis, real)
+                    ]
+                    part, part_axis, sample, factor = _counted(x, axis, asked, real)
                     columns[i][column], mean = statistics(
-                        x, axis, *sample, at.statistic, at.orders, at.features, bool(same)
+                        part, part_axis, *sample, at.statistic, at.orders, at.features, bool(same)
                     )
                     for each in same:
-                        means[number, each] = mean
+                        means[number, each] = mean if factor is None else mean * factor
                         left.remove(each)
-                for sample in left:
-                    means[number, sample] = channel_means(x, axis, *sample)
+                for asked in left:
+                    part, part_axis, sample, factor = _counted(x, axis, asked, real)
+                    mean = channel_means(part, part_axis, *sample)
+                    means[number, asked] = mean if factor is None else mean * factor
 
             def at_head(x: Tensor, *_: Tensor | None) -> None:
                 features.append(x.flatten(1).float())
@@ -504,17 +527,20 @@ class Plan:
         """The state of a copy. It compiles its own network."""
         return {name: value for name, value in vars(self).items() if name != "_in_graph"}
 
-    def _reads(self, number: int, shape: tuple[int, ...], axis: int) -> list[_ToRead]:
-        """What is read of a tap whose tensor has this shape. Different samples may be the same part."""
-        key = number, shape[1:]
+    def _reads(self, number: int, x: Tensor, axis: int, real: Real | None) -> list[_ToRead]:
+        """What is read of a tap with this tensor. Different samples may be the same part."""
+        key = number, x.shape[1:], real is not None
         if key not in self._known_reads:
             averaged, tables = self._uses[number]
-            layouts, reads = list(self.tables.values()), dict[Chosen, _ToRead]()
+            layouts, reads = list(self.tables.values()), dict[Hashable, _ToRead]()
+
+            def reading(sample: Sample) -> _ToRead:
+                return reads.setdefault(_part(sample, x, axis, real), _ToRead(sample, [], []))
+
             for i, column in tables:
-                sample = layouts[i].sample
-                reads.setdefault(sample.of(shape, axis), _ToRead(sample, [], [])).tables.append((i, column))
+                reading(layouts[i].sample).tables.append((i, column))
             for sample in averaged:
-                reads.setdefault(sample.of(shape, axis), _ToRead(sample, [], [])).averaged.append(sample)
+                reading(sample).averaged.append(sample)
             if len(self._known_reads) > MOST_READS:
                 self._known_reads.clear()
             self._known_reads[key] = list(reads.values())
@@ -524,19 +550,24 @@ class Plan:
         means: dict[_Mean, Tensor] = {}
         layouts, filled = list(self.tables.values()), [torch.empty(0)] * len(self.tables)
         features: list[Tensor] = []
+        mask = self.network.mask_of(inputs)
+        if mask is not None and mask.device.type == "cpu" and bool(mask.all()):
+            mask = None  # nothing is padded
+        real = None if mask is None else Real(mask)
 
         def receive(number: int, x: Tensor, axis: int) -> None:
-            for read in self._reads(number, x.shape, axis):
+            for read in self._reads(number, x, axis, real):
+                part, part_axis, counted, factor = _counted(x, axis, read.sample, real)
                 wanted = []
                 for i, column in read.tables:
                     if not filled[i].numel():
                         filled[i] = layouts[i].empty(x)
                     at_tap, place = layouts[i].at[column], layouts[i].place(filled[i], column)
                     wanted.append((at_tap.statistic, at_tap.orders, place))
-                mean = kernels.read(x, axis, read.sample, wanted, bool(read.averaged))
+                mean = kernels.read(part, part_axis, counted, wanted, bool(read.averaged))
                 for sample in read.averaged:
                     assert mean is not None
-                    means[number, sample] = mean
+                    means[number, sample] = mean if factor is None else mean * factor
 
         def repeat(number: int, earlier: int) -> bool:
             """Copy the statistics of an earlier tap of the same tensor; False if the copy is not enough."""
@@ -575,6 +606,23 @@ class Plan:
             channel_means=tuple([means[number] for number in numbers]),
             statistics=None if needs.statistics is None else tables[needs.statistics],
         )
+
+
+def _counted(
+    x: Tensor, axis: int, sample: Sample, real: Real | None
+) -> tuple[Tensor, int, Sample, Tensor | None]:
+    """A tensor without padding, its channel axis, what counts of it, and a factor for its means, or None."""
+    if real is None or not real.fits(x.shape, axis):
+        return x, axis, sample, None
+    part, factor = real.part(x, axis, sample.pixels)
+    return part, 1, Sample(None, sample.channels), factor
+
+
+def _part(sample: Sample, x: Tensor, axis: int, real: Real | None) -> Hashable:
+    """The part of a tensor that counts. Different samples of small tensors are the same."""
+    if real is None or not real.fits(x.shape, axis):
+        return sample.of(x.shape, axis)
+    return real.whole(sample.pixels), sample.of(x.shape, axis).step
 
 
 def _side_by_side(layout: GramTable, found: Mapping[int, Tensor]) -> Tensor:

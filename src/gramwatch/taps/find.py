@@ -206,6 +206,54 @@ class Look:
         return layers[0]
 
 
+    def warn_of_padding(self, taps: Taps) -> None:
+        """Warn if padding counts although there is a mask: at some of these taps, or in the network itself."""
+        mask = self.network.mask_of(self._given)
+        if mask is None:
+            return
+        if taps:
+            self.taps()  # finds all taps, with their sizes for these inputs
+        assert self._all is not None or not taps
+        sizes = {tap.call: tap.pixels for tap in self._all or ()}
+        apart = [tap.name for tap in taps if sizes.get(tap.call, 1) not in (1, mask.shape[1])]
+        if apart:
+            names = ", ".join(apart[:8]) + (f" and {len(apart) - 8} more" if len(apart) > 8 else "")
+            warn_once(
+                self._model,
+                f"padding counts at {len(apart)} tap(s) of {type(self._model).__name__}, which do not have "
+                f"one pixel for each place of the mask: {names}",
+            )
+        padded = (mask.any(1) & ~mask.all(1)).nonzero().flatten().tolist()
+        if padded and self._depends_on_padding(padded[0], mask):
+            warn_once(
+                self._model,
+                f"{type(self._model).__name__} itself returns other logits if an input is padded, so that "
+                "its verdict depends on its batch. Look at how the network pools places and numbers their "
+                "positions; pad on the other side, or give position_ids",
+            )
+
+    @outside_compilation
+    def _depends_on_padding(self, example: int, mask: Tensor) -> bool:
+        """Whether the logits of an example change if its padding is cut off."""
+
+        def alone(t: Tensor) -> Tensor:
+            return t[example : example + 1] if t.ndim and t.shape[0] == len(mask) else t
+
+        def cut(t: Tensor) -> Tensor:
+            return alone(t)[:, mask[example]] if t.shape[:2] == mask.shape else alone(t)
+
+        try:
+            with judging(self._model):
+                padded, without = (
+                    self.network.logits_of(call(self._model, mapped(self._given, change)))
+                    for change in (alone, cut)
+                )
+        except (TypeError, RuntimeError, ValueError, IndexError):
+            return False  # the network takes inputs of one length only
+        rounding = torch.finfo(padded.dtype).eps ** 0.5 * padded.abs().amax().clamp_min(1.0)
+        return bool((padded - without).abs().amax() > rounding)
+
+
 _HINT_PACKED = (
     "; a recurrent layer over a packed sequence is not watched: in the network's code, mark the tensor that "
     'pad_packed_sequence returns, gramwatch.mark(x, "name")'
