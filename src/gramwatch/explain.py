@@ -10,6 +10,7 @@ docs/explain.md.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from os import PathLike
 from typing import Any, NamedTuple, Protocol
 
@@ -95,6 +96,28 @@ class Member:
         return replace(self, total=self.total[index], terms=terms)
 
 
+class Token(NamedTuple):
+    """What one token of a text adds to the score."""
+
+    text: str
+    contribution: float
+    place: int
+    """Its place in the input."""
+
+
+class Tokens(tuple[Token, ...]):
+    """The tokens of a text, in order, with what each adds to the score. Prints as lines with bars."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return reasons.token_lines(self)
+
+    def _repr_html_(self) -> str:
+        """The same for a notebook: the text, its tokens shaded by what they add."""
+        return reasons.token_html(self)
+
+
 Lookup = Callable[[int, str, str | None], Iterator[tuple[str, Shares, float]]]
 """The channels of an example and a member, at one tap or at all: the name of the tap, its shares, and the
 divisor of its terms."""
@@ -124,6 +147,8 @@ class Explained:
     class_names: tuple[str, ...] = ()
     images: Tensor | None = field(default=None, repr=False)
     """The input that the map belongs to."""
+    mask: Tensor | None = field(default=None, repr=False)
+    """Which places of the input are not padding, `(N, length)`. None without a mask."""
     _lookup: Lookup | None = field(default=None, repr=False)
     _rows: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64), repr=False)
 
@@ -223,6 +248,34 @@ class Explained:
         total = sum(positive.values())
         return {name: 100 * value / total for name, value in positive.items() if value} if total else {}
 
+    def tokens(
+        self, i: int, tokenizer: "Any | Callable[[list[int]], Sequence[str]] | None" = None
+    ) -> "Tokens":
+        """The tokens of a text with what each adds to the score, in the order of the text, without padding.
+
+        `print(explained.tokens(0, tokenizer))` shows them as lines, a notebook as a shaded text. They are the
+        numbers of `map`: the positive contributions that have a place.
+
+        Args:
+            i: the number of the example.
+            tokenizer: a tokenizer of transformers, or a function from the numbers of tokens to their texts.
+                None: the numbers are the texts.
+
+        """
+        self._check(i)
+        numbers = None if self.images is None else self.images[i]
+        if self.map is None or numbers is None or numbers.ndim != 1 or numbers.is_floating_point():
+            why = "; ".join(note for note in self.notes if note.startswith("no map")) or "explain its places"
+            raise InputError(f"there are no contributions by token, only those of a text have them: {why}")
+        real = torch.ones_like(numbers, dtype=torch.bool) if self.mask is None else self.mask[i]
+        ids, amounts = numbers[real].tolist(), self.map[i][real].tolist()
+        words = getattr(tokenizer, "convert_ids_to_tokens", tokenizer) or (lambda ids: list(map(str, ids)))
+        texts = [str(text) for text in words(ids)]
+        if len(texts) != len(ids):
+            raise InputError(f"the tokenizer makes {len(texts)} texts of {len(ids)} tokens")
+        places = real.nonzero().flatten().tolist()
+        return Tokens(Token(*each) for each in zip(texts, amounts, places, strict=True))
+
     # --- one by one ----------------------------------------------------------------------------------
 
     def _check(self, i: int) -> None:
@@ -248,6 +301,7 @@ class Explained:
             map=chosen(self.map),
             confidence=chosen(self.confidence),
             images=chosen(self.images),
+            mask=chosen(self.mask),
             _rows=self._rows[index],
         )
 
@@ -346,7 +400,8 @@ class _Shared(NamedTuple):
     part: Part
     amounts: Tensor
     """The contributions of its taps that are shared by pixels, `(N, taps)`."""
-    pixels: Pixels
+    pixels: tuple[Pixels, ...]
+    """One for each group of `Places.alike`."""
 
 
 @dataclass(frozen=True)
@@ -400,9 +455,9 @@ class Pass:
             part.member(finite, of_part) for part, of_part in zip(self.contributions, taps, strict=True)
         ]
         notes = [f"{member.title}: {member.why_no_parts}" for member in members if member.why_no_parts]
-        tensor, found_map = None, None
+        tensor, found_map, mask = None, None, self.network.mask_of(self.inputs)
         if places:
-            tensor, found_map, without = self._map(members)
+            tensor, found_map, without = self._map(members, mask)
             notes += without
         return Explained(
             found=self.found,
@@ -412,6 +467,7 @@ class Pass:
             confidence=self.confidence,
             class_names=self.class_names,
             images=tensor,
+            mask=mask,
             _lookup=self._channels,
             _rows=torch.arange(len(self.found)),
         )
@@ -432,18 +488,25 @@ class Pass:
                     channel = each.part.channels_at(tap)[shares.channel]
                     yield tap.name, shares._replace(amount=amount, channel=channel), each.divisor
 
-    def _map(self, members: Sequence[Member]) -> tuple[Tensor | None, Tensor | None, list[str]]:
+    def _map(
+        self, members: Sequence[Member], mask: Tensor | None
+    ) -> tuple[Tensor | None, Tensor | None, list[str]]:
         """The input that has places, the map, and why there is none for some members."""
-        places, notes = Places(self.inputs), []
+        places, notes = Places(self.inputs, mask), []
         shared: list[_Shared] = []
         for each, member in zip(self.contributions, members, strict=True):
             if member.terms is not None:
                 amounts = member.terms[:, :-1].nan_to_num(0.0).clamp_min(0)
-                pixels = each.part.pixels_of(self.observed[each.part], each.rule, amounts)
-                if pixels is None:
+                observation = self.observed[each.part]
+                pixels = [
+                    each.part.pixels_of(observation[rows], each.rule, amounts[rows])
+                    for rows, _ in places.alike
+                ]
+                placed = tuple(share for share in pixels if share is not None)
+                if len(placed) < len(pixels):
                     notes.append(f"{member.title}: its parts have no place in the input")
                 else:
-                    shared.append(_Shared(member, each.part, amounts, pixels))
+                    shared.append(_Shared(member, each.part, amounts, placed))
         found = None
         if places.sizes and shared:
             self._collect(places, shared, only_positive=True)
@@ -459,7 +522,7 @@ class Pass:
     def _collect(self, places: Places, shared: Sequence["_Shared"], only_positive: bool) -> None:
         """Run the network again, and collect what the pixels of the taps add."""
         watched: dict[int, Tap] = {}
-        wanted: dict[int, list[tuple[int, Tensor, Pixels]]] = {}
+        wanted: dict[int, list[tuple[int, Tensor, tuple[Pixels, ...]]]] = {}
         for each in shared:
             for number, tap in enumerate(each.member.taps):
                 if not only_positive or bool(each.amounts[:, number].any()):
@@ -473,7 +536,8 @@ class Pass:
             if grid is not None:
                 for column, counted, pixels in wanted[taps[number].call]:
                     some = maps if len(counted) == maps.shape[1] else maps[:, counted.to(maps.device)]
-                    places.add(pixels(column, some.float(), positions), grid)
+                    shares = [partial(share, column) for share in pixels]
+                    places.add(places.spread(some, positions, shares), grid)
 
         if watched:
             with places.noting(self.network.module):

@@ -32,7 +32,7 @@ from gramwatch.errors import InputError, TapError
 from gramwatch.statistics import distinct_orders
 from gramwatch.taps import Look, Network, Tap, Taps, judging, unwrap
 from gramwatch.taps.observe import observe_apart, ordinary, run_watched
-from gramwatch.taps.padding import Real
+from gramwatch.taps.padding import Real, real_means
 from gramwatch.taps.running import is_compiled, warn_uncompiled, wrappers
 from gramwatch.taps.tap import WHOLE, Sample
 
@@ -502,17 +502,25 @@ class Plan:
                     same = [
                         each for each in left if _part(each, x, axis, real) == _part(asked, x, axis, real)
                     ]
-                    part, part_axis, sample, factor = _counted(x, axis, asked, real)
+                    part, part_axis, sample, count = _counted(x, axis, asked, real)
                     columns[i][column], mean = statistics(
-                        part, part_axis, *sample, at.statistic, at.orders, at.features, bool(same)
+                        part,
+                        part_axis,
+                        *sample,
+                        at.statistic,
+                        at.orders,
+                        at.features,
+                        bool(same) and count is None,
                     )
                     for each in same:
-                        means[number, each] = mean if factor is None else mean * factor
+                        means[number, each] = mean if count is None else real_means(part, count)
                         left.remove(each)
                 for asked in left:
-                    part, part_axis, sample, factor = _counted(x, axis, asked, real)
-                    mean = channel_means(part, part_axis, *sample)
-                    means[number, asked] = mean if factor is None else mean * factor
+                    part, part_axis, sample, count = _counted(x, axis, asked, real)
+                    if count is None:
+                        means[number, asked] = channel_means(part, part_axis, *sample)
+                    else:
+                        means[number, asked] = real_means(part, count)
 
             def at_head(x: Tensor, *_: Tensor | None) -> None:
                 features.append(x.flatten(1).float())
@@ -551,23 +559,24 @@ class Plan:
         layouts, filled = list(self.tables.values()), [torch.empty(0)] * len(self.tables)
         features: list[Tensor] = []
         mask = self.network.mask_of(inputs)
-        if mask is not None and mask.device.type == "cpu" and bool(mask.all()):
-            mask = None  # nothing is padded
         real = None if mask is None else Real(mask)
 
         def receive(number: int, x: Tensor, axis: int) -> None:
             for read in self._reads(number, x, axis, real):
-                part, part_axis, counted, factor = _counted(x, axis, read.sample, real)
+                part, part_axis, counted, count = _counted(x, axis, read.sample, real)
                 wanted = []
                 for i, column in read.tables:
                     if not filled[i].numel():
                         filled[i] = layouts[i].empty(x)
                     at_tap, place = layouts[i].at[column], layouts[i].place(filled[i], column)
                     wanted.append((at_tap.statistic, at_tap.orders, place))
-                mean = kernels.read(part, part_axis, counted, wanted, bool(read.averaged))
+                averaged = bool(read.averaged)
+                mean = kernels.read(part, part_axis, counted, wanted, averaged and count is None)
+                if averaged and count is not None:
+                    mean = real_means(part, count)
                 for sample in read.averaged:
                     assert mean is not None
-                    means[number, sample] = mean if factor is None else mean * factor
+                    means[number, sample] = mean
 
         def repeat(number: int, earlier: int) -> bool:
             """Copy the statistics of an earlier tap of the same tensor; False if the copy is not enough."""
@@ -611,11 +620,11 @@ class Plan:
 def _counted(
     x: Tensor, axis: int, sample: Sample, real: Real | None
 ) -> tuple[Tensor, int, Sample, Tensor | None]:
-    """A tensor without padding, its channel axis, what counts of it, and a factor for its means, or None."""
+    """A tensor without padding, its channel axis, what counts of it, and its real pixels if some are not."""
     if real is None or not real.fits(x.shape, axis):
         return x, axis, sample, None
-    part, factor = real.part(x, axis, sample.pixels)
-    return part, 1, Sample(None, sample.channels), factor
+    part, count = real.part(x, axis, sample)
+    return part, 1, WHOLE, count
 
 
 def _part(sample: Sample, x: Tensor, axis: int, real: Real | None) -> Hashable:

@@ -1,9 +1,9 @@
 """Places: where the pixels and tokens of a network's tensors lie in its input."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -21,13 +21,18 @@ MOST_PREFIX = 8
 STRIDING = (nn.Conv2d, nn.MaxPool2d, nn.AvgPool2d)
 """Modules that make maps of images smaller."""
 INTERPOLATIONS = {1: "linear", 2: "bilinear", 3: "trilinear"}
+TOKENS = "input_ids"
+"""The argument of a network that usually holds the tokens of a text."""
 
 
 def sizes_of(inputs: Inputs) -> tuple[Tensor | None, tuple[int, ...]]:
     """The tensor of an input that has places, and their sizes: height and width, or the length of a sequence.
 
-    Of several tensors, the first with the most axes is taken. A plain vector has no places.
+    Of several tensors, the tokens of a text are taken, or the first with the most axes. A plain vector has no
+    places.
     """
+    if isinstance(inputs, Mapping) and isinstance(inputs.get(TOKENS), Tensor):
+        inputs = inputs[TOKENS]
     tensors = [tensor for tensor in tensors_in(inputs) if tensor.ndim > 1]
     if not tensors:
         return None, ()
@@ -64,17 +69,30 @@ def grid_of(positions: Sequence[int], sizes: Sequence[int]) -> tuple[int, tuple[
     return None
 
 
+class Alike(NamedTuple):
+    """Examples of a batch that have as many real places as each other."""
+
+    rows: Tensor | slice
+    """The numbers of the examples."""
+    real: Tensor | None
+    """Their real places, `(examples, places)`. None: there is no padding."""
+
+
 class Places:
     """Collects what pixels of taps add, and brings it to the size of the input.
 
     Args:
         inputs: a batch.
+        mask: True at places that are not padding, `(N, length)`. None: there is no padding.
 
     """
 
-    def __init__(self, inputs: Inputs) -> None:
+    def __init__(self, inputs: Inputs, mask: Tensor | None = None) -> None:
         self.tensor, self.sizes = sizes_of(inputs)
         self.examples = count_examples(inputs)
+        self.alike = [Alike(slice(None), None)] if mask is None else list(_alike(mask))
+        """All examples, in groups that are shared by pixels together."""
+        self._length = None if mask is None else mask.shape[1]
         self._sums: dict[tuple[int, ...], Tensor] = {}
         self._first: dict[tuple[int, ...], tuple[float, ...]] = {}
 
@@ -92,6 +110,33 @@ class Places:
             return self.sizes
         self.sizes = (min(self.sizes, key=lambda size: abs(math.log(size / positions[0]))),)
         return self.sizes
+
+    def spread(
+        self,
+        maps: Tensor,
+        positions: Sequence[int],
+        shared: Sequence[Callable[[Tensor, Sequence[int]], Tensor]],
+    ) -> Tensor:
+        """What the pixels of a tap add, `(N, pixels)`. Padding adds nothing.
+
+        Args:
+            maps: `(N, channels, pixels)`
+            positions: the sizes of the axes of the pixels.
+            shared: for each group of `alike` a function from maps and positions to amounts.
+
+        """
+        if self._length is None:
+            return shared[0](maps.float(), positions)
+        placed = maps.new_zeros(len(maps), maps.shape[2], dtype=torch.float32)
+        for (rows, real), share in zip(self.alike, shared, strict=True):
+            some = maps[rows].float()
+            if real is None or maps.shape[2] != self._length:
+                placed[rows] = share(some, positions).to(placed)
+            else:
+                some = some.gather(2, real.unsqueeze(1).expand(-1, some.shape[1], -1))
+                amounts = share(some, [real.shape[1]]).to(placed)
+                placed[rows] = torch.zeros_like(placed[rows]).scatter(1, real, amounts)
+        return placed
 
     def add(self, amounts: Tensor, grid: tuple[int, tuple[int, ...]]) -> None:
         """Add the amounts of the pixels of a tap, `(N, pixels)`."""
@@ -155,6 +200,15 @@ class Places:
         before, after = placed.flatten(1).sum(1), large.flatten(1).sum(1)
         share = torch.where(after > 0, before / after, 0)
         return large * share.view(-1, *(1 for _ in self.sizes))
+
+
+def _alike(mask: Tensor) -> Iterator[Alike]:
+    """The examples of a batch by their number of real places. Those without any are left out."""
+    counts = mask.sum(1)
+    for count in counts.unique().tolist():
+        if count:
+            rows = (counts == count).nonzero().flatten()
+            yield Alike(rows, mask[rows].nonzero()[:, 1].view(len(rows), count))
 
 
 def observe_tensors(

@@ -205,9 +205,8 @@ class Look:
         self.head_layer = weight, bias
         return layers[0]
 
-
     def warn_of_padding(self, taps: Taps) -> None:
-        """Warn if padding counts although there is a mask: at some of these taps, or in the network itself."""
+        """Warn if padding counts in spite of a mask: at some of these taps, or in the network itself."""
         mask = self.network.mask_of(self._given)
         if mask is None:
             return

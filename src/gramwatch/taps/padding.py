@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gramwatch.taps.tap import as_maps
+from gramwatch.taps.tap import Sample, as_maps, sampled
 
 
 def most_along(pixels: int) -> int:
@@ -43,28 +43,26 @@ class Real:
         """The same number of pixels for a sample; None if it takes all real places of this batch."""
         return None if pixels is None or self.length <= most_along(pixels) else pixels
 
-    def part(self, x: Tensor, channel_axis: int, pixels: int | None) -> tuple[Tensor, Tensor]:
-        """The real pixels of a tensor, or a sample of about so many, and a factor for their means.
+    def part(self, x: Tensor, channel_axis: int, sample: Sample) -> tuple[Tensor, Tensor]:
+        """The real part of a tensor that counts, `(N, channels, pixels)`, and its pixels, `(N, 1)`.
 
-        The result is `(N, channels, pixels)`. An example with fewer real pixels than others has zeros after
-        them. They add nothing to Gram statistics. The factor, `(N, 1)`, makes a mean over all pixels of the
-        result the mean over the real ones.
+        An example with fewer real pixels than others has zeros after them. They add nothing to Gram
+        statistics.
         """
-        places, real, factor = self._sample(self.whole(pixels))
-        tokens = as_maps(x, channel_axis).transpose(1, 2)
+        places, real, count = self._sample(self.whole(sample.pixels))
+        maps = as_maps(*sampled(x, channel_axis, Sample(None, sample.channels)))
         rows = torch.arange(len(x), device=x.device).unsqueeze(1)
-        return tokens[rows, places].masked_fill(~real.unsqueeze(2), 0).transpose(1, 2), factor
+        return maps.transpose(1, 2)[rows, places].masked_fill(~real.unsqueeze(2), 0).transpose(1, 2), count
 
     def _sample(self, pixels: int | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Which places count, `(N, k)`, how many of them are real, and the factor of `part`."""
+        """Which places count, `(N, k)`, which of them are real, and how many these are."""
         if pixels not in self._samples:
             counts = self.counts
             most, about = (self.length,) * 2 if pixels is None else (most_along(pixels), pixels)
             first, step = _grid(counts, about)
             at = first + step * torch.arange(most, device=counts.device)
-            real = at < counts
-            factor = most / real.sum(1, keepdim=True).clamp_min(1).float()
-            self._samples[pixels] = self._order().gather(1, at.clamp_max(self.length - 1)), real, factor
+            places, real = self._order().gather(1, at.clamp_max(self.length - 1)), at < counts
+            self._samples[pixels] = places, real, real.sum(1, keepdim=True)
         return self._samples[pixels]
 
     def _order(self) -> Tensor:
@@ -74,6 +72,15 @@ class Real:
         target = torch.where(self.mask, self.mask.cumsum(1) - 1, self.length)
         room = places.new_zeros(len(places), self.length + 1)
         return room.scatter(1, target, places)[:, : self.length]
+
+
+def real_means(part: Tensor, count: Tensor) -> Tensor:
+    """The channel means of what `Real.part` returns, `(N, channels)`.
+
+    They are summed in float64, so that zeros after the real pixels do not change their rounding: distances
+    by ill-conditioned covariances magnify it.
+    """
+    return (part.sum(2, dtype=torch.float64) / count.clamp_min(1)).float()
 
 
 def _grid(counts: Tensor, pixels: int) -> tuple[Tensor, Tensor]:
