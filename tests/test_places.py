@@ -114,3 +114,27 @@ def test_windows_folded_into_the_batch_have_no_place():
     tap = Tap("attention", "linear", "linear", (4, 49, 6), 0, 2, 0)
     places = Places(torch.zeros(2, 3, 28, 28))
     assert places.place(torch.zeros(8, 49, 6), tap)[2] is None
+
+
+def test_the_tokens_of_a_text_are_its_places_whatever_stands_beside_them():
+    tokens, mask = torch.randint(1, 9, (2, 5)), torch.ones(2, 5, dtype=torch.int64)
+    found, sizes = sizes_of({"attention_mask": mask, "input_ids": tokens})
+    assert found is tokens
+    assert sizes == (5,)
+
+
+def test_what_is_shared_goes_to_real_places_only():
+    mask = torch.tensor([[1, 1, 1, 0], [0, 1, 1, 1], [1, 0, 0, 0], [0, 0, 0, 0]]).bool()
+    places = Places({"input_ids": torch.ones(4, 4, dtype=torch.int64)}, mask)
+    maps = torch.arange(16.0).view(4, 1, 4)
+    seen = []
+
+    def share(some, positions):
+        seen.append((some.flatten().tolist(), list(positions)))
+        return some.sum(1) + 1
+
+    placed = places.spread(maps, [4], [share] * len(places.alike))
+    assert placed.tolist() == [[1, 2, 3, 0], [0, 6, 7, 8], [9, 0, 0, 0], [0, 0, 0, 0]]
+    assert seen == [([8], [1]), ([0, 1, 2, 5, 6, 7], [3])]
+    shorter = places.spread(maps[:, :, :2], [2], [share] * len(places.alike))  # its places are others
+    assert shorter.tolist() == [[1, 2], [5, 6], [9, 10], [0, 0]]
