@@ -136,6 +136,8 @@ def test_a_network_without_a_mask_gets_one_by_a_function(mask, tmp_path):
     guard.save(tmp_path / "guard.safetensors")
     with pytest.raises(InputError, match="fitted with inputs= a function"):
         gramwatch.load(tmp_path / "guard.safetensors", network)
+    with pytest.raises(InputError, match=r"fitted with mask= a function.*load\(path, model, mask=\.\.\.\)"):
+        gramwatch.load(tmp_path / "guard.safetensors", network, inputs=tokens)
     again = gramwatch.load(tmp_path / "guard.safetensors", network, inputs=tokens, mask=mask)
     assert torch.equal(again(padded(FRESH)).score, guard(padded(FRESH)).score)
 
@@ -189,7 +191,7 @@ def test_padding_counts_if_asked_to():
 
 
 @FEW
-def test_a_mask_that_is_none_is_refused_or_named():
+def test_a_mask_that_is_none_is_refused_or_named(tmp_path):
     network = transformer("Bert")
     with pytest.raises(InputError, match="mask='attentive' names an argument of the network"):
         Guard(network, mask="attentive").fit(batches(TRAIN, 30), progress=False)
@@ -202,6 +204,8 @@ def test_a_mask_that_is_none_is_refused_or_named():
         Guard(network).fit(floating, progress=False)
     by_name = fitted(Guard(network, mask="attention_mask"))
     close(by_name(padded(FRESH, 30)).score, fitted(Guard(network))(padded(FRESH)).score)
+    by_name.save(tmp_path / "guard.safetensors")
+    assert gramwatch.load(tmp_path / "guard.safetensors", network).network.mask == "attention_mask"
 
 
 @FEW
@@ -235,6 +239,20 @@ def test_a_compiled_network_leaves_padding_out():
     expected = fitted(Guard(Reader(), **how), length=24)(padded(FRESH, 24)).score
     compiled = torch.compile(Reader(), backend="eager")
     close(fitted(Guard(compiled, **how), length=24)(padded(FRESH, 24)).score, expected)
+
+
+@FEW
+def test_an_exported_guard_leaves_padding_out(tmp_path):
+    guard = Guard(Reader(), mask=lambda tokens: tokens != 0)
+    training, held_out = (
+        [each["input_ids"] for each in batches(some, 30, length=24)] for some in (TRAIN, HELD_OUT)
+    )
+    guard.fit(training, progress=False).calibrate(held_out, progress=False)
+    guard.export(tmp_path / "guard.pt2", held_out[0])
+    graph = torch.export.load(tmp_path / "guard.pt2").module()
+    tokens = padded(FRESH, 24)["input_ids"]
+    close(graph(tokens)["score"].detach(), guard(tokens).score)
+    close(graph(tokens)["score"].detach(), guard(padded(FRESH)["input_ids"]).score)
 
 
 @FEW

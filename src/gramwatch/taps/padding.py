@@ -51,7 +51,7 @@ class Real:
         """
         places, real, count = self._sample(self.whole(sample.pixels))
         maps = as_maps(*sampled(x, channel_axis, Sample(None, sample.channels)))
-        rows = torch.arange(len(x), device=x.device).unsqueeze(1)
+        rows = torch.arange(x.shape[0], device=x.device).unsqueeze(1)
         return maps.transpose(1, 2)[rows, places].masked_fill(~real.unsqueeze(2), 0).transpose(1, 2), count
 
     def _sample(self, pixels: int | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -70,7 +70,7 @@ class Real:
         places = torch.arange(self.length, device=self.mask.device).expand(self.mask.shape)
         # Padding is written to one more place, which is cut off.
         target = torch.where(self.mask, self.mask.cumsum(1) - 1, self.length)
-        room = places.new_zeros(len(places), self.length + 1)
+        room = places.new_zeros(places.shape[0], self.length + 1)
         return room.scatter(1, target, places)[:, : self.length]
 
 
