@@ -29,8 +29,8 @@ def fitted(detector, size: int = 30, **how):
 
 
 def close(found: Tensor, expected: Tensor) -> None:
-    """Equal but for rounding. Statistics and means are float32, which distances make larger."""
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    """Equal but for rounding, in networks in float64."""
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
 
 
 @FEW

@@ -68,6 +68,7 @@ class Reader(nn.Module):
         torch.manual_seed(1)
         self.embed, self.mix, self.head = nn.Embedding(WORDS, 8), nn.Linear(8, 12), nn.Linear(12, CLASSES)
         self.pool = pool
+        self.double()
 
     def forward(self, tokens: Tensor) -> Tensor:
         x, real = self.mix(self.embed(tokens)).tanh(), (tokens != 0).unsqueeze(2)
