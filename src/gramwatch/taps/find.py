@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from gramwatch.batches import Inputs, mapped, on_device, repeated, tensors_in
 from gramwatch.errors import NoTapError, TapError, warn_once
-from gramwatch.taps.observe import Watch
+from gramwatch.taps.observe import Watch, ordinary
 from gramwatch.taps.operations import (
     KINDS,
     LAYOUTS,
@@ -94,7 +94,6 @@ class Look:
     def __init__(self, network: Network, inputs: Inputs) -> None:
         self.network, self._given = network, inputs
         self._model = unwrap(network.model)
-        self._all: Taps | None = None
         self.head_layer: tuple[Tensor, Tensor | None] | None = None
         """The weight `(classes, features)` and the bias of the head, after `head` has found it."""
 
@@ -132,13 +131,15 @@ class Look:
 
     def taps(self, select: str | Iterable[str] = "all") -> Taps:
         """The chosen taps."""
-        if self._all is None:
-            self._all = self._all_taps()
-        return _chosen(self._model, self._all, select, _HINT_PACKED * self._probe.packed)
+        return _chosen(self._model, self._every, select, _HINT_PACKED * self._probe.packed)
+
+    @functools.cached_property
+    def _every(self) -> Taps:
+        """All taps, including marked tensors. They are found at the first use."""
+        return self._all_taps()
 
     @outside_compilation
     def _all_taps(self) -> Taps:
-        """All taps, including marked tensors."""
         probe, model = self._probe, self._model
         with judging(model):
             sizes = _sizes(model, repeated(self._inputs, 3))
@@ -210,10 +211,7 @@ class Look:
         mask = self.network.mask_of(self._given)
         if mask is None:
             return
-        if taps:
-            self.taps()  # finds all taps, with their sizes for these inputs
-        assert self._all is not None or not taps
-        sizes = {tap.call: tap.pixels for tap in self._all or ()}
+        sizes = {tap.call: tap.pixels for tap in self._every} if taps else {}  # for these inputs
         apart = [tap.name for tap in taps if sizes.get(tap.call, 1) not in (1, mask.shape[1])]
         if apart:
             names = ", ".join(apart[:8]) + (f" and {len(apart) - 8} more" if len(apart) > 8 else "")
@@ -244,7 +242,7 @@ class Look:
         try:
             with judging(self._model):
                 padded, without = (
-                    self.network.logits_of(call(self._model, mapped(self._given, change)))
+                    self.network.logits_of(call(self._model, ordinary(mapped(self._given, change))))
                     for change in (alone, cut)
                 )
         except (TypeError, RuntimeError, ValueError, IndexError):
