@@ -291,7 +291,7 @@ def test_the_page_on_texts_has_the_figures_of_its_file():
     assert f"of {sum(each['texts'] for each in padding)} test sentences, judged alone" in text
     assert not any(each["other verdicts"] for each in padding)
     largest = max(each["largest difference"] for each in padding)
-    assert f"largest difference of two scores is {largest:.4f}:" in text
+    assert f"largest difference of two scores is {largest:.4f}. It is rounding" in text
     every, because = (
         {
             "texts": sum(part["texts"] for part in parts),
