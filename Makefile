@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test test-real test-browser test-triton test-ray fuzz stress bench docs pictures lint format clean
+.PHONY: demo test test-real test-browser test-triton test-ray fuzz stress bench docs pictures lint kernels format clean
 .DEFAULT_GOAL := test
 
 $(INSTALLED): pyproject.toml constraints.txt
@@ -14,7 +14,9 @@ $(INSTALLED): pyproject.toml constraints.txt
 demo: $(INSTALLED)  ## train two small networks, guard them, show what they flag
 	$(BIN)/gramwatch demo
 
-test: lint  ## lint, types and the tests
+# Two cores: the type checker takes one, the compiler of the kernels the other, then the tests take both.
+test: $(INSTALLED)  ## lint, types and the tests
+	$(MAKE) --jobs=2 lint kernels
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not real"
 
 test-real: $(INSTALLED)  ## the long checks on real networks and data
@@ -84,6 +86,9 @@ lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+kernels: $(INSTALLED)  # kept on disk, so that the processes of the tests do not compile them one by one
+	$(BIN)/python -m tests.compile_kernels
 
 format: $(INSTALLED)
 	$(BIN)/ruff check --fix .

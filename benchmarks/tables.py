@@ -141,6 +141,8 @@ def ways_table(results: list[dict[str, Any]]) -> str:
         "busy_guard": "of the GPU's time: Guard",
         "busy_full": "full effort",
         "fit": "fit, times plain",
+        "fit_further": "a further batch of a fit",
+        "fit_further_recorded": "pass recorded",
     }
     rows = [
         (result["device_name"].removeprefix("NVIDIA "), row) for result in results for row in result["rows"]

@@ -6,8 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
 
 from gramwatch import kernels
+
+# How long an example takes depends on what else the machine does.
+settings.register_profile("tests", deadline=None)
+settings.load_profile("tests")
 
 # Some torchvision wheels lack their compiled operators for this build of PyTorch; importing torchvision (and
 # with it timm) only needs these two to be known.

@@ -19,6 +19,7 @@ import gramwatch
 from gramwatch import Guard
 from gramwatch.batches import mapped
 from gramwatch.guard import MEMBERS
+from tests.shallow import SHALLOW
 
 CLASSES = 4
 WORDS = 40
@@ -179,14 +180,14 @@ TIMM = """
     poolformer_s12:32 edgenext_xx_small:32 mobilevit_xxs:32 xcit_nano_12_p8_224:32i
 """.split()
 TORCHVISION = """
-    resnet18:32 mobilenet_v2:32 shufflenet_v2_x0_5:32 squeezenet1_1:32 regnet_y_400mf:32 swin_t:32
+    resnet18:32 mobilenet_v2:32 shufflenet_v2_x0_5:32 squeezenet1_1:32 regnet_y_400mf:32
 """.split()
 
 
 def from_timm(pair: str) -> Case:
     name, _, size = pair.partition(":")
     pixels = int(size.rstrip("i"))
-    options = {"img_size": pixels} if size.endswith("i") else {}
+    options = SHALLOW.get(name, {}) | ({"img_size": pixels} if size.endswith("i") else {})
 
     def build() -> nn.Module:
         network: nn.Module = pytest.importorskip("timm").create_model(name, num_classes=CLASSES, **options)
@@ -202,6 +203,14 @@ def from_torchvision(pair: str) -> Case:
         return pytest.importorskip("torchvision").models.get_model(name, weights=None, num_classes=CLASSES)
 
     return Case(build, images(int(size)))
+
+
+def small_swin() -> nn.Module:
+    """The Swin transformer of torchvision, in which two blocks of each stage are enough."""
+    network: nn.Module = pytest.importorskip("torchvision").models.SwinTransformer(
+        [4, 4], embed_dim=48, depths=[2, 2, 2], num_heads=[2, 4, 8], window_size=[7, 7], num_classes=CLASSES
+    )
+    return network
 
 
 # --- Hugging Face ------------------------------------------------------------------------------------
@@ -302,6 +311,7 @@ CASES: dict[str, Case] = {
     **OWN,
     **{f"timm {pair}": from_timm(pair) for pair in TIMM},
     **{f"torchvision {pair}": from_torchvision(pair) for pair in TORCHVISION},
+    "torchvision swin": Case(small_swin, images(32)),
     **{f"transformers {name}": case for name, case in TRANSFORMERS.items()},
 }
 

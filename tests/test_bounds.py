@@ -151,7 +151,7 @@ def assert_alike(found: Bounds, expected: Bounds) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(case=shards(), random=st.randoms())
 def test_shards_merged_in_any_order_equal_one_pass_over_all(
     kind: type[Bounds], case: tuple[int, list[list[tuple[Tensor, Tensor]]]], random: object
@@ -170,7 +170,7 @@ def test_shards_merged_in_any_order_equal_one_pass_over_all(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(case=shards(), random=st.randoms())
 def test_batches_in_any_order_equal_one_pass_over_all(
     kind: type[Bounds], case: tuple[int, list[list[tuple[Tensor, Tensor]]]], random: object

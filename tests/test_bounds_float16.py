@@ -68,7 +68,7 @@ def batches(draw: st.DrawFn) -> list[tuple[Tensor, Tensor]]:
     return found
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(batches())
 def test_no_example_falls_outside_and_bounds_are_hardly_wider(dealt: list[tuple[Tensor, Tensor]]) -> None:
     half, single = both(*dealt)
@@ -83,7 +83,7 @@ def test_no_example_falls_outside_and_bounds_are_hardly_wider(dealt: list[tuple[
         assert high.ge(statistics[kept]).all()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(batches(), st.randoms())
 def test_batches_and_shards_in_any_order_are_the_same_bits(
     dealt: list[tuple[Tensor, Tensor]], random: object
@@ -99,7 +99,7 @@ def test_batches_and_shards_in_any_order_are_the_same_bits(
         assert merged.state()[name].equal(tensor)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(batches(), st.integers(0, FEATURES), st.integers(0, FEATURES))
 def test_look_ups_by_part_equal_those_of_the_whole(
     dealt: list[tuple[Tensor, Tensor]], a: int, b: int

@@ -71,9 +71,9 @@ def fitted(detector, size=8):
     return detector.calibrate(images(90, 1, size).split(50), progress=False)
 
 
-def compared(detector, other, **tolerance):
+def compared(detector, other, sizes=(7, 50), **tolerance):
     """Batches of several sizes get the same verdict from both."""
-    for count in (7, 50, 3, 1):
+    for count in sizes:
         found, expected = detector(images(count, count)), other(images(count, count))
         torch.testing.assert_close(found.logits, expected.logits, **tolerance)
         torch.testing.assert_close(found.score, expected.score, **tolerance)
@@ -94,7 +94,7 @@ def test_the_operators_are_the_readable_definitions(shape, axis, statistic, feat
     maps = x.movedim(axis, 1).reshape(3, 4, -1)
     expected = STATISTICS[statistic](maps, (1, 3), 1)
     for with_means in (False, True):
-        found, means = statistics(x, axis, None, None, statistic, [1, 3], features, with_means)
+        found, means = statistics(x, axis, None, None, statistic, [1, 3], features, with_means, None, None)
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(means, maps.mean(2) if with_means else torch.empty(3, 0))
     torch.testing.assert_close(channel_means(x, axis, None, None), maps.mean(2))
@@ -102,11 +102,16 @@ def test_the_operators_are_the_readable_definitions(shape, axis, statistic, feat
 
 def test_the_operators_read_a_sample_of_pixels():
     x = torch.randn(3, 4, 8, 6)
-    found, means = statistics(x, 1, 12, None, "row_sums", [1, 2], 4, True)
+    found, means = statistics(x, 1, 12, None, "row_sums", [1, 2], 4, True, 12, None)
     sample = x[:, :, ::2, ::2].flatten(2)
     torch.testing.assert_close(found, STATISTICS["row_sums"](sample, (1, 2), 1), rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(means, sample.mean(2))
     torch.testing.assert_close(channel_means(x, 1, 12, None), sample.mean(2))
+    found, means = statistics(
+        x, 1, 12, None, "row_sums", [1, 2], 4, True, None, None
+    )  # means of another part
+    torch.testing.assert_close(found, STATISTICS["row_sums"](sample, (1, 2), 1), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(means, x.mean((2, 3)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -114,8 +119,11 @@ def test_the_operators_keep_to_the_rules_of_torch_compile(dtype):
     x = torch.randn(3, 4, 5, 6).to(dtype)
     tests = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
     for y in (x, x.to(memory_format=torch.channels_last)):
-        torch.library.opcheck(statistics, (y, 1, 12, 16, "row_sums", [1, 2], 4, True), test_utils=tests)
-        torch.library.opcheck(statistics, (y, 1, None, None, "row_sums", [1, 2], 4, False), test_utils=tests)
+        torch.library.opcheck(
+            statistics, (y, 1, 12, 16, "row_sums", [1, 2], 4, True, 9, None), test_utils=tests
+        )
+        without = (y, 1, None, None, "row_sums", [1, 2], 4, False, None, None)
+        torch.library.opcheck(statistics, without, test_utils=tests)
         torch.library.opcheck(channel_means, (y, 1, 12, 16), test_utils=tests)
 
 
@@ -125,11 +133,11 @@ def test_the_operators_keep_to_the_rules_of_torch_compile(dtype):
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("resnet18", {}),
-        ("vit_tiny_patch16_224", {"img_size": 64, "depth": 4}),  # all blocks are alike
-        ("convnext_atto", {}),
-        ("swin_tiny_patch4_window7_224", {"img_size": 64, "window_size": 4, "depths": (1, 1, 2, 1)}),
-    ],
+        ("resnet18", {"layers": (1, 1, 1, 1)}),
+        ("vit_tiny_patch16_224", {"img_size": 64, "depth": 2}),
+        ("convnext_atto", {"depths": (1, 1, 1, 1)}),
+        ("swin_tiny_patch4_window7_224", {"img_size": 64, "window_size": 4, "depths": (1, 2)}),
+    ],  # the blocks of a stage are alike: one is enough, or two of swin, of which the second is shifted
 )
 def test_a_network_of_timm_is_watched_in_one_graph(name, options):
     net = timm.create_model(name, num_classes=5, **options).eval()
@@ -174,7 +182,9 @@ def test_no_size_takes_another_graph_than_in_the_plain_network():
 def test_scores_are_those_of_the_uncompiled_network(detector, way):
     backend, graphs = counting_backend()
     mine = fitted(detector(compiled(small(), way, backend=backend)))
-    compared(mine, fitted(detector(small())), rtol=0, atol=0)  # the same functions are called: no rounding
+    sizes = (7, 50, 3, 1)  # a batch of one takes a graph of its own
+    # The same functions are called: no rounding.
+    compared(mine, fitted(detector(small())), sizes, rtol=0, atol=0)
     assert is_compiled(mine)
     assert graphs
     assert not counters["graph_break"]
@@ -186,7 +196,8 @@ def test_scores_of_the_default_backend_differ_by_rounding_only():
     # The compiler adds in another order. The longest sum here has 36 terms. Two orders of 36 float32 terms
     # differ by up to 36 x 1.2e-7 = 4e-6 of the sum of their magnitudes, in each of three layers. A deviation
     # is a difference of statistics over a bound, so that the error of a statistic adds to it as it is.
-    compared(mine, fitted(Guard(small())), rtol=1e-4, atol=1e-4)
+    # (Batches below 16 take another convolution, which is another graph to build.)
+    compared(mine, fitted(Guard(small())), (50, 20), rtol=1e-4, atol=1e-4)
     assert is_compiled(mine)
 
 

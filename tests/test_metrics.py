@@ -429,9 +429,12 @@ def test_the_bootstrap_is_that_of_scipy() -> None:
     from scipy.stats import bootstrap
 
     ours, theirs = two_detectors(80, 60, np.random.default_rng(2))
+    # AUROC is the share of pairs of which the outlier scores higher.
+    higher = [(out[None, :] > inside[:, None]).astype(float) for inside, out in (ours, theirs)]
+    assert higher[0].mean() == pytest.approx(auroc(*ours))
 
     def difference(i: np.ndarray, j: np.ndarray) -> float:
-        return auroc(ours[0][i], ours[1][j]) - auroc(theirs[0][i], theirs[1][j])
+        return float((higher[0] - higher[1])[np.ix_(i, j)].mean())
 
     expected = bootstrap(
         (np.arange(80), np.arange(60)), difference, n_resamples=1500, vectorized=False, method="percentile"

@@ -95,7 +95,7 @@ CHOICES = [
 @pytest.mark.parametrize("at_once", [1, 7])
 @pytest.mark.parametrize("choices", CHOICES, ids=str)
 def test_pieces_give_what_one_batch_gives(choices, at_once, net, passes, by_pieces):
-    train, test = images(200, 0).split(64), images(30, 1, scale=1.5)
+    train, test = images(80, 0).split(32), images(30, 1, scale=1.5)
     expected = quiet_fit(net, train, **choices)
     measured = expected.measure(test)
     by_pieces(expected, at_once)
@@ -108,7 +108,7 @@ def test_pieces_give_what_one_batch_gives(choices, at_once, net, passes, by_piec
     assert again.finite.equal(measured.finite)
     assert measured.deviations.gt(0).any(0).all()
     torch.testing.assert_close(again.deviations, measured.deviations, rtol=2e-6, atol=1e-9)
-    found.calibrate([images(100, 2)], progress=False)
+    found.calibrate([images(50, 2)], progress=False)
     assert found(images(20, 3, scale=20.0)).is_ood.all()
 
 

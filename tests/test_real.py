@@ -1,5 +1,7 @@
 """The real thing: third-party networks on real data, against the transcription and against outliers."""
 
+from itertools import repeat
+
 import numpy as np
 import pytest
 import torch.nn.functional as F
@@ -11,7 +13,7 @@ from gramwatch.evaluate import fit_together
 from gramwatch.methods import METHODS
 from gramwatch.metrics import auroc
 from gramwatch.networks import densenet_bc_100_12
-from gramwatch.observation import Needs, Plan
+from gramwatch.observation import Needs, Observation, Plan
 from gramwatch.taps import Network, observe
 from tests import oracle, real_data
 
@@ -39,8 +41,8 @@ def transcribed_statistics(detector, batches):
 
 
 def check_against_transcription(densenet, folder, train_count, test_count):
-    train = real_data.cifar10(folder, "train_0", train_count)[0].split(50)
-    test = real_data.cifar10(folder, "test_0", test_count)[0].split(50)
+    train = real_data.cifar10(folder, "train_0", train_count)[0].split(20)
+    test = real_data.cifar10(folder, "test_0", test_count)[0].split(20)
     detector = GramDetector(densenet, taps="paper").fit(train, progress=False)
     assert len(detector.taps) == 101
     got = detector.measure_all(test, progress=False).deviations.double().numpy()
@@ -61,7 +63,7 @@ def check_against_transcription(densenet, folder, train_count, test_count):
 
 @pytest.mark.filterwarnings("ignore:.*fewer than 20:gramwatch.GramwatchWarning")
 def test_densenet_deviations_equal_the_transcription(densenet, shared_data):
-    check_against_transcription(densenet, shared_data, train_count=200, test_count=50)
+    check_against_transcription(densenet, shared_data, train_count=40, test_count=10)
 
 
 @pytest.mark.real
@@ -71,8 +73,8 @@ def test_densenet_deviations_equal_the_transcription_at_length(densenet, shared_
 
 @pytest.mark.filterwarnings("ignore:.*fewer than 20:gramwatch.GramwatchWarning")
 def test_densenet_scores_with_kernels_and_without_agree(densenet, shared_data, monkeypatch):
-    train = real_data.cifar10(shared_data, "train_0", 120)[0].split(40)
-    held_out, test = real_data.cifar10(shared_data, "test_0", 80)[0].split(40)
+    train = real_data.cifar10(shared_data, "train_0", 60)[0].split(20)
+    held_out, test = real_data.cifar10(shared_data, "test_0", 40)[0].split(30)
 
     def scores():
         detector = GramDetector(densenet, taps="paper", level=0.9).fit(train, progress=False)
@@ -151,11 +153,16 @@ def test_densenet_rivals_are_where_they_were_measured(densenet, shared_data):
 def test_densenet_rivals_rank_as_those_of_pytorch_ood(densenet, shared_data):
     """AUROC within 0.05 percent points on the same features of real images, with the same settings."""
     others = pytest.importorskip("pytorch_ood.detector")
-    images, labels = real_data.cifar10(shared_data, "train_0", 600)
-    plan = Plan.of(Network.of(densenet), [Needs(features=True)], images)
-    (training,) = plan(images, labels)
-    (inside,) = plan(real_data.cifar10(shared_data, "test_0", 200)[0])
-    (outside,) = plan(real_data.normalised(real_data.tiny_imagenet(shared_data, 200, 32, "antialiased")))
+    images, labels = real_data.cifar10(shared_data, "train_0", 300)
+    plan = Plan.of(Network.of(densenet), [Needs(features=True)], images[:1])
+
+    def seen_of(images, labels=None):
+        parts = images.split(25), labels.split(25) if labels is not None else repeat(None)
+        return Observation.joined([seen for part in zip(*parts, strict=False) for seen in plan(*part)])
+
+    training = seen_of(images, labels)
+    inside = seen_of(real_data.cifar10(shared_data, "test_0", 100)[0])
+    outside = seen_of(real_data.normalised(real_data.tiny_imagenet(shared_data, 100, 32, "antialiased")))
     head = nn.Linear(342, 10)
     head.load_state_dict({"weight": training.head.weight, "bias": training.head.bias})
     head.requires_grad_(False)

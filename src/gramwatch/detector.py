@@ -24,9 +24,10 @@ from gramwatch import artifact
 from gramwatch.batches import Inputs, count_examples, mapped, on_device, on_device_ahead, repeated
 from gramwatch.distributed import Group, files_of_ranks, together
 from gramwatch.errors import ArtifactError, CalibrationError, GramwatchError, InputError, NotFittedError, warn
-from gramwatch.explain import Contribution, Explained, Pass, Pixels, Shares
+from gramwatch.explain import Contribution, Explained, Pass, Shares
 from gramwatch.measurement import AsMeasured, Calibration, Detection, Measurement, check_enough
 from gramwatch.observation import Needs, Observation, Plan, Statistics
+from gramwatch.places import contrasts, strengths
 from gramwatch.taps import Look, Network, Tap, Taps, unwrap
 from gramwatch.taps.running import InputsAdapter, LogitsAdapter, MaskAdapter
 from gramwatch.threshold import threshold
@@ -72,6 +73,8 @@ class Detector(ABC):
     """Whether the detector was tuned on outliers. Tables say so."""
     per_class: bool = False
     """Whether the false-alarm rate holds for each group of classes."""
+    record_pass: bool = False
+    """Whether a GPU replays the forward pass as a CUDA graph: see `Guard.record_pass`."""
 
     def __init__(
         self,
@@ -229,9 +232,12 @@ class Detector(ABC):
         """The channels of a tap, for one example. Their amounts are in proportion to their parts."""
         raise NotImplementedError(f"{self.name} has terms, but does not say what is below a tap")
 
-    def pixels_of(self, observation: Observation, rule: Any, amounts: Tensor) -> Pixels | None:
-        """How contributions of taps, `(N, taps)`, are shared by pixels; None if they have no place."""
-        return None
+    def unusual_at(self, observation: Observation, tap: int, maps: Tensor) -> Tensor:
+        """How unusual each pixel of a tap is, `(N, pixels)`, from maps `(N, channels that count, pixels)`.
+
+        Pixels that are much stronger or weaker than the median pixel of their image are unusual.
+        """
+        return contrasts(strengths(maps))
 
     def contributions(
         self, measured: Measurement, observed: "Mapping[Any, Observation]"
@@ -608,7 +614,7 @@ class Detector(ABC):
                     for leaf, observation in zip(self._observers, observations, strict=True)
                 }
             )
-            for observations in plan.run(inputs)
+            for observations in plan.run(inputs, record=self.record_pass)
         ]
         return pieces[0] if len(pieces) == 1 else Measurement.of_pieces(pieces)
 
@@ -922,7 +928,8 @@ class _TrainingPass:
         plan = self._plan or self._begin(batch[0])
         if not self.learning:
             return
-        for observations in plan.run(*batch):
+        record = any(detector.record_pass for detector in self._detectors)
+        for observations in plan.run(*batch, record):
             self._fits.torn = True
             for leaf, observation in zip(self.learning, observations, strict=True):
                 leaf.note(observation)

@@ -21,7 +21,7 @@ from gramwatch.batches import Inputs
 from gramwatch.errors import InputError
 from gramwatch.measurement import Detection
 from gramwatch.observation import Observation
-from gramwatch.places import Places, observe_tensors
+from gramwatch.places import Places, observe_tensors, shares
 from gramwatch.report import reasons
 from gramwatch.taps import Network, Tap, Taps
 
@@ -227,8 +227,8 @@ class Explained:
             return []
         found: list[Channel] = []
         for name in names if member is None else [member]:
-            for where, shares, divisor in self._lookup(int(self._rows[i]), name, tap):
-                found += _largest(name, where, shares, divisor, most)
+            for where, below, divisor in self._lookup(int(self._rows[i]), name, tap):
+                found += _largest(name, where, below, divisor, most)
         return sorted(found, key=lambda channel: -channel.contribution)[:most]
 
     @property
@@ -342,27 +342,23 @@ class Explained:
         return reasons.draw(self[i], path, image)
 
 
-def _largest(member: str, tap: str, shares: Shares, divisor: float, most: int | None) -> list[Channel]:
+def _largest(member: str, tap: str, found: Shares, divisor: float, most: int | None) -> list[Channel]:
     """The channels of a tap with the largest contributions."""
-    amounts = shares.amount / divisor
+    amounts = found.amount / divisor
     count = len(amounts) if most is None else min(most, len(amounts))
     channels = []
     for k in amounts.topk(count).indices.tolist():
-        number, amount = shares.channel[k].tolist(), float(amounts[k])
+        number, amount = found.channel[k].tolist(), float(amounts[k])
         if amount:
-            low, high, value = (float(each[k]) for each in (shares.low, shares.high, shares.value))
+            low, high, value = (float(each[k]) for each in (found.low, found.high, found.value))
             which = number if isinstance(number, int) else (number[0], number[1])
             channels.append(
-                Channel(member, tap, which, shares.of[k], amount, value, low, high, shares.examples)
+                Channel(member, tap, which, found.of[k], amount, value, low, high, found.examples)
             )
     return channels
 
 
 # --- how a detector is explained ---------------------------------------------------------------------
-
-Pixels = Callable[[int, Tensor, Sequence[int]], Tensor]
-"""From the number of a tap, its maps `(N, channels that count, pixels)` and the sizes of the axes of its
-pixels to what each pixel adds, `(N, pixels)`."""
 
 
 class Part(Protocol):
@@ -389,19 +385,8 @@ class Part(Protocol):
     def shares_at(self, observation: Observation, rule: Any, example: int, tap: int) -> Shares:
         """What the channels of a tap that count add to its term, without the factor that all taps share."""
 
-    def pixels_of(self, observation: Observation, rule: Any, amounts: Tensor) -> Pixels | None:
-        """How the contributions of taps, `(N, taps)`, are shared by pixels; None if they have no place."""
-
-
-class _Shared(NamedTuple):
-    """A member whose contributions have places."""
-
-    member: Member
-    part: Part
-    amounts: Tensor
-    """The contributions of its taps that are shared by pixels, `(N, taps)`."""
-    pixels: tuple[Pixels, ...]
-    """One for each group of `Places.alike`."""
+    def unusual_at(self, observation: Observation, tap: int, maps: Tensor) -> Tensor:
+        """How unusual each pixel of a tap is, `(N, pixels)`, from the channels that count."""
 
 
 @dataclass(frozen=True)
@@ -481,64 +466,70 @@ class Pass:
                     if at is not None and tap.name != at:
                         continue
                     term = each.terms[example, number]
-                    shares = each.part.shares_at(observation, each.rule, example, number)
-                    total = shares.amount.sum()
+                    found = each.part.shares_at(observation, each.rule, example, number)
+                    total = found.amount.sum()
                     # The shares of a tap that does not deviate are all zero.
-                    amount = shares.amount * torch.where(total == 0, 0, term / total)
-                    channel = each.part.channels_at(tap)[shares.channel]
-                    yield tap.name, shares._replace(amount=amount, channel=channel), each.divisor
+                    amount = found.amount * torch.where(total == 0, 0, term / total)
+                    channel = each.part.channels_at(tap)[found.channel]
+                    yield tap.name, found._replace(amount=amount, channel=channel), each.divisor
 
     def _map(
         self, members: Sequence[Member], mask: Tensor | None
     ) -> tuple[Tensor | None, Tensor | None, list[str]]:
-        """The input that has places, the map, and why there is none for some members."""
-        places, notes = Places(self.inputs, mask), []
-        shared: list[_Shared] = []
-        for each, member in zip(self.contributions, members, strict=True):
-            if member.terms is not None:
-                amounts = member.terms[:, :-1].nan_to_num(0.0).clamp_min(0)
-                observation = self.observed[each.part]
-                pixels = [
-                    each.part.pixels_of(observation[rows], each.rule, amounts[rows])
-                    for rows, _ in places.alike
-                ]
-                placed = tuple(share for share in pixels if share is not None)
-                if len(placed) < len(pixels):
-                    notes.append(f"{member.title}: its parts have no place in the input")
-                else:
-                    shared.append(_Shared(member, each.part, amounts, placed))
+        """The input that has places, the map, and why there is none."""
+        places = Places(self.inputs, mask)
         found = None
-        if places.sizes and shared:
-            self._collect(places, shared, only_positive=True)
+        if places.sizes:
+            self._share(places, members, only_positive=True)
             found = places.map()
             if found is None:  # what is unusual has no place, if anything is: other taps may have places
-                self._collect(places, shared, only_positive=False)
+                self._share(places, members, only_positive=False)
                 found = places.map()
         if found is None:
-            notes.append("no map: " + ("no tap has places" if places.sizes else "the input has no places"))
-            return places.tensor, None, notes
-        return places.tensor, found.nan_to_num(0.0), notes
+            why = "no tap has places" if places.sizes else "the input has no places"
+            if all(member.terms is None for member in members):
+                why = "no member has taps"
+            return places.tensor, None, [f"no map: {why}"]
+        return places.tensor, found.nan_to_num(0.0), []
 
-    def _collect(self, places: Places, shared: Sequence["_Shared"], only_positive: bool) -> None:
-        """Run the network again, and collect what the pixels of the taps add."""
+    def _share(self, places: Places, members: Sequence[Member], only_positive: bool) -> None:
+        """Run the network again, and share the positive contributions of taps among their pixels.
+
+        Every member with a term at a tap says how unusual its pixels are. The mean of what they say counts.
+        """
         watched: dict[int, Tap] = {}
-        wanted: dict[int, list[tuple[int, Tensor, tuple[Pixels, ...]]]] = {}
-        for each in shared:
-            for number, tap in enumerate(each.member.taps):
-                if not only_positive or bool(each.amounts[:, number].any()):
-                    watched[tap.call] = tap
-                    counted = each.part.channels_at(tap)
-                    wanted.setdefault(tap.call, []).append((number, counted, each.pixels))
-        taps = Taps([watched[call] for call in sorted(watched)], self.plan.taps.operations)
+        amounts: dict[int, Tensor] = {}
+        views: dict[int, list[Callable[[Tensor, Tensor | slice], Tensor]]] = {}
+        for each, member in zip(self.contributions, members, strict=True):
+            if member.terms is None:
+                continue
+            positive = member.terms[:, :-1].nan_to_num(0.0).clamp_min(0)
+            for number, tap in enumerate(member.taps):
+                watched[tap.call] = tap
+                amounts[tap.call] = positive[:, number] + amounts.get(tap.call, 0)
+                views.setdefault(tap.call, []).append(partial(self._view, each.part, tap, number))
+        calls = [call for call in sorted(watched) if not only_positive or bool(amounts[call].any())]
+        taps = Taps([watched[call] for call in calls], self.plan.taps.operations)
 
         def receive(number: int, tensor: Tensor) -> None:
-            maps, positions, grid = places.place(tensor, taps[number])
+            maps, grid = places.place(tensor, taps[number])
             if grid is not None:
-                for column, counted, pixels in wanted[taps[number].call]:
-                    some = maps if len(counted) == maps.shape[1] else maps[:, counted.to(maps.device)]
-                    shares = [partial(share, column) for share in pixels]
-                    places.add(places.spread(some, positions, shares), grid)
+                call, inside = calls[number], maps[:, :, grid[0] :].float()
+                places.share(amounts[call], places.pixels(inside, partial(_mean_shares, views[call])), grid)
 
-        if watched:
+        if calls:
             with places.noting(self.network.module):
                 observe_tensors(self.network, taps, self.inputs, receive)
+
+    def _view(self, part: Part, tap: Tap, number: int, maps: Tensor, rows: Tensor | slice) -> Tensor:
+        """How unusual the pixels of a tap are to a detector, `(N, pixels)`, for some examples."""
+        counted = part.channels_at(tap)
+        some = maps if len(counted) == maps.shape[1] else maps[:, counted.to(maps.device)]
+        return part.unusual_at(self.observed[part][rows], number, some)
+
+
+def _mean_shares(
+    views: Sequence[Callable[[Tensor, Tensor | slice], Tensor]], maps: Tensor, rows: Tensor | slice
+) -> Tensor:
+    """The shares of pixels, `(N, pixels)`, in the mean over what detectors say of them."""
+    return torch.stack([shares(view(maps, rows)) for view in views]).mean(0)

@@ -331,10 +331,15 @@ def maps_of(
     orders: Sequence[int],
     features: int,
     with_means: bool,
+    mean_pixels: int | None,
+    mean_channels: int | None,
 ) -> tuple[Tensor, Tensor | None]:
     """What counts of a tap, `(N, channels, pixels)`, for `table`, and its channel means if needed."""
-    part = part_of(x, channel_axis, Sample(pixels, channels))
-    return as_maps(part, channel_axis).float(), _means(part, channel_axis) if with_means else None
+    sample, averaged = Sample(pixels, channels), Sample(mean_pixels, mean_channels)
+    part = part_of(x, channel_axis, sample)
+    same = averaged.of(x.shape, channel_axis) == sample.of(x.shape, channel_axis)
+    of_means = part if same or not with_means else part_of(x, channel_axis, averaged)
+    return as_maps(part, channel_axis).float(), _means(of_means, channel_axis) if with_means else None
 
 
 def channel_means(x: Tensor, channel_axis: int, pixels: int | None, channels: int | None) -> Tensor:

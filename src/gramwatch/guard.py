@@ -263,10 +263,11 @@ class Guard(Detector):
     def record_pass(self) -> bool:
         """Whether the forward pass is part of the CUDA graph, on a GPU, from the fourth batch of a shape on.
 
-        The default is False. A host often takes longer to launch many small operations than the GPU to run
-        them. The graph launches them together. Use it for networks that do the same operations for all inputs
-        of one shape: their Python code is not run again. In-place parameter updates are seen. Replacing a
-        parameter object is not. Up to four shapes are recorded. A recording takes as much memory as the pass.
+        The default is False. It holds for fitting and calibrating, too. A host often takes longer to launch
+        many small operations than the GPU to run them. The graph launches them together. Use it for networks
+        that do the same operations for all inputs of one shape: their Python code is not run again. In-place
+        parameter updates are seen. Replacing a parameter object is not. Up to four shapes are recorded. A
+        recording takes as much memory as the pass.
         """
         return self._record_pass
 

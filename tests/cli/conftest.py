@@ -1,5 +1,6 @@
-"""A guard of a small network, fitted by the command itself, once for all tests."""
+"""Guards of small networks, fitted by the command itself, once for all tests."""
 
+import shlex
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from safetensors.torch import save_file
 
 from tests.cli.invoking import invoke
 from tests.cli.own import PACKAGE, PREPARED, QUICK, write_classes
+from tests.pages import ROOT, code_of
 
 NAME = "gramwatch_test_nets"
 
@@ -74,3 +76,26 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Own]:
     assert result.exit_code == 0, result.output
     yield Own(folder, result.output)
     sys.path.remove(str(folder))
+
+
+@dataclass(frozen=True)
+class OfPage:
+    """The folder in which the blocks of docs/cli.md were run, and what the commands said."""
+
+    folder: Path
+    said: str
+
+
+@pytest.fixture(scope="session")
+def of_page(tmp_path_factory: pytest.TempPathFactory) -> OfPage:
+    page, folder, said = ROOT / "docs" / "cli.md", tmp_path_factory.mktemp("page"), ""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        exec(code_of(page, "python"), {"__name__": "__main__"})
+        for line in code_of(page, "sh").splitlines():
+            command, *words = shlex.split(line)
+            assert command == "gramwatch"
+            result = invoke(*words)
+            assert result.exit_code == 0, result.output
+            said += result.stderr
+    return OfPage(folder, said)

@@ -2,23 +2,15 @@
 
 import json
 import re
-import shlex
-import subprocess
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import torch
 
 from gramwatch.cli.fit import worth
 from gramwatch.cli.selecting import selected, too_few
-from tests.pages import ROOT, code_of
+from tests.pages import ROOT
 
 PAGE = ROOT / "docs" / "cli.md"
-
-
-def ran(words: list[str], folder: Path) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(words, cwd=folder, capture_output=True, text=True, check=True, timeout=300)
 
 
 def without_figures(text: str) -> str:
@@ -26,20 +18,15 @@ def without_figures(text: str) -> str:
     return re.sub(r"[\d.,]+", "#", " ".join(text.split()))
 
 
-def test_the_blocks_of_the_page_run_and_print_what_it_shows(tmp_path):
-    text = PAGE.read_text(encoding="utf-8")
-    ran([sys.executable, "-c", code_of(PAGE, "python")], tmp_path)
-    said = ""
-    for line in code_of(PAGE, "sh").splitlines():
-        command = shlex.split(line)
-        assert command[0] == "gramwatch"
-        said += ran([sys.executable, "-m", "gramwatch", *command[1:]], tmp_path).stderr
+def test_the_blocks_of_the_page_run_and_print_what_it_shows(of_page):
+    text, said = PAGE.read_text(encoding="utf-8"), of_page.said
     for line in said.splitlines():
         assert without_figures(line) in without_figures(text), line
     (flagged,) = re.findall(r"(\d+) of 200 images flagged", said)
     assert 95 <= int(flagged) <= 120
-    assert (tmp_path / "scores.csv").read_text().splitlines()[0] in text
-    assert len((tmp_path / "scores.csv").read_text().splitlines()) == 201
+    rows = (of_page.folder / "scores.csv").read_text().splitlines()
+    assert rows[0] in text
+    assert len(rows) == 201
 
 
 def test_every_command_for_a_network_of_ones_own_is_on_the_page():

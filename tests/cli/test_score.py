@@ -236,13 +236,13 @@ def test_a_network_whose_own_preprocessing_changed_is_said(tmp_path, monkeypatch
 
     torch.manual_seed(0)
     save_file(timm.create_model("resnet10t", num_classes=2).state_dict(), tmp_path / "net.safetensors")
-    write_classes(tmp_path / "images", 40, seed=8)
+    write_classes(tmp_path / "images", 20, seed=8)
 
     def said_of(name: str, *options: object) -> str:
         fitted = invoke(
             "fit", "timm:resnet10t", tmp_path / "images", "--weights", tmp_path / "net.safetensors", "-o",
-            tmp_path / f"{name}.safetensors", "--hold-out", 0.5, "--members", "energy", *options, *QUICK,
-            "-q",
+            tmp_path / f"{name}.safetensors", "--hold-out", 0.5, "--level", 0.9, "--members", "energy",
+            *options, *QUICK, "-q",
         )  # fmt: skip
         assert fitted.exit_code == 0, fitted.output
         found = models._of_timm

@@ -22,7 +22,7 @@ import pytest
 import gramwatch
 from gramwatch.models import resolve
 from tests.cli.invoking import invoke, raising, told
-from tests.pages import ROOT, code_of
+from tests.pages import ROOT
 
 TOKEN = "correct horse battery"
 
@@ -141,20 +141,17 @@ def test_without_the_extra_the_command_says_what_to_install(own):
     assert "gramwatch[serve]" in done.stdout
 
 
-def test_the_production_section_of_the_readme_runs_as_it_stands(tmp_path):
+def test_the_production_section_of_the_readme_runs_as_it_stands(of_page):
     """In the folder of docs/cli.md. Figures of a training differ a little from machine to machine."""
     section = (
         (ROOT / "README.md").read_text(encoding="utf-8").split("## Run it in production")[1].split("\n## ")[0]
     )
     serve, score, monitor = re.findall(r"^ {4}((?:gramwatch|curl) .*)", section, re.MULTILINE)
     shown, watched = (json.loads(text) for text in re.findall(r"^ {4}(\{.*)", section, re.MULTILINE))
-    page = ROOT / "docs" / "cli.md"
-    subprocess.run([sys.executable, "-c", code_of(page, "python")], cwd=tmp_path, check=True)
-    fit = shlex.split(code_of(page, "sh").splitlines()[0])
-    subprocess.run([sys.executable, "-m", *fit, "-q"], cwd=tmp_path, check=True)
     words = shlex.split(serve)[2:]
-    with served(SimpleNamespace(guard=words[0], model=words[2], folder=tmp_path), *words[3:]) as (_, ask):
-        image = tmp_path / score.split("@")[1].split()[0]
+    folder = of_page.folder
+    with served(SimpleNamespace(guard=words[0], model=words[2], folder=folder), *words[3:]) as (_, ask):
+        image = folder / score.split("@")[1].split()[0]
         (result,) = ask("POST", score.rpartition("8000")[2], image.read_bytes())[1]["results"]
         found = ask("GET", monitor.rpartition("8000")[2])[1]
     (expected,) = shown["results"]

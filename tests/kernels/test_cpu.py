@@ -1,30 +1,23 @@
 """The CPU kernels: where compiled code is kept, and threads."""
 
 import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
+import gramwatch
 from gramwatch.kernels import FAST
 
 # numba keeps compiled code in NUMBA_CACHE_DIR, the package's __pycache__ or the user's home.
-COPY = """
-import os, shutil, sys
-from pathlib import Path
-import gramwatch
-folder = Path(sys.argv[1])
-package = shutil.copytree(Path(gramwatch.__file__).parent, folder / "gramwatch",
-                          ignore=shutil.ignore_patterns("__pycache__"))
-(package / "kernels" / "__pycache__").write_text("in the way")
-"""
 USE = """
 import os, shutil, sys, warnings
 from pathlib import Path
 import torch
 from gramwatch import kernels
-from gramwatch.statistics import STATISTICS
 folder = Path(sys.argv[1])
 if sys.argv[2] == "later":
     import gramwatch.kernels.cpu
@@ -34,9 +27,10 @@ assert kernels.__file__.startswith(str(folder)), kernels.__file__
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     for _ in range(2):
-        maps, out = torch.rand(2, 3, 4), torch.empty(2, 2, 3)
-        kernels.compute("diagonal", maps, (1, 2), out)
-        torch.testing.assert_close(out, STATISTICS["diagonal"](maps, (1, 2), 1))
+        values, minimum = torch.rand(5, 3), torch.full((1, 3), torch.inf)
+        maximum = -minimum
+        assert kernels.widen(values, torch.zeros(5, dtype=torch.long), minimum, maximum)
+        assert torch.equal(torch.cat([minimum, maximum]), torch.stack(values.aminmax(dim=0)))
 assert not kernels._given_up, kernels._given_up
 for each in caught:
     print(Path(each.filename).name, each.category.__name__, each.message)
@@ -45,7 +39,10 @@ for each in caught:
 
 @pytest.mark.parametrize("when", ["never", "later"])
 def test_without_a_folder_for_compiled_code_the_kernels_still_work(tmp_path, when):
-    """Files stand where the folders would be, as permissions say nothing to root."""
+    """Files stand where the folders would be, as permissions say nothing to root.
+
+    The kernel is the one that takes the least time to compile.
+    """
     (tmp_path / "file").write_text("in the way")
     nowhere = str(tmp_path / "file" / "below")
     cache = str(tmp_path / "cache") if when == "later" else nowhere
@@ -55,7 +52,10 @@ def test_without_a_folder_for_compiled_code_the_kernels_still_work(tmp_path, whe
         "NUMBA_CACHE_DIR": cache,
         "PYTHONDONTWRITEBYTECODE": "1",
     }
-    subprocess.run([sys.executable, "-c", COPY, str(tmp_path)], check=True)
+    package = shutil.copytree(
+        Path(gramwatch.__file__).parent, tmp_path / "gramwatch", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    (package / "kernels" / "__pycache__").write_text("in the way")
     environment["PYTHONPATH"] = str(tmp_path)
     (tmp_path / "use.py").write_text(USE)
     command = [sys.executable, str(tmp_path / "use.py"), str(tmp_path), when]

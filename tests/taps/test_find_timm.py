@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from gramwatch import GramDetector, GramwatchWarning, find_taps
 from gramwatch.taps import observe
+from tests.shallow import SHALLOW
 
 timm = pytest.importorskip("timm")
 
@@ -208,7 +209,7 @@ def liven(model: nn.Module, pixels: int) -> None:
 def create(name: str) -> tuple[nn.Module, int]:
     size = ARCHITECTURES[name]
     pixels = int(size.rstrip("i"))
-    options = {"img_size": pixels} if size.endswith("i") else {}
+    options = SHALLOW.get(name, {}) | ({"img_size": pixels} if size.endswith("i") else {})
     model = timm.create_model(name, pretrained=False, num_classes=CLASSES, **options).double()
     liven(model, pixels)
     return model, pixels
@@ -280,9 +281,9 @@ def test_architecture(name):
     detector = GramDetector(model, taps="all", orders=(1, 2, 3))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", GramwatchWarning)  # few examples; wide vectors
-        detector.fit([noise(3, pixels), images], progress=False)
+        detector.fit([torch.cat([noise(3, pixels), images])], progress=False)
     assert detector.taps == taps
-    fresh, fitted = detector.measure(others).deviations, detector.measure(images).deviations
+    fresh, fitted = detector.measure(torch.cat([others, images])).deviations.split(2)
     assert fresh.shape == (2, len(taps))
     assert fresh.isfinite().all()
     assert fitted.isfinite().all()

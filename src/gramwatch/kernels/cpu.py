@@ -587,7 +587,7 @@ def _off_diagonal(x, tens, t, q):
 @_compiled
 def _scratch(x, out):
     """Memory for the sums of one example, its magnitudes, two rows of `_roots`, and its transpose."""
-    channels = out.shape[2]
+    channels = out.shape[3]
     return (
         np.empty((GROUP, channels + PAD), np.float32),
         np.empty(channels, np.float32),
@@ -657,7 +657,7 @@ def _row_sums_in_range(x, turn, tens, orders, rows, places, out, start, stop):
     t, q, work, turned = _scratch(x, out)
     for n in range(start, stop):
         _row_sums(_transposed(x[n], turned) if turn else x[n], tens, t, q)
-        _roots(t, q, orders, rows, work, places, out[n])
+        _roots(t, q, orders, rows, work, places, out[0, n])
 
 
 @_compiled
@@ -665,7 +665,7 @@ def _row_sums_of_pixels_in_range(x, turn, tens, orders, rows, places, out, start
     t, q, work, turned = _scratch(x, out)
     for n in range(start, stop):
         _row_sums_of_pixels(_transposed(x[n], turned) if turn else x[n], tens, t, q)
-        _roots(t, q, orders, rows, work, places, out[n])
+        _roots(t, q, orders, rows, work, places, out[0, n])
 
 
 @_compiled
@@ -673,7 +673,7 @@ def _diagonal_in_range(x, turn, tens, orders, rows, places, out, start, stop):
     t, q, work, turned = _scratch(x, out)
     for n in range(start, stop):
         _diagonal(_transposed(x[n], turned) if turn else x[n], tens, t, q)
-        _roots(t, q, orders, rows, work, places, out[n])
+        _roots(t, q, orders, rows, work, places, out[0, n])
 
 
 @_compiled
@@ -681,7 +681,7 @@ def _diagonal_of_pixels_in_range(x, turn, tens, orders, rows, places, out, start
     t, q, work, turned = _scratch(x, out)
     for n in range(start, stop):
         _diagonal_of_pixels(_transposed(x[n], turned) if turn else x[n], tens, t, q)
-        _roots(t, q, orders, rows, work, places, out[n])
+        _roots(t, q, orders, rows, work, places, out[0, n])
 
 
 @_compiled
@@ -689,7 +689,7 @@ def _off_diagonal_in_range(x, turn, tens, orders, rows, places, out, start, stop
     t, q, work, turned = _scratch(x, out)
     for n in range(start, stop):
         _off_diagonal(_transposed(x[n], turned) if turn else x[n], tens, t, q)
-        _roots(t, q, orders, rows, work, places, out[n])
+        _roots(t, q, orders, rows, work, places, out[0, n])
 
 
 # The function for a range of examples, by the statistic and by whether the rows are pixels.
@@ -780,8 +780,10 @@ def compute(statistic: str, maps: Tensor, orders: tuple[int, ...], out: Tensor) 
     of_pixels = of_pixels and statistic != "off_diagonal"
     x = (maps.transpose(1, 2) if dense_channels else maps).detach().float().contiguous().numpy()
     function, turn = _IN_RANGE[statistic, of_pixels], of_pixels != dense_channels
+    # With an axis of stride 0 in front, dense and other outputs are of one type: one function is compiled.
+    written = out.expand(2, *out.shape).numpy()
     for tens, rows, places in _groups(orders, statistic != "off_diagonal"):
-        _in_parts(function, examples, x, turn, tens, np.array(orders)[places], rows, places, out.numpy())
+        _in_parts(function, examples, x, turn, tens, np.array(orders)[places], rows, places, written)
 
 
 @lru_cache(64)

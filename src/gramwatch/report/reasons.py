@@ -42,7 +42,8 @@ def _first(one: Any, part: Any) -> str:
     if len(one.parts) == 1:
         start = f"The score of {part.title} is {score:.3g}"
     elif share is None:
-        start = f"The largest part of its score, {total:.2g} of {score:.2g}, comes from {part.title}"
+        name = f"{part.title[0].upper()}{part.title[1:]}"
+        start = f"{name} adds most to the score of {score:.2g}: {total:.2g}"
     else:
         sees = f"Mostly {part.sees}: " if share > 50 and part.sees else ""
         start = f"{sees}{share:.0f} % of the score comes from {part.title}"

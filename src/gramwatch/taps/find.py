@@ -169,6 +169,14 @@ class Look:
             taps.append(Tap(names[number], event.kind, event.operation, shape, axis, channel, number, first))
         return Taps(taps, sizes.operations)
 
+    @property
+    def makers(self) -> tuple[nn.Module, ...]:
+        """The module of every watched call, in order. Empty if a call is no result of a module of its own."""
+        if "_probed" not in vars(self):
+            return ()
+        makers = tuple([event.maker for event in self._probe.events])
+        return () if any(maker is None for maker in makers) else makers  # type: ignore[return-value]
+
     @functools.cached_property
     def head(self) -> int | None:
         """The position of the watched call that computes the logits by a linear layer. None if there is none.
@@ -327,6 +335,8 @@ class _Event:
     sources: frozenset[int]
     """The watched calls whose output the activation was applied to, with no other layer in between."""
     is_constant: bool
+    maker: nn.Module | None = None
+    """The module without parts that made this call, no other watched call, and returned the result."""
 
 
 @dataclass(frozen=True)
@@ -355,6 +365,7 @@ class _Probe(TorchFunctionMode):
         self._alive = list(_held(model))  # tensors that are kept, so that no id is used twice
         self._constants = {_storage(t) for t in self._alive}
         self._hidden: set[int] = set()  # the watched calls whose values are the input of a later layer
+        self._last_output = 0  # the id of the last watched call's result
         self._modules: list[tuple[str, bool, int]] = [("", False, 0)]
         self.packed = False
         """Whether a recurrent layer was given a packed sequence."""
@@ -375,9 +386,14 @@ class _Probe(TorchFunctionMode):
 
             return hook
 
-        def leave(*_: Any) -> None:
-            if threading.get_ident() == owner:
-                self._modules.pop()
+        def leave(module: nn.Module, args: Any, result: Any) -> None:
+            if threading.get_ident() != owner:
+                return
+            _, is_leaf, number = self._modules.pop()
+            made = [event for event in self.events[-2:] if event.module_call == number]
+            if is_leaf and len(made) == 1 and result is not None:
+                returned = id(made_by(result))
+                made[0].maker = module if returned == self._last_output else None
 
         try:
             for path, module in self.model.named_modules():
@@ -432,6 +448,7 @@ class _Probe(TorchFunctionMode):
             self._hidden.update(*(trace.sources for _, _, trace in known))
             axes = (1 if kind == "convolution" else output.ndim - 1,)
             sources = frozenset()
+        self._last_output = id(output)
         module, is_leaf, module_call = self._modules[-1]
         self.events.append(
             _Event(

@@ -34,6 +34,11 @@ class Real:
         """The number of real places, `(N, 1)`."""
         self._samples: dict[int | None, tuple[Tensor, Tensor, Tensor]] = {}
 
+    @staticmethod
+    def of(mask: Tensor | None) -> "Real | None":
+        """The real places of a mask; None without a mask."""
+        return None if mask is None else Real(mask)
+
     def fits(self, shape: Sequence[int], channel_axis: int) -> bool:
         """Whether a tensor of this shape has one pixel for each place. Its first axis is the examples."""
         sizes = [size for axis, size in enumerate(shape) if axis not in (0, channel_axis)]
