@@ -71,6 +71,7 @@ HOW_TO = [
     "timm",
     "torchvision",
     "hugging_face",
+    "text",
     "lightning",
     "own_network",
     "share",

@@ -170,3 +170,37 @@ def test_smoothing_spreads_a_pixel_over_an_eighth_of_each_side(shape):
 def test_small_maps_are_not_smoothed():
     maps = torch.rand(2, 8, 12, generator=torch.Generator().manual_seed(0))
     assert torch.equal(smoothed(maps), maps)
+
+
+def test_the_tokens_of_a_text_are_its_places_whatever_stands_beside_them():
+    tokens, mask = torch.randint(1, 9, (2, 5)), torch.ones(2, 5, dtype=torch.int64)
+    found, sizes = sizes_of({"attention_mask": mask, "input_ids": tokens})
+    assert found is tokens
+    assert sizes == (5,)
+
+
+def test_only_real_places_are_unusual():
+    mask = torch.tensor([[1, 1, 1, 0], [0, 1, 1, 1], [1, 0, 0, 0], [0, 0, 0, 0]]).bool()
+    places = Places({"input_ids": torch.ones(4, 4, dtype=torch.int64)}, mask)
+    maps = torch.arange(16.0).view(4, 1, 4)
+    seen = []
+
+    def unusual_of(some, rows):
+        seen.append((some[:, 0].tolist(), rows.tolist()))
+        return some.sum(1) + 1
+
+    found = places.pixels(maps, unusual_of)
+    assert found.tolist() == [[1, 2, 3, 0], [0, 6, 7, 8], [9, 0, 0, 0], [0, 0, 0, 0]]
+    assert seen == [([[8]], [2]), ([[0, 1, 2], [5, 6, 7]], [0, 1])]
+    shorter = places.pixels(maps[:, :, :2], unusual_of)  # its places are others
+    assert shorter.tolist() == [[1, 2], [5, 6], [9, 10], [0, 0]]
+
+
+def test_tokens_are_not_smoothed():
+    for tensor in (torch.ones(1, 40, dtype=torch.int64), torch.ones(1, 40, 3)):
+        places = Places(tensor)
+        places.sizes = (40,)
+        places.share(
+            torch.tensor([2.0]), torch.nn.functional.one_hot(torch.tensor([20]), 40).float(), (0, (40,))
+        )
+        assert int((places.map() > 0).sum()) == (5 if tensor.is_floating_point() else 1)

@@ -29,7 +29,7 @@ from gramwatch.measurement import AsMeasured, Calibration, Detection, Measuremen
 from gramwatch.observation import Needs, Observation, Plan, Statistics
 from gramwatch.places import contrasts, strengths
 from gramwatch.taps import Look, Network, Tap, Taps, unwrap
-from gramwatch.taps.running import InputsAdapter, LogitsAdapter
+from gramwatch.taps.running import InputsAdapter, LogitsAdapter, MaskAdapter
 from gramwatch.threshold import threshold
 
 CHECKPOINT_SECONDS = 60.0
@@ -54,6 +54,9 @@ class Detector(ABC):
             for a tensor, a tuple whose first item is the input, or a mapping of keyword arguments.
         logits: where the logits are in the network's output, if the network returns more than logits: a
             name, a position, or a function of the output.
+        mask: which places of an input are padding, which does not count: a function from the network's
+            arguments to a mask `(N, length)` with 0 at padding, or the name of the argument that is the mask.
+            None: `attention_mask`, if the network gets one. False: padding counts.
 
     Attributes:
         metadata: a free dictionary that is saved with the detector (preprocessing, class names, ...).
@@ -80,10 +83,11 @@ class Detector(ABC):
         level: float = 0.95,
         inputs: InputsAdapter = None,
         logits: LogitsAdapter = None,
+        mask: MaskAdapter = None,
     ) -> None:
         if not 0 < level < 1:
             raise ValueError(f"level must lie between 0 and 1, got {level}")
-        self.network = Network.of(model, inputs, logits)
+        self.network = Network.of(model, inputs, logits, mask)
         self.level = float(level)
         self.metadata: dict[str, Any] = {}
         self._begin()

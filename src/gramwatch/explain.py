@@ -96,6 +96,28 @@ class Member:
         return replace(self, total=self.total[index], terms=terms)
 
 
+class Token(NamedTuple):
+    """What one token of a text adds to the score."""
+
+    text: str
+    contribution: float
+    place: int
+    """Its place in the input."""
+
+
+class Tokens(tuple[Token, ...]):
+    """The tokens of a text, in order, with what each adds to the score. Prints as lines with bars."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return reasons.token_lines(self)
+
+    def _repr_html_(self) -> str:
+        """The same for a notebook: the text, its tokens shaded by what they add."""
+        return reasons.token_html(self)
+
+
 Lookup = Callable[[int, str, str | None], Iterator[tuple[str, Shares, float]]]
 """The channels of an example and a member, at one tap or at all: the name of the tap, its shares, and the
 divisor of its terms."""
@@ -125,6 +147,8 @@ class Explained:
     class_names: tuple[str, ...] = ()
     images: Tensor | None = field(default=None, repr=False)
     """The input that the map belongs to."""
+    mask: Tensor | None = field(default=None, repr=False)
+    """Which places of the input are not padding, `(N, length)`. None without a mask."""
     _lookup: Lookup | None = field(default=None, repr=False)
     _rows: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64), repr=False)
 
@@ -224,6 +248,34 @@ class Explained:
         total = sum(positive.values())
         return {name: 100 * value / total for name, value in positive.items() if value} if total else {}
 
+    def tokens(
+        self, i: int, tokenizer: "Any | Callable[[list[int]], Sequence[str]] | None" = None
+    ) -> "Tokens":
+        """The tokens of a text with what each adds to the score, in the order of the text, without padding.
+
+        `print(explained.tokens(0, tokenizer))` shows them as lines, a notebook as a shaded text. They are the
+        numbers of `map`: the positive contributions that have a place.
+
+        Args:
+            i: the number of the example.
+            tokenizer: a tokenizer of transformers, or a function from the numbers of tokens to their texts.
+                None: the numbers are the texts.
+
+        """
+        self._check(i)
+        numbers = None if self.images is None else self.images[i]
+        if self.map is None or numbers is None or numbers.ndim != 1 or numbers.is_floating_point():
+            why = "; ".join(note for note in self.notes if note.startswith("no map")) or "explain its places"
+            raise InputError(f"there are no contributions by token, only those of a text have them: {why}")
+        real = torch.ones_like(numbers, dtype=torch.bool) if self.mask is None else self.mask[i]
+        ids, amounts = numbers[real].tolist(), self.map[i][real].tolist()
+        words = getattr(tokenizer, "convert_ids_to_tokens", tokenizer) or (lambda ids: list(map(str, ids)))
+        texts = [str(text) for text in words(ids)]
+        if len(texts) != len(ids):
+            raise InputError(f"the tokenizer makes {len(texts)} texts of {len(ids)} tokens")
+        places = real.nonzero().flatten().tolist()
+        return Tokens(Token(*each) for each in zip(texts, amounts, places, strict=True))
+
     # --- one by one ----------------------------------------------------------------------------------
 
     def _check(self, i: int) -> None:
@@ -249,6 +301,7 @@ class Explained:
             map=chosen(self.map),
             confidence=chosen(self.confidence),
             images=chosen(self.images),
+            mask=chosen(self.mask),
             _rows=self._rows[index],
         )
 
@@ -387,9 +440,9 @@ class Pass:
             part.member(finite, of_part) for part, of_part in zip(self.contributions, taps, strict=True)
         ]
         notes = [f"{member.title}: {member.why_no_parts}" for member in members if member.why_no_parts]
-        tensor, found_map = None, None
+        tensor, found_map, mask = None, None, self.network.mask_of(self.inputs)
         if places:
-            tensor, found_map, without = self._map(members)
+            tensor, found_map, without = self._map(members, mask)
             notes += without
         return Explained(
             found=self.found,
@@ -399,6 +452,7 @@ class Pass:
             confidence=self.confidence,
             class_names=self.class_names,
             images=tensor,
+            mask=mask,
             _lookup=self._channels,
             _rows=torch.arange(len(self.found)),
         )
@@ -419,9 +473,11 @@ class Pass:
                     channel = each.part.channels_at(tap)[found.channel]
                     yield tap.name, found._replace(amount=amount, channel=channel), each.divisor
 
-    def _map(self, members: Sequence[Member]) -> tuple[Tensor | None, Tensor | None, list[str]]:
+    def _map(
+        self, members: Sequence[Member], mask: Tensor | None
+    ) -> tuple[Tensor | None, Tensor | None, list[str]]:
         """The input that has places, the map, and why there is none."""
-        places = Places(self.inputs)
+        places = Places(self.inputs, mask)
         found = None
         if places.sizes:
             self._share(places, members, only_positive=True)
@@ -443,7 +499,7 @@ class Pass:
         """
         watched: dict[int, Tap] = {}
         amounts: dict[int, Tensor] = {}
-        views: dict[int, list[Callable[[Tensor], Tensor]]] = {}
+        views: dict[int, list[Callable[[Tensor, Tensor | slice], Tensor]]] = {}
         for each, member in zip(self.contributions, members, strict=True):
             if member.terms is None:
                 continue
@@ -459,15 +515,21 @@ class Pass:
             maps, grid = places.place(tensor, taps[number])
             if grid is not None:
                 call, inside = calls[number], maps[:, :, grid[0] :].float()
-                pixels = [shares(view(inside)) for view in views[call]]
-                places.share(amounts[call], torch.stack(pixels).mean(0), grid)
+                places.share(amounts[call], places.pixels(inside, partial(_mean_shares, views[call])), grid)
 
         if calls:
             with places.noting(self.network.module):
                 observe_tensors(self.network, taps, self.inputs, receive)
 
-    def _view(self, part: Part, tap: Tap, number: int, maps: Tensor) -> Tensor:
-        """How unusual the pixels of a tap are to a detector, `(N, pixels)`."""
+    def _view(self, part: Part, tap: Tap, number: int, maps: Tensor, rows: Tensor | slice) -> Tensor:
+        """How unusual the pixels of a tap are to a detector, `(N, pixels)`, for some examples."""
         counted = part.channels_at(tap)
         some = maps if len(counted) == maps.shape[1] else maps[:, counted.to(maps.device)]
-        return part.unusual_at(self.observed[part], number, some)
+        return part.unusual_at(self.observed[part][rows], number, some)
+
+
+def _mean_shares(
+    views: Sequence[Callable[[Tensor, Tensor | slice], Tensor]], maps: Tensor, rows: Tensor | slice
+) -> Tensor:
+    """The shares of pixels, `(N, pixels)`, in the mean over what detectors say of them."""
+    return torch.stack([shares(view(maps, rows)) for view in views]).mean(0)

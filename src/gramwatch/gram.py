@@ -41,7 +41,7 @@ from gramwatch.measurement import Calibration, Measurement, how_many_rank
 from gramwatch.observation import WIDEST_TRIANGLE, Needs, Observation, Plan, Statistics, StatisticsAtTap
 from gramwatch.statistics import STATISTICS, check_count, check_orders
 from gramwatch.taps import Network, Tap, Taps, unwrap
-from gramwatch.taps.running import InputsAdapter, LogitsAdapter
+from gramwatch.taps.running import InputsAdapter, LogitsAdapter, MaskAdapter
 from gramwatch.taps.tap import TOGETHER, Sample
 
 FEW_EXAMPLES = 20
@@ -127,6 +127,9 @@ class GramDetector(Detector):
             for a tensor, a tuple whose first item is the input, or a mapping of keyword arguments.
         logits: where the logits are in the network's output, if the network returns more than logits: a
             name, a position, or a function of the output.
+        mask: which places of an input are padding, which does not count: a function from the network's
+            arguments to a mask `(N, length)` with 0 at padding, or the name of the argument that is the mask.
+            None: `attention_mask`, if the network gets one. False: padding counts.
         storage: `"float32"`, or `"float16"` for `min_max` bounds. `"float16"` halves memory and file. It
             widens the bounds by up to a thousandth of their value, so no training example lies outside.
 
@@ -159,6 +162,7 @@ class GramDetector(Detector):
         level: float = 0.95,
         inputs: InputsAdapter = None,
         logits: LogitsAdapter = None,
+        mask: MaskAdapter = None,
         storage: str = "float32",
     ) -> None:
         _check_choice("statistic", statistic, ["auto", *STATISTICS])
@@ -175,7 +179,7 @@ class GramDetector(Detector):
         self.normalise = normalise
         self.confidence: Confidence = confidence
         self.selection = taps if isinstance(taps, str) else list(taps)
-        super().__init__(model, level=level, inputs=inputs, logits=logits)
+        super().__init__(model, level=level, inputs=inputs, logits=logits, mask=mask)
 
     def _begin(self) -> None:
         self._taps: Taps | None = None

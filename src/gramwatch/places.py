@@ -1,9 +1,9 @@
 """Places: where the pixels and tokens of a network's tensors lie in its input, and which are unusual."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +21,8 @@ MOST_PREFIX = 8
 STRIDING = (nn.Conv2d, nn.MaxPool2d, nn.AvgPool2d)
 """Modules that make maps of images smaller."""
 INTERPOLATIONS = {1: "linear", 2: "bilinear", 3: "trilinear"}
+TOKENS = "input_ids"
+"""The argument of a network that usually holds the tokens of a text."""
 Grid = tuple[int, tuple[int, ...]]
 """How many tokens come before the grid, and its shape."""
 FAINTEST = 0.01
@@ -34,8 +36,11 @@ SMOOTHED = 8
 def sizes_of(inputs: Inputs) -> tuple[Tensor | None, tuple[int, ...]]:
     """The tensor of an input that has places, and their sizes: height and width, or the length of a sequence.
 
-    Of several tensors, the first with the most axes is taken. A plain vector has no places.
+    Of several tensors, the tokens of a text are taken, or the first with the most axes. A plain vector has no
+    places.
     """
+    if isinstance(inputs, Mapping) and isinstance(inputs.get(TOKENS), Tensor):
+        inputs = inputs[TOKENS]
     tensors = [tensor for tensor in tensors_in(inputs) if tensor.ndim > 1]
     if not tensors:
         return None, ()
@@ -103,17 +108,29 @@ def shares(parts: Tensor) -> Tensor:
     return torch.where(total > 0, parts / total, 1 / parts.shape[1])
 
 
+class Alike(NamedTuple):
+    """Examples of a batch that have as many real places as each other."""
+
+    rows: Tensor | slice
+    """The numbers of the examples."""
+    real: Tensor | None
+    """Their real places, `(examples, places)`. None: there is no padding."""
+
+
 class Places:
     """Shares the contributions of taps among their pixels, and brings them to the size of the input.
 
     Args:
         inputs: a batch.
+        mask: True at places that are not padding, `(N, length)`. None: there is no padding.
 
     """
 
-    def __init__(self, inputs: Inputs) -> None:
+    def __init__(self, inputs: Inputs, mask: Tensor | None = None) -> None:
         self.tensor, self.sizes = sizes_of(inputs)
         self.examples = count_examples(inputs)
+        self._alike = [Alike(slice(None), None)] if mask is None else list(_alike(mask))
+        self._length = None if mask is None else mask.shape[1]
         self._sums: dict[tuple[int, ...], Tensor] = {}
         self._shared: Tensor | float = 0.0  # the contributions so far, `(N,)`
         self._first: dict[tuple[int, ...], tuple[float, ...]] = {}
@@ -132,6 +149,26 @@ class Places:
             return self.sizes
         self.sizes = (min(self.sizes, key=lambda size: abs(math.log(size / positions[0]))),)
         return self.sizes
+
+    def pixels(self, maps: Tensor, unusual: Callable[[Tensor, Tensor | slice], Tensor]) -> Tensor:
+        """What `unusual` says of the pixels of a tap, `(N, pixels)`. It says nothing of padding.
+
+        Args:
+            maps: `(N, channels, pixels)`
+            unusual: from maps without padding, and the numbers of their examples, to `(examples, pixels)`.
+
+        """
+        if self._length is None:
+            return unusual(maps, slice(None))
+        found = maps.new_zeros(len(maps), maps.shape[2])
+        for rows, real in self._alike:
+            some = maps[rows]
+            if real is None or maps.shape[2] != self._length:  # its places are not those of the mask
+                found[rows] = unusual(some, rows).to(found)
+            else:
+                some = some.gather(2, real.unsqueeze(1).expand(-1, some.shape[1], -1))
+                found[rows] = found[rows].scatter(1, real, unusual(some, rows).to(found))
+        return found
 
     def share(self, amounts: Tensor, pixels: Tensor, grid: Grid) -> None:
         """Share the contributions of a tap, `(N,)`, among its pixels, by shares `(N, pixels of the grid)`.
@@ -185,9 +222,15 @@ class Places:
         return tuple((whole / size - 1) / 2 for size, whole in zip(shape, self.sizes, strict=True))
 
     def map(self) -> Tensor | None:
-        """The shared contributions at the size of the input, smoothed. None if nothing was shared."""
+        """The shared contributions at the size of the input. None if nothing was shared.
+
+        They are smoothed, but for the tokens of a text: neighbours there need not be alike.
+        """
         whole = self.whole()
-        return None if whole is None else _scaled(smoothed(whole), self._shared)
+        if whole is None:
+            return None
+        is_text = len(self.sizes) == 1 and self.tensor is not None and not self.tensor.is_floating_point()
+        return _scaled(whole if is_text else smoothed(whole), self._shared)
 
     def whole(self) -> Tensor | None:
         """The amounts of all pixels at the size of the input. None if there are none."""
@@ -225,6 +268,15 @@ def smoothed(maps: Tensor) -> Tensor:
             means = F.avg_pool1d(lines.flatten(0, -2).unsqueeze(1), 2 * reach + 1, 1, reach)
             maps = means.view_as(lines).movedim(-1, axis)
     return maps
+
+
+def _alike(mask: Tensor) -> Iterator[Alike]:
+    """The examples of a batch by their number of real places. Those without any are left out."""
+    counts = mask.sum(1)
+    for count in counts.unique().tolist():
+        if count:
+            rows = (counts == count).nonzero().flatten()
+            yield Alike(rows, mask[rows].nonzero()[:, 1].view(len(rows), count))
 
 
 def observe_tensors(
