@@ -496,6 +496,7 @@ def test_the_words_about_maps_are_those_of_the_results():
         assert kinds["blurred region"]["because"] < 0.1 * kinds["blurred region"]["images"]
         flagged = {name: cell for name, cell in kinds.items() if cell["because"] and name != "blurred region"}
         assert min(flagged, key=lambda name: flagged[name]["pointing_because"]) == "dead block"
+        assert 0.5 <= kinds["dead block"]["pointing_because"] < 0.7  # "in half of them or a little more"
         assert result["cost"]["explaining"] / result["cost"]["network"] < 3
     assert round(100 * patch[ours]["because"]) == 78
     for result in data["networks"][:2]:
