@@ -48,6 +48,14 @@ def shared_data() -> Path:
     return _shared("data", "real data")
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _files_need_not_survive_a_power_cut() -> Iterator[None]:
+    """Tests write a thousand files, and waiting for the disk takes longer than all else about them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda handle: None)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
