@@ -10,6 +10,8 @@ from hypothesis import settings
 
 from gramwatch import kernels
 
+# Without a network, Hugging Face's hub would be asked in vain for half a minute. Read when it is imported.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # How long an example takes depends on what else the machine does.
 settings.register_profile("tests", deadline=None)
 settings.load_profile("tests")
