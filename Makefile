@@ -30,8 +30,8 @@ test-real: $(INSTALLED)  ## the long checks on real networks and data
 	npm install --silent --no-save --prefix build/axe axe-core@4.14.0
 	touch $@
 
-test-browser: .venv/.browser  ## the report in headless Chromium (apt-get install chromium chromium-driver npm)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/report/test_page_browser.py
+test-browser: .venv/.browser  ## the report and the live page in headless Chromium (apt-get install chromium chromium-driver npm)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/report/test_page_browser.py tests/live/test_app_browser.py
 
 fuzz: $(INSTALLED)  ## damaged and forged files of every kind, for four minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --seconds 240

@@ -1,11 +1,12 @@
-"""Write the tables of Guard's fourth rule into docs/guard-study.md: photographs, small images, effort.
+"""Write the tables of Guard's fourth rule into docs/guard-study.md.
 
     python -m benchmarks.photographs                   # from what docs/results holds
     python -m benchmarks.photographs studies/vit_0     # first adopt what a study wrote for one network
 
 Studies are adopted without the columns that no table needs. The folder's name is the network's. Studies of
-networks that were trained on scenes go to docs/results/scenes, those of others to docs/results/cifar. What
-`gramwatch study effort` wrote goes to docs/results/effort.
+networks that were trained on scenes go to docs/results/scenes, those of ResNet-18 for CIFAR-10 to
+docs/results/openood, those of others to docs/results/cifar. What `gramwatch study effort` wrote goes to
+docs/results/effort.
 """
 
 import csv
@@ -13,6 +14,7 @@ import shutil
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from statistics import stdev
 
 from benchmarks.document import DOCS, filled
 from gramwatch.report.across import GUARD, Study, read
@@ -20,6 +22,13 @@ from gramwatch.report.across import GUARD, Study, read
 THIRD = "third rule: Gram + early Mahalanobis + class ratio + energy"
 CLOSED = ("iSUN", "CIFAR-10", "SVHN", "Fashion-MNIST", "KMNIST")
 LEAN, FULL = ("256", "128", "24 spread", "1, 2, 4, 8"), ("", "", "all", "1 to 10")
+OPENOOD = {
+    "near": ("CIFAR-100 subset", "Tiny ImageNet, anti-aliased"),
+    "far": ("MNIST", "SVHN, first 1,083 training images", "DTD, 10 classes", "MiniPlaces, anti-aliased"),
+}
+"""Our sets that are like those of OpenOOD's benchmark for CIFAR-10."""
+PUBLISHED = {"KNN": (90.6, 93.0)}
+"""Near and far means of OpenOOD's leaderboard, by our names of the methods."""
 COLUMNS = ("network", "in_distribution", "ood", "method", "images", "tnr", "auroc", "note")
 """The columns that are kept."""
 
@@ -28,7 +37,8 @@ def adopt(folder: Path, results: Path) -> None:
     """Copy what a study wrote for one network, without the columns that no table needs."""
     (study,) = read(folder)
     (found,) = folder.glob("guard-*.csv")
-    target = results / ("scenes" if "scenes" in study.family else "cifar") / folder.name
+    kinds = {"scenes": "scenes", "ResNet-18, CIFAR-10": "openood"}
+    target = results / next((kinds[k] for k in kinds if k in study.family), "cifar") / folder.name
     target.mkdir(parents=True, exist_ok=True)
     with found.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
@@ -43,7 +53,7 @@ def adopt(folder: Path, results: Path) -> None:
 
 
 def studies_of(results: Path, kind: str) -> list[Study]:
-    """The adopted studies, `scenes` or `cifar`."""
+    """The adopted studies: `scenes`, `cifar` or `openood`."""
     return [study for folder in sorted((results / kind).iterdir()) for study in read(folder)]
 
 
@@ -92,6 +102,28 @@ def small_images(results: Path) -> str:
     return "\n".join(lines)
 
 
+def on_openood(results: Path, method: str) -> dict[str, tuple[float, float]]:
+    """Near and far: the mean over the networks of the mean over the sets, and the standard deviation."""
+    found = {}
+    for kind, sets in OPENOOD.items():
+        of = [mean(study.figures[method][ood] for ood in sets) for study in studies_of(results, "openood")]
+        found[kind] = (mean(of), stdev(of))
+    return found
+
+
+def openood(results: Path, most: int = 10) -> str:
+    """Guard and the best single methods on sets like OpenOOD's, by the sum of near and far."""
+    studies = studies_of(results, "openood")
+    of = {name: on_openood(results, name) for name in (GUARD, *studies[0].singles)}
+    names = sorted(studies[0].singles, key=lambda name: -sum(value for value, _ in of[name].values()))
+    lines = ["| method | near | far | published: near | far |", "| --- |" + " ---: |" * 4]
+    for name in (GUARD, *names[:most]):
+        cells = [f"{value:.2f} ± {spread:.2f}" for value, spread in of[name].values()]
+        cells += [f"{value}" for value in PUBLISHED.get(name, ("", ""))]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def behind(study: Study) -> dict[str, float]:
     """How far Guard is behind the best single method of each set."""
     return {ood: study.figures[study.best_on(ood)][ood] - study.figures[GUARD][ood] for ood in study.kinds}
@@ -134,6 +166,7 @@ def main() -> None:
     generated = {
         "photographs": photographs(results),
         "small": small_images(results),
+        "openood": openood(results),
         "effort": effort(results),
     }
     page.write_text(filled(page.read_text(encoding="utf-8"), generated), encoding="utf-8")

@@ -8,7 +8,8 @@
 In each round the network runs alone, then a guard, then a guard with full effort, and on a GPU a guard that
 records the pass; every other round goes backwards. A compiled network is compared with itself, compiled.
 Printed are medians over the rounds, with quartiles. On a GPU there is also the time that the GPU itself was
-busy, which a slow host leaves alone. `--fit` adds a whole fit, in times the plain pass over the same images.
+busy, which a slow host leaves alone. `--fit` adds a whole fit, in times the plain pass over the same images,
+and what each further batch of a longer fit takes.
 `--kernels` prints which kernels the GPU's time goes into. Compiling is not timed.
 
 The results are written to a file after each network. A further run adds to it.
@@ -50,6 +51,10 @@ CASES = {
     "ViT-B/16": Case("vit_base_patch16_224", 224, _IMAGENET),
     "ConvNeXt-T": Case("convnext_tiny", 224, _IMAGENET),
 }
+FIT_BATCHES = 20
+"""How many batches a fit takes."""
+FURTHER = 3
+"""How many times as many batches a longer fit takes."""
 SHOWN = 20
 """How many kernels `--kernels` prints."""
 
@@ -115,21 +120,48 @@ class Subject:
             function()
         return functions
 
-    def fit_ratio(self, batches: int, clock: Clock, rounds: int) -> dict[str, float]:
-        """A fit of several batches that lie on the device, in times the plain pass over them."""
-        data = [self.batch_of(30 + i) for i in range(4)] * (batches // 4)
+    def fit_ratios(self, clock: Clock, rounds: int) -> dict[str, Any]:
+        """A fit of different images that lie on the device, in times the plain pass over them.
 
-        def fit() -> None:
-            Guard(self.model).fit(data, progress=False)
+        `fit` is a whole fit of `FIT_BATCHES` batches, with the look at the network and the inversion of the
+        covariances. `fit_further` is what further batches of a longer fit take.
+        """
+        data = [turned for i in range(FIT_BATCHES // 4) for turned in four_ways(self.batch_of(30 + i))]
+        longer = FURTHER * data
+
+        def fit(batches: list[Tensor], record: bool) -> None:
+            guard = Guard(self.model)
+            guard.record_pass = record
+            guard.fit(batches, progress=False)
 
         def plain() -> None:
             with torch.inference_mode():
                 for x in data:
                     self.model(x)
 
-        fit()
-        times = clock.in_turns({"plain": plain, "fit": fit}, rounds)
-        return summary(ratios(times["fit"], times["plain"]))
+        functions: dict[str, Callable[[], Any]] = {"plain": plain}
+        recording = [False, True] if clock.cuda else [False]
+        for record in recording:
+            functions |= {
+                f"fit {record}": partial(fit, data, record),
+                f"longer {record}": partial(fit, longer, record),
+            }
+        times = clock.in_turns(functions, rounds)
+        found: dict[str, Any] = {"fit": summary(ratios(times["fit False"], times["plain"]))}
+        for record in recording:
+            pairs = zip(times[f"longer {record}"], times[f"fit {record}"], strict=True)
+            further = [(long - short) / (FURTHER - 1) for long, short in pairs]
+            name = "fit_further_recorded" if record else "fit_further"
+            found[name] = summary(ratios(further, times["plain"]))
+        return found
+
+
+def four_ways(images: Tensor) -> list[Tensor]:
+    """The images, and the same on their sides and upside down: four batches of different images."""
+    turned = [images.rot90(quarters, (2, 3)) for quarters in range(4)]
+    channels_last = images.is_contiguous(memory_format=torch.channels_last)
+    form = torch.channels_last if channels_last else torch.contiguous_format
+    return [each.contiguous(memory_format=form) for each in turned]
 
 
 def row(name: str, way: str, args: argparse.Namespace) -> dict[str, Any]:
@@ -151,7 +183,7 @@ def row(name: str, way: str, args: argparse.Namespace) -> dict[str, Any]:
         if args.kernels:
             show_kernels(name, way, kernels["plain"], kernels["guard"])
     if args.fit:
-        found["fit"] = subject.fit_ratio(20, clock, 5)
+        found |= subject.fit_ratios(clock, 5)
     return found
 
 

@@ -8,12 +8,15 @@ It needs onnxruntime and numpy, and Pillow to read images. Every image is one li
 
 import csv
 import json
+import os
 import sys
 from pathlib import Path
 
 import numpy as np
-import onnxruntime
 from PIL import Image
+
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # from 1.29 on, it reports about models otherwise
+import onnxruntime
 
 SUFFIXES = {".bmp", ".jpeg", ".jpg", ".png", ".ppm", ".webp"}
 AT_ONCE = 32

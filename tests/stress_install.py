@@ -1,4 +1,4 @@
-"""The package as strangers install it: wheel, sdist, the oldest dependencies, and their known holes."""
+"""The package as strangers install it: wheel, sdist, oldest and newest dependencies, known holes."""
 
 import json
 import os
@@ -13,16 +13,17 @@ from pathlib import Path
 from tests.stress_common import Row, Skipped
 
 ROOT = Path(__file__).parents[1]
-EXTRAS = ("cli", "plot", "serve")
-OLDEST_TESTS = (
+EXTRAS = ("cli", "export", "plot", "serve")
+TESTS = (
     "test_guard.py",
     "test_gram.py",
     "test_artifact.py",
     "test_monitor.py",
     "serve",
     "cli/test_serve.py",
+    "test_exported.py",
 )
-"""What is run with the oldest dependencies."""
+"""What is run with the oldest and the newest dependencies."""
 PIP = ("-m", "pip", "--disable-pip-version-check", "-q")
 
 
@@ -30,7 +31,9 @@ def rows() -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as folder:
         yield installed(Path(folder))
     with tempfile.TemporaryDirectory() as folder:
-        yield oldest(Path(folder))
+        yield tested(Path(folder), "oldest", lowest())
+    with tempfile.TemporaryDirectory() as folder:
+        yield tested(Path(folder), "newest", [pin.partition("=")[0] for pin in lowest()])
     yield audited()
 
 
@@ -65,7 +68,7 @@ def installed(folder: Path) -> Row:
     return Row("wheel and sdist in an empty environment, with the demo", 2, survived, "the demo runs in both")
 
 
-# --- the oldest dependencies -------------------------------------------------------------------------
+# --- oldest and newest dependencies -----------------------------------------------------------------
 
 
 def lowest() -> list[str]:
@@ -85,21 +88,24 @@ def lowest() -> list[str]:
     return [*sorted(set(found.values()) - {found["torch"]}), "torch"]
 
 
-def oldest(folder: Path) -> Row:
-    """Run the tests of the core and of the service with the oldest versions that are allowed."""
-    python = environment(folder / "oldest")
-    ran(python, *PIP, "install", "-c", ROOT / "constraints.txt", *lowest(), "pytest", "hypothesis")
+def tested(folder: Path, which: str, pins: list[str]) -> Row:
+    """Run the tests of the core, the service and the exported guard with these versions of dependencies."""
+    python = environment(folder / which)
+    constraints = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    (torch,) = [line for line in constraints if line.startswith("torch==")]
+    ran(python, *PIP, "install", *(torch if pin == "torch" else pin for pin in pins), "pytest", "hypothesis")
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
-    tests = [ROOT / "tests" / name for name in OLDEST_TESTS]
     done = subprocess.run(
-        [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", *map(str, tests)],
+        [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", *(f"tests/{name}" for name in TESTS)],
         cwd=ROOT, env=env, capture_output=True, text=True,
     )  # fmt: skip
-    return counted(
-        "tests with the oldest dependencies",
-        done.stdout,
-        ", ".join(pin.removesuffix(".*") for pin in lowest()),
-    )
+    if done.returncode:
+        print(done.stdout[-4000:], done.stderr[-2000:], file=sys.stderr)
+    names = sorted(pin.partition("=")[0] for pin in pins)
+    ask = "import sys; from importlib.metadata import version; print(*map(version, sys.argv[1:]))"
+    versions = [number.partition("+")[0] for number in ran(python, "-c", ask, *names).split()]
+    found = ", ".join(f"{name} {number}" for name, number in zip(names, versions, strict=True))
+    return counted(f"tests with the {which} dependencies", done.stdout, found)
 
 
 def counted(what: str, said: str, found: str) -> Row:

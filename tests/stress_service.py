@@ -20,11 +20,14 @@ import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from importlib.util import find_spec
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 
 from gramwatch import Guard, networks
 from gramwatch.datasets.images import FORMATS
@@ -59,7 +62,10 @@ def rows(load_seconds: int = LOAD_SECONDS) -> Iterator[Row]:
             yield gone(service)
         yield shut_down(guarded)
         yield from load(guarded, load_seconds)
+        yield exported(guarded)
     yield overhead()
+    with tempfile.TemporaryDirectory() as folder:
+        yield explained(Guarded.made(Path(folder), "resnet18"))
 
 
 # --- a service ---------------------------------------------------------------------------------------
@@ -127,11 +133,12 @@ class Guarded:
         return Guarded(folder, guard, files)
 
     @contextlib.contextmanager
-    def served(self, *words: object) -> Iterator[Service]:
+    def served(self, *words: object, exported: bool = False) -> Iterator[Service]:
         """`gramwatch serve` in a process of its own, with one thread for the network."""
+        guard = ["guard.onnx"] if exported else ["guard.safetensors", "--model", f"{NETWORK}:build"]
         command = [
-            sys.executable, "-m", "gramwatch", "serve", "guard.safetensors", "--model", f"{NETWORK}:build",
-            "--port", "0", "--device", "cpu", "--read-seconds", "3", *map(str, words),
+            sys.executable, "-m", "gramwatch", "serve", *guard, "--port", "0", "--device", "cpu",
+            "--read-seconds", "3", *map(str, words),
         ]  # fmt: skip
         process = subprocess.Popen(
             command, cwd=self.folder, stderr=subprocess.PIPE, text=True,
@@ -421,3 +428,54 @@ def throughput(guarded: Guarded, rounds: int = 5, requests: int = 6) -> tuple[fl
                 ratios.append((service.cpu_seconds - begin) / requests / direct)
                 calls.append(direct)
     return statistics.median(ratios), statistics.median(calls)
+
+
+# --- an exported guard, and reasons ------------------------------------------------------------------
+
+
+def exported(guarded: Guarded) -> Row:
+    """The exported guard answers as the guard does, without the network's code."""
+    if find_spec("onnxscript") is None or find_spec("onnxruntime") is None:
+        raise Skipped("no guard can be exported: pip install 'gramwatch[export]'")
+    guarded.guard.export(guarded.folder / "guard.onnx", torch.zeros(2, 3, 32, 32), preprocessing=True)
+    (guarded.folder / f"{NETWORK}.py").unlink()
+    want = guarded.guard(torch.stack([PREPARE(Image.open(BytesIO(image))) for image in guarded.images]))
+    with guarded.served(exported=True) as service:
+        found = [
+            json.loads(service.ask("POST", "/score", image)[1])["results"][0] for image in guarded.images
+        ]
+    alike = [
+        (result["predicted"], result["is_ood"]) == (int(one.predicted), bool(one.is_ood))
+        for result, one in zip(found, want, strict=True)
+    ]
+    furthest = max(abs(result["score"] - float(one.score)) for result, one in zip(found, want, strict=True))
+    return Row(
+        "classes and verdicts of the exported guard",
+        len(found),
+        sum(alike),
+        f"those of the guard; scores differ by at most {furthest:.0e}",
+    )
+
+
+def explained(guarded: Guarded, rounds: int = 5) -> Row:
+    """Flagged images with reasons, and what they cost beside the same images without."""
+    grey = [file_of(Image.new("RGB", (32, 32), (16 * n,) * 3)) for n in range(16)]
+    body = json.dumps({"images": [base64.b64encode(image).decode() for image in grey]})
+
+    def asked(service: Service, path: str) -> tuple[list[Any], float]:
+        begin = service.cpu_seconds
+        status, answer = service.ask("POST", path, body, **{"Content-Type": "application/json"})
+        assert status == 200, answer
+        return json.loads(answer)["results"], service.cpu_seconds - begin
+
+    with guarded.served() as service:
+        turns = [(asked(service, "/score"), asked(service, "/score?reasons=true")) for _ in range(rounds + 1)]
+    results = [result for _, (results, _) in turns for result in results if result["is_ood"]]
+    right = [result["reasons"] is not None and len(result["reasons"]["sentences"]) == 3 for result in results]
+    cost = statistics.median(with_reasons[1] / plain[1] for plain, with_reasons in turns[1:])
+    return Row(
+        "reasons of flagged images, ResNet-18, 32 x 32",
+        len(results),
+        sum(right),
+        f"a flagged image with reasons costs {cost:.1f} times one without, 16 images at a time",
+    )

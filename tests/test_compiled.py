@@ -94,7 +94,7 @@ def test_the_operators_are_the_readable_definitions(shape, axis, statistic, feat
     maps = x.movedim(axis, 1).reshape(3, 4, -1)
     expected = STATISTICS[statistic](maps, (1, 3), 1)
     for with_means in (False, True):
-        found, means = statistics(x, axis, None, None, statistic, [1, 3], features, with_means)
+        found, means = statistics(x, axis, None, None, statistic, [1, 3], features, with_means, None, None)
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(means, maps.mean(2) if with_means else torch.empty(3, 0))
     torch.testing.assert_close(channel_means(x, axis, None, None), maps.mean(2))
@@ -102,11 +102,16 @@ def test_the_operators_are_the_readable_definitions(shape, axis, statistic, feat
 
 def test_the_operators_read_a_sample_of_pixels():
     x = torch.randn(3, 4, 8, 6)
-    found, means = statistics(x, 1, 12, None, "row_sums", [1, 2], 4, True)
+    found, means = statistics(x, 1, 12, None, "row_sums", [1, 2], 4, True, 12, None)
     sample = x[:, :, ::2, ::2].flatten(2)
     torch.testing.assert_close(found, STATISTICS["row_sums"](sample, (1, 2), 1), rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(means, sample.mean(2))
     torch.testing.assert_close(channel_means(x, 1, 12, None), sample.mean(2))
+    found, means = statistics(
+        x, 1, 12, None, "row_sums", [1, 2], 4, True, None, None
+    )  # means of another part
+    torch.testing.assert_close(found, STATISTICS["row_sums"](sample, (1, 2), 1), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(means, x.mean((2, 3)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -114,8 +119,11 @@ def test_the_operators_keep_to_the_rules_of_torch_compile(dtype):
     x = torch.randn(3, 4, 5, 6).to(dtype)
     tests = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
     for y in (x, x.to(memory_format=torch.channels_last)):
-        torch.library.opcheck(statistics, (y, 1, 12, 16, "row_sums", [1, 2], 4, True), test_utils=tests)
-        torch.library.opcheck(statistics, (y, 1, None, None, "row_sums", [1, 2], 4, False), test_utils=tests)
+        torch.library.opcheck(
+            statistics, (y, 1, 12, 16, "row_sums", [1, 2], 4, True, 9, None), test_utils=tests
+        )
+        without = (y, 1, None, None, "row_sums", [1, 2], 4, False, None, None)
+        torch.library.opcheck(statistics, without, test_utils=tests)
         torch.library.opcheck(channel_means, (y, 1, 12, 16), test_utils=tests)
 
 

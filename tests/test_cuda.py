@@ -10,6 +10,8 @@ from torch import nn
 import gramwatch
 from gramwatch import replay
 from gramwatch.bounds import make_bounds
+from gramwatch.detector import Fits, _TrainingPass
+from gramwatch.distributed import Group
 from gramwatch.statistics import STATISTICS
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -98,6 +100,61 @@ def test_a_guard_does_not_wait_for_the_gpu(net):
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert torch.equal(found[0], guard(test).score)
+
+
+def test_a_fit_does_not_wait_for_the_gpu(net):
+    guard = gramwatch.Guard(net.cuda())
+    passed = _TrainingPass([guard], Fits())
+    batches = [torch.randn(100, 3, 16, 16, device="cuda") for _ in range(3)]
+    batches[2][3] = torch.nan
+    passed.take((batches[0], None))
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for x in batches[1:]:
+            passed.take((x, None))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert passed.left_out_by_all(guard.leaves, Group())[0] == [1, 1, 1, 0]
+
+
+@pytest.mark.parametrize("record", [False, True])
+def test_a_fit_is_that_of_the_cpu(net, record, monkeypatch):
+    torch.backends.cudnn.allow_tf32 = False
+    monkeypatch.setattr(replay, "CALLS", 2)
+    recorded, record_one = [], replay.Replay._record
+
+    def recording(self, *given):
+        recorded.append(record_one(self, *given))
+        return recorded[-1]
+
+    monkeypatch.setattr(replay.Replay, "_record", recording)
+    training, test = torch.randn(800, 3, 16, 16).split(100), torch.randn(50, 3, 16, 16)
+    on_cpu = gramwatch.Guard(net).fit(training)
+    measured = on_cpu.measure(test)
+    net.cuda()
+    guard = gramwatch.Guard(net)
+    guard.record_pass = record
+    guard.fit(training)
+    assert [each is not None for each in recorded] == [True] * record
+    for name in ("profile", "class_ratio"):
+        mine, theirs = guard.members[name], on_cpu.members[name]
+        assert torch.equal(mine.ranks_, theirs.ranks_)
+        for state in ("counts_", "origins_", "sums_", "products_"):
+            one, other = getattr(mine, state).cpu(), getattr(theirs, state)
+            torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3 * float(other.abs().max()))
+    found = guard.measure(test)
+    torch.testing.assert_close(found.values.cpu(), measured.values, rtol=1e-2, atol=1e-2)
+
+
+def test_labels_that_are_no_classes_are_refused_at_the_end(net):
+    x = torch.randn(60, 3, 16, 16, device="cuda")
+    labels = torch.arange(60) % 3
+    detector = gramwatch.methods.Mahalanobis(net.cuda())
+    with pytest.raises(gramwatch.InputError, match="labels from -1 to 7 were given, the network has"):
+        detector.fit([(x, labels), (x, labels - 1), (x, labels + 5), (x, labels)])
+    detector.finish()  # the other examples are kept
+    assert detector.counts_.sum() == 20 * (3 + 2 + 0 + 3)
 
 
 def assert_equal(found, expected):

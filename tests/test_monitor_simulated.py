@@ -88,6 +88,19 @@ def test_simulated_replicas_share_calibration_images_and_groups_are_ranked_apart
         assert np.isinf(apart).all()
 
 
+def test_the_words_about_the_lens_name_the_alarms_and_the_picture_shows_them():
+    docs = document.DOCS
+    lens = json.loads((docs / "data" / "fog.json").read_text(encoding="utf-8"))
+    shown = fog.moments(lens)
+    words = (docs / "monitor.md").read_text(encoding="utf-8").split("<!-- end fog -->")[1].split("## ")[0]
+    alarms = [row["alarm_at"] for row in lens["rows"]]
+    assert {number for number, alarm in shown.items() if alarm} == set(alarms)
+    for number in (*alarms, 800, 950):
+        assert f"{number:,}" in words
+        assert number in shown
+    assert round(100 * float(fog.fog_of(lens["images"])[799])) == 20
+
+
 def test_fog_grows_after_the_clear_images():
     share = fog.fog_of(4_000)
     assert share[: fog.CLEAR].max() == 0

@@ -1,5 +1,7 @@
 """What one forward pass shows: features, the layer that makes the logits, channel means."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -188,3 +190,95 @@ def test_a_gram_detector_shares_a_pass_with_a_method(name):
     assert other.statistics is None
     assert torch.equal(found.deviations, alone.deviations)
     assert torch.equal(found.logits, alone.logits)
+
+
+# --- watching modules instead of all calls -----------------------------------------------------------
+
+
+class Modules(nn.Module):
+    """Every watched call is that of a module of its own. One module is called twice."""
+
+    def __init__(self, functional: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv1, self.conv2, self.relu = nn.Conv2d(1, 6, 3), nn.Conv2d(6, 8, 3), nn.ReLU(inplace=True)
+        self.head, self.functional = nn.Linear(8, 4), functional
+
+    def forward(self, x):
+        x = self.relu(self.conv1(x))
+        x = F.relu(self.conv2(x)) if self.functional else self.relu(self.conv2(x))
+        return self.head(x.mean((2, 3)))
+
+
+def read_both_ways(net: nn.Module) -> tuple[Plan, Observation, Observation]:
+    """The plan, what it reads by watching modules, and what it reads by watching all calls."""
+    torch.manual_seed(1)
+    plan, x = planned(net, Needs(means="all"), torch.randn(2, 1, 8, 8)), torch.randn(5, 1, 8, 8)
+    by_modules = plan(x)[0]
+    kept, plan._makers = plan._makers, ()
+    by_calls = plan(x)[0]
+    plan._makers = kept
+    return plan, by_modules, by_calls
+
+
+def test_modules_are_watched_if_they_make_all_calls():
+    net = Modules().eval()
+    plan, by_modules, by_calls = read_both_ways(net)
+    assert plan._makers == (net.conv1, net.relu, net.conv2, net.relu, net.head)
+    assert [tap.name for tap in plan.taps] == ["conv1", "relu", "conv2", "relu#2"]
+    for one, other in zip(by_modules.channel_means, by_calls.channel_means, strict=True):
+        assert torch.equal(one, other)
+    assert not any(module._forward_hooks for module in net.modules())
+
+
+def test_all_calls_are_watched_if_a_function_makes_one():
+    assert read_both_ways(Modules(functional=True).eval())[0]._makers == ()
+
+
+def test_hooks_of_others_come_after_ours_and_stay():
+    """A tap is what the network computes, not what a hook makes of it."""
+    net = Modules().eval()
+    plan = planned(net, Needs(means="all"), torch.randn(2, 1, 8, 8))
+    x = torch.randn(5, 1, 8, 8)
+    before = plan(x)[0].channel_means[0]
+    handle = net.conv1.register_forward_hook(lambda module, args, result: 100 + result)
+    assert torch.equal(plan(x)[0].channel_means[0], before)
+    assert plan._makers
+    assert list(net.conv1._forward_hooks) == [handle.id]
+
+
+def test_a_module_that_was_replaced_is_watched_by_its_calls():
+    net = Modules().eval()
+    plan, expected, _ = read_both_ways(net)
+    torch.manual_seed(1)
+    torch.randn(2, 1, 8, 8)
+    x = torch.randn(5, 1, 8, 8)
+    new = nn.Conv2d(6, 8, 3)
+    new.load_state_dict(net.conv2.state_dict())
+    net.conv2 = new
+    found = plan(x)[0]
+    assert plan._makers == ()
+    for one, other in zip(found.channel_means, expected.channel_means, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_another_path_is_refused_in_the_same_words_and_leaves_no_hook():
+    net = Modules().eval()
+    plan = planned(net, Needs(means="all"), torch.randn(2, 1, 8, 8))
+    net.relu.forward = lambda x: net.conv1(x[:, :1])  # a module that calls another one
+    with pytest.raises(TapError, match="calls 'conv2d' where 'relu' was expected"):
+        plan(torch.randn(5, 1, 8, 8))
+    assert not any(module._forward_hooks for module in net.modules())
+
+
+def test_threads_that_share_modules_see_their_own_tensors():
+    net = Modules().eval()
+    plan = planned(net, Needs(means="all"), torch.randn(2, 1, 8, 8))
+    batches = [torch.randn(3, 1, 8, 8) for _ in range(8)]
+    expected = [plan(x)[0].channel_means for x in batches]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda x: [plan(x)[0].channel_means for _ in range(10)], batches))
+    for each, means in zip(found, expected, strict=True):
+        assert all(torch.equal(a, b) for again in each for a, b in zip(again, means, strict=True))
+    assert plan._makers
+    assert not any(module._forward_hooks for module in net.modules())

@@ -5,6 +5,8 @@ import torch
 from torch import Tensor, nn
 
 import gramwatch
+from gramwatch.detector import Fits, _TrainingPass
+from gramwatch.distributed import Group
 from gramwatch.replay import Nest, Replay, asks_for_values
 
 
@@ -109,6 +111,34 @@ def test_a_guard_that_would_record_judges_the_same_on_a_cpu() -> None:
             assert not getattr(found, name).is_inference()
     guard.calibrate(batches(4), progress=False)
     assert guard.record_pass
+
+
+def test_a_guard_that_would_record_fits_and_calibrates_the_same_on_a_cpu() -> None:
+    torch.manual_seed(0)
+    net, training, held_out = Net().eval(), batches(8), batches(4)
+
+    def ready(record: bool) -> gramwatch.Guard:
+        guard = gramwatch.Guard(net, members=("gram", "profile", "fdbd", "class_ratio", "energy"))
+        guard.record_pass = record
+        return guard.fit(training, progress=False).calibrate(held_out, progress=False)
+
+    found, expected = (ready(record).contents()[1] for record in (True, False))
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(found[name], tensor), name
+
+
+def test_a_batch_of_a_fit_asks_for_no_values() -> None:
+    """After the first, which looks at the network. On a GPU, asking is waiting."""
+    torch.manual_seed(0)
+    guard = gramwatch.Guard(Net().eval())
+    some = batches(1)[0]
+    broken = {name: tensor.clone() for name, tensor in some.items()}
+    broken["image"][3] = torch.nan
+    passed = _TrainingPass([guard], Fits())
+    passed.take((some, None))
+    assert not asks_for_values(lambda: passed.take((broken, None)), "cpu")
+    assert [int(n) for n in passed.left_out_by_all(guard.leaves, Group())[0]] == [1, 1, 1, 0]
 
 
 @pytest.mark.parametrize("per_class", [False, True])

@@ -230,11 +230,17 @@ def all_finite(inputs: Inputs) -> Tensor:
         return torch.ones(total, dtype=torch.bool, device=tensors[0].device)
     # The largest magnitude is below infinity if and only if all values are finite: NaN is not below infinity.
     # Every batch is checked, and on a GPU a call costs more than its work: so small tensors are joined.
-    rows = [t.reshape(total, -1) for t in floating]
-    small = [t for t in rows if t.shape[1] <= _SMALL and t.dtype == torch.float32]
-    large = [t for t in rows if t.shape[1] > _SMALL or t.dtype != torch.float32]
-    together = [torch.cat(small, 1)] if len(small) > 1 else small
-    largest = [torch.linalg.vector_norm(t, torch.inf, 1) for t in (*large, *together)]
+    small: list[Tensor] = []
+    large: list[Tensor] = []
+    for t in floating:
+        is_small = t.numel() <= _SMALL * total and t.dtype == torch.float32
+        (small if is_small else large).append(t)
+    together = [torch.cat([t.reshape(total, -1) for t in small], 1)] if len(small) > 1 else small
+    largest = [
+        # Over all axes: a tensor whose channels are last would be copied to make one axis of them.
+        torch.linalg.vector_norm(t, torch.inf, tuple(range(1, t.ndim))) if t.ndim > 1 else t.abs()
+        for t in (*large, *together)
+    ]
     finite: list[Tensor] = [magnitude < torch.inf for magnitude in largest]
     return functools.reduce(torch.logical_and, finite)
 
@@ -298,6 +304,11 @@ def widened(fitted: list[list[Any]], given: list[list[Any]]) -> list[list[Any]]:
     return [
         [[n if n == m else None for n, m in zip(a, b, strict=True)], dtype] for (a, dtype), (b, _) in pairs
     ]
+
+
+def without_length(form: Signature, length: int) -> Signature:
+    """The signature of padded inputs. Their length is that of the longest in the batch, and may be any."""
+    return [[[None, *shape[1:]] if shape[:1] == [length] else shape, dtype] for shape, dtype in form]
 
 
 def described(inputs: list[list[Any]]) -> str:

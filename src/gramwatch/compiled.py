@@ -35,14 +35,18 @@ def statistics(
     orders: Sequence[int],
     features: int,
     with_means: bool,
+    mean_pixels: int | None,
+    mean_channels: int | None,
 ) -> tuple[Tensor, Tensor]:
     """Gram statistics of a tap, `(N, orders, features)`, and its channel means if wanted, else `(N, 0)`.
 
-    The first axis of `x` is the examples. `pixels` and `channels` say which part counts, as in a `Sample`.
+    The first axis of `x` is the examples. `pixels` and `channels` say which part counts, as in a `Sample`,
+    `mean_pixels` and `mean_channels` which part the means are of.
     """
     out = x.new_empty((len(x), len(orders), features), dtype=torch.float32)
-    sample = Sample(pixels, channels)
-    means = kernels.read(x, channel_axis, sample, [(statistic, tuple(orders), out)], with_means)
+    wanted = [(statistic, tuple(orders), out)]
+    averaged = Sample(mean_pixels, mean_channels) if with_means else None
+    means = kernels.read(x, channel_axis, Sample(pixels, channels), wanted, averaged)
     return out, x.new_empty((len(x), 0), dtype=torch.float32) if means is None else means
 
 
@@ -56,8 +60,10 @@ def _(
     orders: Sequence[int],
     features: int,
     with_means: bool,
+    mean_pixels: int | None,
+    mean_channels: int | None,
 ) -> tuple[Tensor, Tensor]:
-    width = Sample(pixels, channels).count(x.shape[channel_axis]) if with_means else 0
+    width = Sample(mean_pixels, mean_channels).count(x.shape[channel_axis]) if with_means else 0
     out = x.new_empty((x.shape[0], len(orders), features), dtype=torch.float32)
     return out, x.new_empty((x.shape[0], width), dtype=torch.float32)
 
@@ -65,7 +71,8 @@ def _(
 @torch.library.custom_op("gramwatch::channel_means", mutates_args=(), tags=_ANY_STRIDES)
 def channel_means(x: Tensor, channel_axis: int, pixels: int | None, channels: int | None) -> Tensor:
     """The mean of each channel of the part of a tap that counts, `(N, channels)`."""
-    means = kernels.read(x, channel_axis, Sample(pixels, channels), (), True)
+    sample = Sample(pixels, channels)
+    means = kernels.read(x, channel_axis, sample, (), sample)
     assert means is not None
     return means
 

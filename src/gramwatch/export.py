@@ -8,6 +8,7 @@ operations, because kernels cannot be traced and ONNX lacks some functions: Gram
 deviations (Eq. 3-4) and ranks (Eq. 6).
 """
 
+import base64
 import functools
 import importlib
 import json
@@ -45,6 +46,8 @@ OUTPUTS = ("logits", "predicted", "score", "p_value", "is_ood")
 """The outputs before those of the members."""
 MOST_IN_FILE = 2**31 - 2**24
 """An ONNX file holds up to 2 GiB. If the tensors are larger, they go to a second file beside it."""
+PIXELS = "uint8 pixels"
+"""What a graph takes that normalises by itself."""
 KEY = "gramwatch"
 """The name under which a file keeps what is known of the guard, as JSON."""
 
@@ -117,9 +120,25 @@ def _facts(guard: Detector, members: Mapping[str, Detector], preprocessing: bool
         "version": __version__,
         "level": guard.level,
         "members": list(members),
-        "takes": "uint8 pixels" if preprocessing else "inputs of the network",
+        "takes": PIXELS if preprocessing else "inputs of the network",
+        "calibration": _calibration_as_json(guard.calibration()),
         **known,
     }
+
+
+def _calibration_as_json(calibration: Calibration) -> dict[str, Any]:
+    """What a monitor of the graph needs: the scores that rank and, if they rank in groups, their classes."""
+    facts = {"split": calibration.how["split"], "scores": packed(calibration.scores[:, 0].double())}
+    if len(calibration.ranks.sizes) > 1 and calibration.predicted is not None:
+        facts["predicted"] = packed(calibration.predicted.int())
+        facts["groups"] = calibration.ranks.group_of.tolist()
+    return facts
+
+
+def packed(values: Tensor) -> str:
+    """Numbers as base64 of their bytes, little-endian."""
+    array = values.cpu().contiguous().numpy()
+    return base64.b64encode(array.astype(array.dtype.newbyteorder("<")).tobytes()).decode()
 
 
 # --- what cannot be exported -------------------------------------------------------------------------
@@ -192,7 +211,8 @@ def _write_pt2(graph: "Graph", example: Tensor, path: Path, facts: str) -> None:
 
 def _write_onnx(graph: "Graph", example: Tensor, path: Path, facts: str) -> None:
     program = _traced(graph, example)
-    with _explained(graph, example, "torch.onnx"):
+    with _explained(graph, example, "torch.onnx"), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=FutureWarning)  # PyTorch warns of its own code
         converted = torch.onnx.export(
             program, input_names=["images"], output_names=graph.outputs, dynamo=True, verbose=False
         )
@@ -331,10 +351,15 @@ def maps_of(
     orders: Sequence[int],
     features: int,
     with_means: bool,
+    mean_pixels: int | None,
+    mean_channels: int | None,
 ) -> tuple[Tensor, Tensor | None]:
     """What counts of a tap, `(N, channels, pixels)`, for `table`, and its channel means if needed."""
-    part = part_of(x, channel_axis, Sample(pixels, channels))
-    return as_maps(part, channel_axis).float(), _means(part, channel_axis) if with_means else None
+    sample, averaged = Sample(pixels, channels), Sample(mean_pixels, mean_channels)
+    part = part_of(x, channel_axis, sample)
+    same = averaged.of(x.shape, channel_axis) == sample.of(x.shape, channel_axis)
+    of_means = part if same or not with_means else part_of(x, channel_axis, averaged)
+    return as_maps(part, channel_axis).float(), _means(of_means, channel_axis) if with_means else None
 
 
 def channel_means(x: Tensor, channel_axis: int, pixels: int | None, channels: int | None) -> Tensor:

@@ -271,6 +271,15 @@ class Calibration:
         return replace(self, rule=self.rule.to(device), ranks=self.ranks.to(device))
 
 
+class Calibrated(Protocol):
+    """A calibrated detector, or an exported guard."""
+
+    level: float
+
+    def calibration(self) -> Calibration:
+        """The fitted rule and the scores that rank."""
+
+
 def calibration_needs(level: float, split: bool) -> int:
     """The fewest examples from which a level can be calibrated."""
     return examples_needed(level) * (2 if split else 1)

@@ -17,10 +17,9 @@ from torch import Tensor
 
 from gramwatch import artifact
 from gramwatch.artifact import Field
-from gramwatch.detector import Detector
 from gramwatch.errors import ArtifactError, GramwatchError, InputError, warn
 from gramwatch.guard import MOST_CLASSES
-from gramwatch.measurement import Detection
+from gramwatch.measurement import Calibrated, Detection
 from gramwatch.sequential import (
     BINS,
     Evidence,
@@ -79,8 +78,8 @@ class Monitor:
         ...         break
 
     Args:
-        detector: a calibrated guard, or any other detector. With `per_class=True`, scores are ranked within
-            groups of classes, and a changed mix of classes alone raises no alarm.
+        detector: a calibrated guard, any other detector, or an `ExportedGuard`. With `per_class=True`, scores
+            are ranked within groups of classes, and a changed mix of classes alone raises no alarm.
         mean_time_to_false_alarm: A, counted in images that are used.
         reference: what scores are compared with: `"online"` or `"fixed"`.
         every: use every n-th image only. Neighbouring frames of a video are not independent, and would raise
@@ -96,7 +95,7 @@ class Monitor:
 
     def __init__(
         self,
-        detector: Detector,
+        detector: Calibrated,
         *,
         mean_time_to_false_alarm: float = 1_000_000,
         reference: Reference = "online",
@@ -126,7 +125,7 @@ class Monitor:
 
     # --- the reference -------------------------------------------------------------------------------
 
-    def _calibrate(self, detector: Detector) -> None:
+    def _calibrate(self, detector: Calibrated) -> None:
         """Take over from the detector what scores are compared with."""
         calibration = detector.calibration()
         if calibration.rule.standardises and not calibration.how["split"]:
@@ -373,7 +372,7 @@ class Monitor:
         artifact.write(path, header, tensors)
 
     @classmethod
-    def load(cls, path: str | PathLike[str], detector: Detector) -> "Monitor":
+    def load(cls, path: str | PathLike[str], detector: Calibrated) -> "Monitor":
         """Read a saved monitor. It goes on as if it had never stopped. Nothing in the file is executed.
 
         The detector must have the calibration that it had then.

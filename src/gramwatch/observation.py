@@ -6,7 +6,7 @@ features are. One forward pass by the plan gives every detector its `Observation
 """
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,15 +14,26 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gramwatch import kernels
-from gramwatch.batches import Inputs, Signature, count_examples, finite_with, mapped, on_device, signature
+from gramwatch.batches import (
+    Inputs,
+    Signature,
+    count_examples,
+    finite_with,
+    mapped,
+    on_device,
+    signature,
+    without_length,
+)
 from gramwatch.compiled import channel_means, compiled_as, statistics
 from gramwatch.errors import InputError, TapError
+from gramwatch.replay import Nest, Replay
 from gramwatch.statistics import distinct_orders
 from gramwatch.taps import Look, Network, Tap, Taps, judging, unwrap
-from gramwatch.taps.observe import observe_apart, ordinary, run_watched
+from gramwatch.taps.observe import OtherCallsError, observe_apart, ordinary, run_watched
+from gramwatch.taps.padding import Real, real_means
 from gramwatch.taps.running import is_compiled, warn_uncompiled, wrappers
 from gramwatch.taps.tap import WHOLE, Chosen, Sample
 
@@ -38,6 +49,10 @@ MOST_STATISTICS = 2**30
 Selection = str | tuple[str, ...]
 """A choice of taps, as for `find_taps`."""
 _Mean = tuple[int, Sample]
+_Form = tuple[int, torch.Size, tuple[int, ...], torch.dtype, int, int]
+_Prepared = tuple[kernels.Prepared, tuple[int, int] | None, list[Sample]]
+_Place = Callable[[Tensor, int, int], Tensor]
+_Averaged = tuple[Selection, tuple[int | None, int | None], Sample]
 
 
 @dataclass(frozen=True)
@@ -94,10 +109,17 @@ class Needs:
     """The name of a tap. Its channel means are the features, in place of the input of that linear layer."""
     means: Selection | None = None
     """The taps whose channel means are needed."""
+    mean_taps: tuple[int | None, int | None] = (None, None)
+    """Which of these taps, as the bounds of a slice. If none is left, all of them."""
     mean_sample: Sample = WHOLE
     """Which part of every tensor these means are of."""
     statistics: Statistics | None = None
     """The Gram statistics that are needed."""
+
+    @property
+    def averaged(self) -> "_Averaged | None":
+        """The taps whose channel means are needed, and the part that counts; None if no means are needed."""
+        return None if self.means is None else (self.means, self.mean_taps, self.mean_sample)
 
 
 @dataclass(frozen=True)
@@ -231,13 +253,18 @@ class Read(NamedTuple):
 
 
 class _ToRead(NamedTuple):
-    """What is read of one part of a tap."""
+    """What is read of a tap at once: statistics of one part, and channel means of this or of another part."""
 
     sample: Sample
     tables: list[tuple[int, int]]
     """The tables that get statistics, and the number of the tap in each."""
     averaged: list[Sample]
-    """The samples whose channel means are needed. All of them are this part."""
+    """The samples whose channel means are needed. All of them are the same part."""
+
+    @property
+    def of_means(self) -> Sample | None:
+        """The part whose channel means are needed; None if no means are needed."""
+        return self.averaged[0] if self.averaged else None
 
 
 class Plan:
@@ -260,10 +287,9 @@ class Plan:
         """A context for inputs of a new form. It refuses inputs that a detector does not accept, and explains
         an error of the network."""
         known = known or {}
-        averaged = dict.fromkeys((need.means, need.mean_sample) for need in needs if need.means is not None)
-        self._mean_taps = {key: look.taps(key[0]) for key in averaged}
+        self._mean_taps = {key: _averaged_taps(look, key) for key in _distinct(n.averaged for n in needs)}
         names = _distinct(need.features_at for need in needs)
-        self._feature_taps = {((name,), WHOLE): _single_tap(look, name) for name in names}
+        self._feature_taps = {_at_tap(name): _single_tap(look, name) for name in names}
         self.tables = {
             statistics: GramTable(statistics, known.get(statistics) or look.taps(statistics.taps))
             for statistics in _distinct(need.statistics for need in needs)
@@ -282,6 +308,8 @@ class Plan:
             watched[0].operations if watched else look.operations if self._head_call is not None else ()
         )
         self.taps = Taps((calls[call] for call in sorted(calls)), operations)
+        look.warn_of_padding(self.taps)
+        self._makers = self._makers_of(look)
         self._assign_taps()
 
     @staticmethod
@@ -291,12 +319,19 @@ class Plan:
 
     def taps_of(self, needs: Needs) -> Taps | None:
         """The taps whose channel means a detector needs; None if it needs none."""
-        return None if needs.means is None else self._mean_taps[needs.means, needs.mean_sample]
+        return None if needs.averaged is None else self._mean_taps[needs.averaged]
 
     @property
     def _needs_head(self) -> bool:
         """Whether a detector needs the input of the linear layer that makes the logits."""
         return any(need.features and not need.features_at for need in self.needs)
+
+    def _makers_of(self, look: Look) -> tuple[nn.Module, ...]:
+        """The modules to watch in place of all calls. Empty if they do not show all that is needed."""
+        makers = look.makers if self._head_call is None and self.taps else ()
+        if not makers or look.operations != self.taps.operations:
+            return ()
+        return () if any(map(is_compiled, self.network.model.modules())) else makers
 
     def _check_head(self) -> None:
         if self._needs_head and self._head_call is None:
@@ -313,7 +348,7 @@ class Plan:
         number_of = {tap.call: number for number, tap in enumerate(self.taps)}
         selected = self._mean_taps | self._feature_taps
         averaged: dict[int, list[Sample]] = {}
-        for (_, sample), taps in selected.items():
+        for (_, _, sample), taps in selected.items():
             for tap in taps:
                 averaged.setdefault(tap.call, []).append(sample)
         tables = list(self.tables.values())
@@ -328,10 +363,12 @@ class Plan:
             for number, tap in enumerate(self.taps)
         ]
         self._numbers = {
-            key: [(number_of[tap.call], key[1]) for tap in taps] for key, taps in selected.items()
+            key: [(number_of[tap.call], key[2]) for tap in taps] for key, taps in selected.items()
         }
         self._bytes = 4 * sum(table.starts[-1] for table in tables)
         self._known_reads: dict[tuple[int, tuple[int, ...]], list[_ToRead]] = {}
+        self._prepared: dict[_Form, list[_Prepared]] = {}
+        self._read_means: list[_Mean] = []
 
     @property
     def at_once(self) -> int:
@@ -349,16 +386,20 @@ class Plan:
             piece = mapped(inputs, lambda t: t[part] if t.ndim and t.shape[0] == total else t)  # noqa: B023
             yield piece, None if labels is None else labels[part]
 
-    def run(self, inputs: Inputs, labels: Tensor | None = None) -> Iterable[list[Observation]]:
+    def run(
+        self, inputs: Inputs, labels: Tensor | None = None, record: bool = False
+    ) -> Iterable[list[Observation]]:
         """Run a batch: one list per forward pass, with the observations of all detectors.
 
         The inputs are moved to the network's device. A batch takes one pass. If its statistics would exceed
-        `MOST_STATISTICS`, it is run in pieces, one pass per piece.
+        `MOST_STATISTICS`, it is run in pieces, one pass per piece. With `record`, a GPU replays the pass as a
+        CUDA graph, from the fourth batch of a shape on.
         """
         inputs = on_device(inputs, self.network.model)
         form, examples = signature(inputs), count_examples(inputs)
         if form == self.form and 0 < examples <= self.at_once:
-            return [self._pass(inputs, labels, form)]
+            read = self._read_recorded(inputs) if record else self._read(inputs, False)
+            return [self.observed(read, inputs, labels, form)]
         return self._checked(inputs, labels, form)
 
     def _checked(self, inputs: Inputs, labels: Tensor | None, form: Signature) -> Iterator[list[Observation]]:
@@ -388,8 +429,13 @@ class Plan:
     def observed(
         self, read: "Read", inputs: Inputs, labels: Tensor | None, form: Signature | None
     ) -> list[Observation]:
-        """The observations of all detectors, from what was read in one pass."""
-        logits = read.logits.float()
+        """The observations of all detectors, from what was read in one pass.
+
+        An example that is nothing but padding counts as not finite.
+        """
+        logits, mask = read.logits.float(), self.network.mask_of(inputs)
+        if mask is not None and form is not None:
+            form = without_length(form, mask.shape[1])
         base = Observation(
             logits,
             read.features[0] if read.features else None,
@@ -401,6 +447,7 @@ class Plan:
         distinct = list(dict.fromkeys(self.needs))
         observations = [self._observation(base, needs, read.means, tables) for needs in distinct]
         finite = finite_with([inputs, logits], [observation.averages for observation in observations])
+        finite = finite if mask is None else [examples & mask.any(1) for examples in finite]
         by_needs = {
             needs: replace(observation, finite=finite_examples)
             for needs, observation, finite_examples in zip(distinct, observations, finite, strict=True)
@@ -429,6 +476,30 @@ class Plan:
             return read
 
     _missed = 0
+
+    def _read_recorded(self, inputs: Inputs) -> "Read":
+        """`_read`, replayed on a GPU as a CUDA graph. Weights that have moved make a new recording."""
+        replay, weights = self._replay
+        logits, *rest = replay(Nest(inputs, tuple([weight.data_ptr() for weight in weights])))
+        tables, means = len(self.tables), len(self._read_means)
+        return Read(
+            logits,
+            rest[:tables],
+            dict(zip(self._read_means, rest[tables : tables + means], strict=True)),
+            rest[tables + means :],
+        )
+
+    @cached_property
+    def _replay(self) -> tuple[Replay[Nest], list[Tensor]]:
+        """The recordings of the pass, and the tensors of the network."""
+        weights = [*self.network.model.parameters(), *self.network.model.buffers()]
+
+        def read(given: Nest) -> tuple[Tensor, ...]:
+            logits, tables, means, features = self._read(given.value, False)
+            self._read_means = list(means)
+            return (logits, *tables, *means.values(), *features)
+
+        return Replay(read, lambda: weights), weights
 
     def _do_without_graph(self, error: Exception) -> None:
         """Run the network uncompiled from now on, and warn."""
@@ -470,24 +541,38 @@ class Plan:
         layouts = list(self.tables.values())
 
         def read(inputs: Inputs) -> tuple[Any, ...]:
-            examples = count_examples(inputs)
+            examples, real = count_examples(inputs), Real.of(network.mask_of(inputs))
             columns: list[dict[int, Tensor]] = [{} for _ in layouts]
             means: dict[_Mean, Tensor] = {}
             features: list[Tensor] = []
 
+            def write(i: int, column: int, maps: Tensor) -> None:
+                at = layouts[i].at[column]
+                arguments = (at.statistic, at.orders, at.features, False, None, None)
+                columns[i][column], _ = statistics(maps, 1, *WHOLE, *arguments)
+
             def receive(number: int, tensor: Tensor) -> None:
                 averaged, tables = uses[number]
                 x, axis = taps.listed[number].examples_apart(tensor, examples)
+                if real is not None and real.fits(x.shape, axis):
+                    self._read_real(number, x, axis, real, write, means)
+                    return
                 left = list(averaged)
                 for i, column in tables:
                     at, sample = layouts[i].at[column], layouts[i].sample
-                    same = [each for each in left if each.of(x.shape, axis) == sample.of(x.shape, axis)]
-                    columns[i][column], mean = statistics(
-                        x, axis, *sample, at.statistic, at.orders, at.features, bool(same)
+                    part = sample.of(x.shape, axis)
+                    of_means = next(
+                        (s for s in left if s.of(x.shape, axis) == part), left[0] if left else None
                     )
-                    for each in same:
-                        means[number, each] = mean
-                        left.remove(each)
+                    with_means = (False, None, None) if of_means is None else (True, *of_means)
+                    columns[i][column], mean = statistics(
+                        x, axis, *sample, at.statistic, at.orders, at.features, *with_means
+                    )
+                    if of_means is not None:
+                        part = of_means.of(x.shape, axis)
+                        same = [each for each in left if each.of(x.shape, axis) == part]
+                        means.update({(number, each): mean for each in same})
+                        left = [each for each in left if each not in same]
                 for sample in left:
                     means[number, sample] = channel_means(x, axis, *sample)
 
@@ -501,8 +586,9 @@ class Plan:
         return read
 
     def __getstate__(self) -> dict[str, Any]:
-        """The state of a copy. It compiles its own network."""
-        return {name: value for name, value in vars(self).items() if name != "_in_graph"}
+        """The state of a copy. It compiles its own network, and has no recordings and prepared kernels."""
+        own = {name: value for name, value in vars(self).items() if name not in ("_in_graph", "_replay")}
+        return {**own, "_prepared": {}}
 
     def _reads(self, number: int, shape: tuple[int, ...], axis: int) -> list[_ToRead]:
         """What is read of a tap whose tensor has this shape. Different samples may be the same part."""
@@ -517,23 +603,102 @@ class Plan:
                 reads.setdefault(sample.of(shape, axis), _ToRead(sample, [], [])).averaged.append(sample)
             if len(self._known_reads) > MOST_READS:
                 self._known_reads.clear()
-            self._known_reads[key] = list(reads.values())
+            self._known_reads[key] = _paired(list(reads.values()))
         return self._known_reads[key]
+
+    def _read_real(
+        self,
+        number: int,
+        x: Tensor,
+        axis: int,
+        real: Real,
+        write: Callable[[int, int, Tensor], None],
+        means: dict[_Mean, Tensor],
+    ) -> None:
+        """Read a tap without its padding. `write` computes a statistic of the tap, of a table, from maps."""
+        averaged, tables = self._uses[number]
+        layouts = list(self.tables.values())
+        parts: dict[Hashable, tuple[Tensor, Tensor]] = {}
+
+        def part(sample: Sample) -> tuple[Tensor, Tensor]:
+            """The part that counts, and its pixels. Different samples of short texts are the same part."""
+            key = real.whole(sample.pixels), sample.of(x.shape, axis).step
+            if key not in parts:
+                parts[key] = real.part(x, axis, sample)
+            return parts[key]
+
+        for i, column in tables:
+            write(i, column, part(layouts[i].sample)[0])
+        for sample in averaged:
+            means[number, sample] = real_means(*part(sample))
+
+    def _wanted(self, read: _ToRead, x: Tensor, place: "_Place") -> kernels.Wanted:
+        """The statistics to compute of one part of a tap, and where they belong."""
+        layouts = list(self.tables.values())
+        at_taps = [layouts[i].at[column] for i, column in read.tables]
+        places = [place(x, i, column) for i, column in read.tables]
+        return [(at.statistic, at.orders, out) for at, out in zip(at_taps, places, strict=True)]
+
+    def _prepare(self, form: "_Form", x: Tensor, axis: int, place: "_Place") -> "list[_Prepared]":
+        """What is launched for a tap's tensor of this form. Empty if a part of it has no kernel."""
+        steps: list[_Prepared] = []
+        for read in self._reads(form[0], x.shape, axis):
+            wanted = self._wanted(read, x, place)
+            prepared = kernels.Prepared.of(x, axis, read.sample, wanted, read.of_means)
+            if prepared is None:
+                steps = []
+                break
+            steps.append((prepared, read.tables[0] if read.tables else None, read.averaged))
+        if len(self._prepared) > MOST_READS:
+            self._prepared.clear()
+        self._prepared[form] = steps
+        return steps
 
     def _read_eagerly(self, inputs: Inputs, gradients: bool = False) -> "Read":
         means: dict[_Mean, Tensor] = {}
         layouts, filled = list(self.tables.values()), [torch.empty(0)] * len(self.tables)
         features: list[Tensor] = []
+        scratch: Tensor | None = None
+        real = Real.of(self.network.mask_of(inputs))
+
+        def place(x: Tensor, i: int, column: int) -> Tensor:
+            """Where the statistics of a tap belong."""
+            if not filled[i].numel():
+                filled[i] = layouts[i].empty(x)
+            return layouts[i].place(filled[i], column)
+
+        def write(i: int, column: int, maps: Tensor) -> None:
+            """Compute the statistics of a tap from maps."""
+            at = layouts[i].at[column]
+            kernels.compute(at.statistic, maps, at.orders, place(maps, i, column))
+
+        def launch(number: int, x: Tensor, axis: int) -> bool:
+            """Read a tensor by prepared kernels. False if there are none."""
+            nonlocal scratch
+            form = (number, x.shape, x.stride(), x.dtype, x.data_ptr() % 16, x.get_device())
+            steps = self._prepared.get(form)
+            if steps is None:
+                steps = self._prepare(form, x, axis, place)
+            for prepared, table, averaged in steps:
+                mean, scratch = prepared(x, None if table is None else place(x, *table), scratch)
+                for sample in averaged:
+                    assert mean is not None
+                    means[number, sample] = mean
+            return bool(steps)
 
         def receive(number: int, x: Tensor, axis: int) -> None:
+            if real is not None and real.fits(x.shape, axis):
+                self._read_real(number, x, axis, real, write, means)
+                return
+            if x.is_cuda and not gradients:
+                try:
+                    if launch(number, x, axis):
+                        return
+                except kernels.KernelError:
+                    self._prepared.clear()
             for read in self._reads(number, x.shape, axis):
-                wanted = []
-                for i, column in read.tables:
-                    if not filled[i].numel():
-                        filled[i] = layouts[i].empty(x)
-                    at_tap, place = layouts[i].at[column], layouts[i].place(filled[i], column)
-                    wanted.append((at_tap.statistic, at_tap.orders, place))
-                mean = kernels.read(x, axis, read.sample, wanted, bool(read.averaged))
+                wanted = self._wanted(read, x, place)
+                mean = kernels.read(x, axis, read.sample, wanted, read.of_means)
                 for sample in read.averaged:
                     assert mean is not None
                     means[number, sample] = mean
@@ -551,10 +716,13 @@ class Plan:
         def at_head(x: Tensor, *_: Tensor | None) -> None:
             features.append(x.flatten(1).float())
 
-        logits = observe_apart(
-            self.network, self.taps, inputs, receive, repeat, (self._head_call, at_head), gradients
-        )
-        return Read(logits, filled, means, features)
+        watch = (self.network, self.taps, inputs, receive, repeat, (self._head_call, at_head), gradients)
+        if self._makers:
+            try:
+                return Read(observe_apart(*watch, makers=self._makers), filled, means, features)
+            except OtherCallsError:  # perhaps a module was replaced: watch all calls from now on
+                self._makers = ()
+        return Read(observe_apart(*watch), filled, means, features)
 
     def _observation(
         self,
@@ -566,8 +734,8 @@ class Plan:
         """The observation of one detector. Its `finite` is set later."""
         features, head = (base.features, base.head) if needs.features else (None, None)
         if needs.features and needs.features_at is not None:
-            features, head = means[self._numbers[(needs.features_at,), WHOLE][0]], None
-        numbers = () if needs.means is None else self._numbers[needs.means, needs.mean_sample]
+            features, head = means[self._numbers[_at_tap(needs.features_at)][0]], None
+        numbers = () if needs.averaged is None else self._numbers[needs.averaged]
         return replace(
             base,
             features=features,
@@ -575,6 +743,16 @@ class Plan:
             channel_means=tuple([means[number] for number in numbers]),
             statistics=None if needs.statistics is None else tables[needs.statistics],
         )
+
+
+def _paired(reads: list[_ToRead]) -> list[_ToRead]:
+    """The reads, with statistics of one part and means of another in one: a GPU launches them together."""
+    statistics = next((read for read in reads if read.tables and not read.averaged), None)
+    means = next((read for read in reads if not read.tables), None)
+    if statistics is None or means is None:
+        return reads
+    rest = [read for read in reads if read is not statistics and read is not means]
+    return [_ToRead(statistics.sample, statistics.tables, means.averaged), *rest]
 
 
 def _side_by_side(layout: GramTable, found: Mapping[int, Tensor]) -> Tensor:
@@ -592,6 +770,18 @@ def _form(inputs: Inputs) -> Signature:
 def _distinct(values: Iterable[Any]) -> list[Any]:
     """The values in their order, without None and without repetition."""
     return list(dict.fromkeys(value for value in values if value is not None))
+
+
+def _at_tap(name: str) -> _Averaged:
+    """The channel means of one tap."""
+    return (name,), (None, None), WHOLE
+
+
+def _averaged_taps(look: Look, wanted: _Averaged) -> Taps:
+    """The taps whose channel means are wanted."""
+    selection, (first, end), _ = wanted
+    taps = look.taps(selection)
+    return taps[first:end] or taps
 
 
 def _single_tap(look: Look, name: str) -> Taps:

@@ -69,15 +69,19 @@ class Preprocessing:
 
     def __call__(self, image: Any) -> Tensor:
         """The input made from a Pillow image of mode RGB or L, float32 of shape C x H x W."""
+        pixels = self.pixels(image).permute(2, 0, 1)
+        mean, std = (torch.tensor(values)[:, None, None] for values in (self.mean, self.std))
+        return (pixels.float().div(255) - mean).div(std).contiguous()
+
+    def pixels(self, image: Any) -> Tensor:
+        """The pixels of an image after resizing and cropping, uint8 of shape H x W x C."""
         from PIL import Image
 
         new = self.resized_to(*image.size)
         if new != image.size:
             image = image.resize(new, Image.Resampling[self.resize.upper()])
         pixels = torch.from_numpy(np.array(_middle(image, *self.size)))
-        channels = pixels[None] if pixels.ndim == 2 else pixels.permute(2, 0, 1)
-        mean, std = (torch.tensor(values)[:, None, None] for values in (self.mean, self.std))
-        return (channels.float().div(255) - mean).div(std).contiguous()
+        return pixels[:, :, None] if pixels.ndim == 2 else pixels
 
     def changed(
         self,

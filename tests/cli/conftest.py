@@ -1,5 +1,6 @@
 """Guards of small networks, fitted by the command itself, once for all tests."""
 
+import json
 import shlex
 import sys
 from collections.abc import Iterator
@@ -76,6 +77,31 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Own]:
     assert result.exit_code == 0, result.output
     yield Own(folder, result.output)
     sys.path.remove(str(folder))
+
+
+@pytest.fixture(scope="session")
+def robust(own: Own, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A guard that rounding hardly moves: channel means of this noise differ too little for the others."""
+    path = tmp_path_factory.mktemp("guard") / "guard.safetensors"
+    result = invoke(
+        "fit", own.model, own.train, "--weights", own.weights, "-o", path, "--taps", "1,3", "--members",
+        "gram,energy", *PREPARED, *QUICK,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    return path
+
+
+@pytest.fixture(scope="session")
+def graph(own: Own, robust: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same guard as an ONNX file that takes pixels."""
+    pytest.importorskip("onnxscript")
+    pytest.importorskip("onnxruntime")
+    path = tmp_path_factory.mktemp("graph") / "guard.onnx"
+    result = invoke("export", robust, "--model", own.model, "-o", path, "--json")
+    assert result.exit_code == 0, result.output
+    said = json.loads(result.stdout)
+    assert said == {"output": str(path), "pixels": True, "bytes": path.stat().st_size}
+    return path
 
 
 @dataclass(frozen=True)

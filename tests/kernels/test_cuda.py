@@ -1,4 +1,4 @@
-"""`read` of the CUDA kernels: statistics and channel means of a sample of pixels, read where they lie.
+"""`prepared` of the CUDA kernels: statistics and channel means of a sample of pixels, read where they lie.
 
 The tests run on a GPU, and on the CPU by Triton's interpreter (`make test-triton`).
 """
@@ -46,8 +46,15 @@ def read(x, axis, sample=WHOLE, orders=ORDERS, with_means=True):
     wide = torch.full((examples, 3 + len(orders) * channels + 2), 7.0, device=DEVICE)
     out = wide[:, 3:-2].unflatten(1, (len(orders), channels))
     means = torch.full((examples, channels), 7.0, device=DEVICE)
-    if not kernels.read(x, axis, sample, orders, out, means if with_means else None):
+    reading = kernels.prepared(x, axis, sample, orders, out.stride(0), sample if with_means else None)
+    if reading is None:
         return None
+    scratch = reading(x, out, means if with_means else None, None)
+    found = out.clone(), means.clone()
+    out.fill_(7), means.fill_(7)
+    scratch.fill_(torch.nan)
+    assert reading(x, out, means if with_means else None, scratch) is scratch  # what it held does not matter
+    torch.testing.assert_close((out, means), found, rtol=0, atol=0, equal_nan=True)
     assert (wide[:, :3] == 7).all()
     assert (wide[:, -2:] == 7).all()
     return out.cpu(), means.cpu()
@@ -81,8 +88,24 @@ def test_means_alone(dtype, layout, sample):
     x, axis = laid(mixed_map(3, 70, 40, 37, 0.3, seed=2).to(dtype), layout)
     kernels = importlib.import_module("gramwatch.kernels.cuda")
     means = torch.full((3, sample.count(70)), 7.0, device=DEVICE)
-    assert kernels.read(x, axis, sample, (), None, means)
+    kernels.prepared(x, axis, sample, (), 0, sample)(x, None, means, None)
     assert_means(means.cpu(), chosen(x, axis, sample))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("layout", ["channels last", "tokens"])
+@pytest.mark.parametrize(
+    ("sample", "averaged"),
+    [(Sample(20, 32), WHOLE), (Sample(20, 32), Sample(40, 48)), (WHOLE, Sample(9)), (Sample(9), Sample(9))],
+)
+def test_statistics_of_one_part_and_means_of_another(dtype, layout, sample, averaged):
+    x, axis = laid(mixed_map(2, 70, 9, 8, 0.3, seed=3).to(dtype), layout)
+    kernels = importlib.import_module("gramwatch.kernels.cuda")
+    out = torch.full((2, len(ORDERS), sample.count(70)), 7.0, device=DEVICE)
+    means = torch.full((2, averaged.count(70)), 7.0, device=DEVICE)
+    kernels.prepared(x, axis, sample, ORDERS, out.stride(0), averaged)(x, out, means, None)
+    assert_as_exact_as_promised(out.cpu(), chosen(x, axis, sample), ORDERS, "row_sums")
+    assert_means(means.cpu(), chosen(x, axis, averaged))
 
 
 shapes = st.tuples(
@@ -143,3 +166,5 @@ def test_tensors_without_such_a_kernel_are_left_to_the_others():
     assert read(maps.flatten(1), 1) is None
     assert read(maps.reshape(2, 4, 4, 4, 4), 1) is None
     assert read(torch.rand(2, 1, 40, 40, device=DEVICE), 1) is None
+    kernels = importlib.import_module("gramwatch.kernels.cuda")
+    assert kernels.prepared(maps, 1, Sample(9), ORDERS, 16, WHOLE) is None  # means of channels that are apart

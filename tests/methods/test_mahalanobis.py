@@ -98,12 +98,9 @@ def test_mahalanobis_keeps_no_examples(net: Net) -> None:
         detector.take(replace(detector.observe(x), labels=y))
         assert detector._sample is None
     assert detector._sums is not None
-    kept = [
-        *detector._sums.products,
-        *detector._sums.by_class,
-        *detector._sums.origins,
-        detector._sums.counts,
-    ]
+    kept = [detector._sums.counts]
+    for group in detector._sums.groups:
+        kept += [*group.products, *group.by_class, *group.origins]
     assert {t.shape for t in kept} == {(5, 5), (4, 4), (3, 5), (3, 4), (5,), (4,), (3,)}
     assert all(t.dtype == torch.float64 for t in kept)
     detector.finish()
@@ -123,6 +120,65 @@ def test_mahalanobis_far_from_zero_in_float64(net: Net) -> None:
     expected = ((exact @ precision) * exact).sum(1)
     found = detector.judged(Observation(torch.zeros(400, 1), channel_means=(far,)))
     assert torch.allclose(found, expected, rtol=1e-6)
+
+
+def test_mahalanobis_leaves_out_what_is_not_finite(net: Net) -> None:
+    """As if it were not there: in the first batch, and in a batch that has nothing else."""
+    features = torch.randn(40, 5, generator=torch.Generator().manual_seed(1))
+    labels, bad = torch.arange(40) % 3, torch.full((40, 5), torch.nan)
+
+    def fitted(mixed: bool) -> Mahalanobis:
+        detector, left_out = Mahalanobis(net), 0
+        if mixed:
+            left_out += int(
+                detector.take(
+                    Observation(
+                        torch.zeros(40, 3),
+                        channel_means=(bad,),
+                        labels=labels,
+                        finite=torch.zeros(40, dtype=torch.bool),
+                    )
+                )
+            )
+        for part, of_part in zip(features.split(10), labels.split(10), strict=True):
+            means, finite = part, torch.ones(10, dtype=torch.bool)
+            if mixed:
+                means, of_part = torch.cat([bad[:3], part]), torch.cat([labels[:3], of_part])
+                finite = torch.cat([torch.zeros(3, dtype=torch.bool), finite])
+            seen = Observation(
+                torch.zeros(len(means), 3), channel_means=(means,), labels=of_part, finite=finite
+            )
+            left_out += int(detector.take(seen))
+        assert left_out == (52 if mixed else 0)
+        detector.finish()
+        return detector
+
+    alone, mixed = fitted(False), fitted(True)
+    for name in ("counts_", "origins_", "sums_", "products_", "whitening_", "centres_"):
+        torch.testing.assert_close(getattr(mixed, name), getattr(alone, name), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("condition", [1.0, 1e4, 1e10])
+def test_mahalanobis_of_regular_and_singular_covariances(net: Net, condition: float) -> None:
+    """A regular covariance is inverted by its root, a singular one by its eigenvalues. Both in one fit."""
+    free = torch.randn(300, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    regular = (free * torch.logspace(0, -math.log10(condition) / 2, 6, dtype=torch.float64)).float()
+    singular = torch.cat([regular[:, :5], regular[:, :1] + regular[:, 1:2]], 1)
+    test = 2 * regular[:50] + 0.1
+    detector = Mahalanobis(net)
+    detector.take(Observation(torch.zeros(300, 2), channel_means=(regular, singular)))
+    with pytest.warns(GramwatchWarning, match=r"singular at 1 of 2 tap\(s\)"):
+        detector.finish()
+    assert detector.ranks_ is not None
+    assert detector.ranks_.tolist() == [6, 5]
+    judged = Observation(torch.zeros(50, 2), channel_means=(test, torch.cat([test[:, :5], test[:, :1]], 1)))
+    found = detector.distances(judged)
+    for tap, (training, given) in enumerate(zip((regular, singular), judged.channel_means, strict=True)):
+        exact = training.double().numpy()
+        precision = np.linalg.pinv(np.cov(exact.T, bias=True), rcond=1e-13, hermitian=True)
+        centred = given.double().numpy() - exact.mean(0)
+        expected = ((centred @ precision) * centred).sum(1)
+        assert np.allclose(found[:, tap], expected, rtol=1e-5)
 
 
 def test_mahalanobis_labels_or_predictions(net: Net) -> None:

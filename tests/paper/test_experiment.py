@@ -31,6 +31,12 @@ def test_the_command_is_shown_without_folders(monkeypatch: pytest.MonkeyPatch) -
     assert command() == "gramwatch paper trained --weights oe=oe.pth --data sets --network wrn40_2"
 
 
+def test_sets_are_chosen_by_name() -> None:
+    chosen = experiment.Options(Path("out"), sets="tiny_imagenet, mnist").chosen_sets("cifar10")
+    assert {each.name for each in chosen} == {"tiny_imagenet", "mnist"}
+    assert len(experiment.Options(Path("out")).chosen_sets("cifar10")) > len(chosen)
+
+
 @pytest.mark.parametrize("name", ["ablation", "depth", "order", "triangle"])
 def test_variants_of_gram(options: experiment.Options, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module = {"depth": "curves", "order": "curves"}.get(name, name)

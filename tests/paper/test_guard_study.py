@@ -183,13 +183,6 @@ def test_joins(measured: Measurement) -> None:
     assert guard_study._smooth_maximum(z)[0] == pytest.approx(2.0486, abs=1e-4)
 
 
-def test_sets_are_chosen_by_name() -> None:
-    sets = guard_study.ood_sets("cifar10")
-    chosen = {each.name for each in sets if guard_study._chosen(each, "tiny_imagenet, mnist")}
-    assert chosen == {"tiny_imagenet", "mnist"}
-    assert all(guard_study._chosen(each, "") for each in sets)
-
-
 # --- the figures in the docs -------------------------------------------------------------------------
 
 
@@ -276,6 +269,7 @@ def test_the_tables_on_photographs_are_those_of_their_csvs() -> None:
     results = DOCS / "results"
     assert f"<!-- begin photographs -->\n{photographs.photographs(results)}\n<!--" in page
     assert f"<!-- begin small -->\n{photographs.small_images(results)}\n<!--" in page
+    assert f"<!-- begin openood -->\n{photographs.openood(results)}\n<!--" in page
     assert f"<!-- begin effort -->\n{photographs.effort(results)}\n<!--" in page
     studies = photographs.studies_of(results, "scenes")
     assert across.tables_of(studies) in (results / "across.md").read_text(encoding="utf-8")
@@ -320,6 +314,37 @@ def test_the_sentences_on_photographs_hold() -> None:
     assert {each for name, each in near.items() if not best[name]} == {"SCALE", "relative Mahalanobis"}
     faults = [float(row[2]) for row in across._costly(studies)[1:]]
     assert f"a mean AUROC of {min(faults):.0f} to {max(faults):.0f}, not 97" in page
+
+
+def test_the_sentences_beside_openood_hold() -> None:
+    page = " ".join((DOCS / "guard-study.md").read_text(encoding="utf-8").split())
+    results = DOCS / "results"
+    studies = photographs.studies_of(results, "openood")
+    with (results / "networks.csv").open(encoding="utf-8", newline="") as file:
+        networks = [row for row in csv.DictReader(file) if row["network"] == "ResNet-18"]
+    assert [row["seed"] for row in networks] == ["0", "1", "2"]
+    assert len(studies) == 3
+    one, two, three = (row["accuracy"] for row in networks)
+    assert f"({one}, {two} and {three} % accuracy)" in page
+    of = {name: photographs.on_openood(results, name) for name in studies[0].figures}
+    near, far = ({name: of[name][kind][0] for name in of} for kind in ("near", "far"))
+    cifar = {
+        name: photographs.mean(study.figures[name]["CIFAR-100 subset"] for study in studies) for name in of
+    }
+    for said in (
+        f"On far sets Guard's mean is {far['Guard']:.2f}.",
+        f"On near sets it is {near['Guard']:.2f}.",
+        f"where our KNN has {near['KNN']:.2f} on these networks",
+        f"On images of CIFAR-100 alone Guard has {cifar['Guard']:.2f}, KNN {cifar['KNN']:.2f};",
+        f"The third rule has {near[photographs.THIRD]:.2f} on near sets",
+        f'"energy", "knn"))` has {near["Guard + KNN"]:.2f}.',
+    ):
+        assert said in page, said
+    singles = studies[0].singles
+    best = max(singles, key=lambda name: near[name])
+    assert (best, max(singles, key=lambda name: cifar[name])) == ("KNN", "KNN")
+    assert f"on the mean, by {near['Guard'] - near[best]:.1f} points" in page
+    assert max(far[name] for name in singles) < far["Guard"]
 
 
 def test_the_sentences_on_small_images_and_effort_hold() -> None:

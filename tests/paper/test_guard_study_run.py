@@ -16,7 +16,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::gramwatch.GramwatchWarning")
 
 
 def test_ways_to_join(options: experiment.Options, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gramwatch.paper.guard_study.ood_sets", lambda name: NOISE[1:])
+    monkeypatch.setattr("gramwatch.paper.experiment.ood_sets", lambda name: NOISE[1:])
     chosen = replace(options, methods="gram,profile,early_mahalanobis,class_ratio,energy")
     plain = {each.method for each in experiment.computed("guard_study", chosen)}
     lines = experiment.computed("guard_study", replace(chosen, forms=True))

@@ -3,15 +3,18 @@
 import base64
 import json
 import math
+from io import BytesIO
 
 import pytest
 import torch
+from PIL import Image
 
 import gramwatch
 from gramwatch.datasets.images import FORMATS
 from gramwatch.demo import digits, small_mlp, train
 from gramwatch.preprocessing import Preprocessing
 from gramwatch.serve import Judge, Limits
+from gramwatch.serve.judge import Asked
 from tests.serve.serving import Slow, png, serving, slow
 
 TOKEN = "a token of some length"
@@ -32,14 +35,20 @@ def client():
         yield client
 
 
-def test_the_verdicts_are_those_of_the_guard():
+@pytest.fixture(scope="module")
+def guard():
     torch.manual_seed(0)
     data, model = digits(), small_mlp()
     train(model, data.train, data.train_labels, epochs=10)
-    guard = gramwatch.Guard(model).fit(data.train.split(128)).calibrate(data.validation.split(128))
-    prepare = Preprocessing((8, 8), 8, "bilinear", (0.0,), (1.0,))
+    return gramwatch.Guard(model).fit(data.train.split(128)).calibrate(data.validation.split(128))
+
+
+GREY = Preprocessing((8, 8), 8, "bilinear", (0.0,), (1.0,))
+
+
+def test_the_verdicts_are_those_of_the_guard(guard):
     monitor = gramwatch.Monitor(guard)
-    judge = Judge(guard, prepare, list("01234567"), monitor)
+    judge = Judge(guard, GREY, list("01234567"), monitor)
     images = [png(value) for value in (0, 90, 200)]
     found = guard(torch.stack([judge.read(image, 100) for image in images]))
     with serving(judge) as client:
@@ -53,6 +62,8 @@ def test_the_verdicts_are_those_of_the_guard():
         watched = client.get("/monitor").json
         assert (watched["images"], watched["alarm"]) == (4, False)
         assert watched["parts"].keys() == guard.members.keys()
+        assert watched["classes"].keys() <= set("01234567")
+        assert sum(watched["classes"].values()) == sum(row.flagged for row in monitor.classes)
         text = client.get("/metrics").body.decode()
         assert "gramwatch_monitor_images 4.0" in text
         assert "gramwatch_images_total 4.0" in text
@@ -111,6 +122,116 @@ def test_what_is_wrong_is_one_line(client, path, body, status, reason):
     answer = client.post(path, body)
     assert (answer.status, answer.json.keys()) == (status, {"error"})
     assert answer.json["error"].startswith(reason)
+
+
+def ordinary_and_flagged(guard) -> tuple[bytes, bytes]:
+    """A digit and noise."""
+    images = [digits().test[0], torch.rand(1, 8, 8)]
+    files = [BytesIO(), BytesIO()]
+    for image, file in zip(images, files, strict=True):
+        Image.fromarray(image[0].mul(255).round().byte().numpy()).save(file, "PNG")
+    return files[0].getvalue(), files[1].getvalue()
+
+
+def test_reasons_are_given_on_request_for_images_that_are_flagged(guard):
+    images = ordinary_and_flagged(guard)
+    monitor = gramwatch.Monitor(guard)
+    with serving(Judge(guard, GREY, monitor=monitor)) as client:
+        plain = client.post("/score", {"images": encoded(*images)}).json["results"]
+        answer = client.post("/score?reasons=true", {"images": encoded(*images)}).json["results"]
+        asked = client.post("/v2/models/guard/infer", inference(*images, parameters={"reasons": True})).json
+        without = client.post("/v2/models/guard/infer", inference(*images)).json
+        text = client.get("/metrics").body.decode()
+    assert [row["is_ood"] for row in plain] == [False, True]
+    assert ["reasons" in row for row in plain] == [False, False]
+    assert answer[0]["reasons"] is None
+    reasons = answer[1]["reasons"]
+    explained = guard.explain(torch.stack([judge_input(image) for image in images]))
+    assert reasons["sentences"] == explained.sentences(1)
+    assert sum(reasons["members"].values()) == pytest.approx(answer[1]["score"])
+    assert reasons["members"].keys() == guard.members.keys()
+    largest = reasons["taps"]
+    assert 0 < len(largest) <= 5
+    assert [tap["contribution"] for tap in largest] == sorted(
+        (t["contribution"] for t in largest), reverse=True
+    )
+    column = explained.tap_names[largest[0]["member"]].index(largest[0]["tap"])
+    assert largest[0]["contribution"] == pytest.approx(float(explained.taps[largest[0]["member"]][1, column]))
+    assert [{**row, "reasons": None} for row in plain] == [{**row, "reasons": None} for row in answer]
+    (output,) = [each for each in asked["outputs"] if each["name"] == "reasons"]
+    assert (output["datatype"], output["shape"], output["data"][0]) == ("BYTES", [2], "")
+    assert json.loads(output["data"][1]) == reasons
+    assert "reasons" not in [each["name"] for each in without["outputs"]]
+    assert monitor.seen == 8  # each image once
+    assert "gramwatch_reasons_total 2.0" in text
+
+
+def judge_input(image: bytes) -> torch.Tensor:
+    return Judge(lambda _: None, GREY).read(image, 100)
+
+
+def test_reasons_for_an_image_that_overflows_are_words(guard):
+    class Overflow:
+        def __call__(self, inputs):
+            found = guard(inputs)
+            found.score.fill_(math.inf)
+            found.is_ood.fill_(True)
+            return found
+
+        explain = guard.explain
+
+    with serving(Judge(Overflow(), GREY)) as client:
+        (result,) = client.ask("POST", "/score?reasons=1", png()).json["results"]
+    assert "not finite" in " ".join(result["reasons"]["sentences"])
+    assert result["reasons"]["members"] == {}
+
+
+def test_explanations_that_take_too_much_memory_are_made_in_halves(guard):
+    sizes = []
+
+    class Large:
+        def __call__(self, inputs):
+            return guard(inputs)
+
+        def explain(self, inputs, places):
+            sizes.append(len(inputs))
+            if len(inputs) > 2:
+                raise gramwatch.InputError("too many to be explained at once")
+            return guard.explain(inputs, places=places)
+
+    noise = torch.rand(5, 1, 8, 8)
+    verdicts = Judge(Large(), GREY)([Asked(image, True) for image in noise])
+    assert all(verdict["is_ood"] for verdict in verdicts)
+    assert sizes == [5, 2, 3, 1, 2]
+    want = guard.explain(noise)
+    assert [v["reasons"]["sentences"] for v in verdicts] == [want.sentences(i) for i in range(5)]
+
+
+def test_an_image_with_reasons_takes_two_places(guard):
+    with serving(Judge(guard, GREY), limits=Limits(queue=5, images=4)) as client:
+        assert client.post("/score?reasons=true", {"images": encoded(*[png()] * 2)}).status == 200
+        assert client.post("/score", {"images": encoded(*[png()] * 4)}).status == 200
+        refused = client.post("/score?reasons=true", {"images": encoded(*[png()] * 3)})
+        assert (refused.status, refused.json["error"]) == (
+            413,
+            "there are 3 images: with reasons, a request may have 2",
+        )
+        text = client.get("/metrics").body.decode()
+    assert "gramwatch_waiting_images 0.0" in text
+
+
+def test_reasons_that_cannot_be_given_are_refused(client):
+    asked = inference(png(), parameters={"reasons": True})
+    for answer in (
+        client.ask("POST", "/score?reasons=true", png()),
+        client.post("/v2/models/guard/infer", asked),
+    ):
+        assert answer.status == 400
+        assert "this guard gives no reasons" in answer.json["error"]
+    answer = client.ask("POST", "/score?reasons=perhaps", png())
+    assert (answer.status, answer.json["error"].startswith("reasons: ")) == (400, True)
+    answer = client.post("/v2/models/guard/infer", inference(png(), parameters={"reasons": "yes"}))
+    assert answer.json == {"error": "parameters.reasons must be true or false, not 'yes'"}
 
 
 def test_a_shape_that_does_not_fit_is_refused(client):

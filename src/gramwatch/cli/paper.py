@@ -31,6 +31,10 @@ Inside = typer.Option(help="The set the network was trained on. By default cifar
 Subset = typer.Option(
     min=20, help="For a quick look: judge this many images of each set, and fit on ten times as many."
 )
+Sets = typer.Option(
+    help="Only these out-of-distribution sets, such as tiny_imagenet,svhn. By default all. For table2 and "
+    "for the study of Guard."
+)
 Device = typer.Option(help="The device: cpu, cuda, cuda:1, ... By default a GPU if there is one.")
 Batch = typer.Option(
     min=1, help="The number of images in a batch. By default 500 on a GPU, 125 on other devices."
@@ -75,6 +79,7 @@ def paper(
             "from this source are marked and left out of means. For outlier_exposure and trained."
         ),
     ] = "",
+    sets: Annotated[str, Sets] = "",
     device: Annotated[str | None, Device] = None,
     batch: Annotated[int | None, Batch] = None,
 ) -> None:
@@ -101,6 +106,7 @@ def paper(
         methods=methods,
         tune=tune,
         auxiliary=auxiliary,
+        sets=sets,
         batch=batch,
         say=typer.echo,
     )
@@ -115,12 +121,16 @@ def check_shared(options: "Options") -> None:
     from gramwatch.datasets import source_of
     from gramwatch.methods import METHODS
     from gramwatch.paper.compare import GRAM, method_names
+    from gramwatch.paper.sets import ood_sets
 
     for path in options.weights.values():
         existing_file(path, "--weights")
     with about("--in-distribution"):
         for split in ("train", "test"):
             source_of(options.in_distribution or "cifar10", split)
+    for given in options.sets.split(",") if options.sets else ():
+        names = list(dict.fromkeys(each.name for each in ood_sets(options.inside())))
+        known(given.strip(), names, "out-of-distribution set", "--sets")
     with about("--methods"):
         method_names(options.methods or "all", (GRAM, *METHODS))
     writable_folder(options.output)

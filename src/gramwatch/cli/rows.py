@@ -2,7 +2,8 @@
 
 Until a run is complete, its rows are lines of JSON in a file beside the output, `scores.csv.part`. Its first
 line says what is scored with which guard. A line that was cut off is dropped when the run goes on. At the
-end the rows are written in the format of the output, and the file beside it is removed.
+end the rows are written in the format of the output, and the file beside it is removed. Of several processes,
+each has such a file, `scores.csv.rank0of2.part`.
 """
 
 import csv
@@ -10,9 +11,10 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from itertools import islice
 from pathlib import Path
-from typing import IO, Any, TextIO
+from typing import IO, Any, NamedTuple, TextIO
 
 import typer
 
@@ -60,12 +62,39 @@ class Piped:
         """Nothing is left to do."""
 
 
-class Filed:
-    """Rows that go to a file. `done` are the paths of rows from an earlier run."""
+class Ranked(NamedTuple):
+    """Which process this is, of how many, and the number of images in each of their batches."""
 
-    def __init__(self, output: Path, kind: str, columns: Sequence[str], identity: Mapping[str, Any]) -> None:
-        self.output, self.kind, self.columns = output, kind, columns
-        self.part = output.with_name(f"{output.name}.part")
+    rank: int = 0
+    size: int = 1
+    batch_size: int = 1
+
+    def parts(self, output: Path) -> list[Path]:
+        """The files of the rows of all processes."""
+        if self.size == 1:
+            return [output.with_name(f"{output.name}.part")]
+        return [output.with_name(f"{output.name}.rank{n}of{self.size}.part") for n in range(self.size)]
+
+
+class Filed:
+    """Rows that go to a file. `done` are the paths of rows from an earlier run.
+
+    Several processes have a file each. They take batches in turns, and rank 0 joins the rows in this order.
+    """
+
+    def __init__(
+        self,
+        output: Path,
+        kind: str,
+        columns: Sequence[str],
+        identity: Mapping[str, Any],
+        ranked: Ranked = Ranked(),  # noqa: B008
+    ) -> None:
+        self.output, self.kind, self.columns, self.ranked = output, kind, columns, ranked
+        self.parts = ranked.parts(output)
+        self.part = self.parts[ranked.rank]
+        if ranked.size > 1:
+            identity = {**identity, "batch_size": ranked.batch_size}
         self.done: set[str] = set()
         self.earlier = {"flagged": 0, "errors": 0}
         """Counts of the rows of earlier runs."""
@@ -124,11 +153,13 @@ class Filed:
             self._file.close()
 
     def rows(self) -> Iterator[Row]:
-        """All rows, of earlier runs too."""
-        with self.part.open("rb") as file:
-            next(file)
-            for line in file:
-                yield json.loads(line)
+        """All rows, of earlier runs and of all processes too, in the order of the images."""
+        with ExitStack() as opened:
+            files = [opened.enter_context(part.open("rb")) for part in self.parts]
+            for file in files:
+                next(file)
+            while lines := [line for file in files for line in islice(file, self.ranked.batch_size)]:
+                yield from map(json.loads, lines)
 
     def p_values(self) -> Iterator[float]:
         """The p-values of all images that could be read."""
@@ -154,10 +185,11 @@ class Filed:
         except OSError as error:
             beside.unlink(missing_ok=True)
             raise OSError(
-                f"cannot write {self.output}: {error.strerror or error}. All rows are kept in {self.part}: "
-                "make room, and the same command writes the output"
+                f"cannot write {self.output}: {error.strerror or error}. All rows are kept in "
+                f"{', '.join(map(str, self.parts))}: make room, and the same command writes the output"
             ) from error
-        self.part.unlink()
+        for part in self.parts:
+            part.unlink()
 
 
 def _parsed(line: bytes, part: Path) -> Row:
@@ -194,8 +226,6 @@ def _pyarrow() -> Any:
 
 
 def _write_parquet(path: Path, rows: Iterator[Row], columns: Sequence[str], at_once: int = 10_000) -> None:
-    from itertools import islice
-
     arrow = _pyarrow()
     kinds = {"path": arrow.string(), "predicted": arrow.int64()}
     kinds |= {name: arrow.bool_() for name in ("is_ood", "selected")}

@@ -28,8 +28,9 @@ from gramwatch.cli.common import (
     opened_guard,
     pictures,
 )
+from gramwatch.cli.launch import device_of_rank, first, launch, processes
 from gramwatch.cli.report import Judge, check_page, write_report
-from gramwatch.cli.rows import Filed, Piped, Row, format_of
+from gramwatch.cli.rows import Filed, Piped, Ranked, Row, format_of
 from gramwatch.cli.selecting import as_json as selection_as_json
 from gramwatch.cli.selecting import check_fdr, is_selected, selected, told, too_few
 
@@ -82,6 +83,9 @@ def score(
         Path | None,
         typer.Option(help="Also write a page about the result, as 'gramwatch report' does: .html"),
     ] = None,
+    nproc: Annotated[
+        int, typer.Option(min=1, help="The number of processes on this machine that share the work.")
+    ] = 1,
     fail_if_flagged: Annotated[
         bool, typer.Option("--fail-if-flagged", help="Exit with code 3 if an image was flagged.")
     ] = False,
@@ -104,14 +108,20 @@ def score(
     gramwatch score guard.safetensors photos/new -o scores.csv --fdr 0.1 --report report.html
 
     """
-    voice = Voice(quiet, as_json)
+    from gramwatch.distributed import rank_and_size
+
+    voice = Voice(quiet or not first(), as_json and first())
     given = Given.of(size, resize, mean, std)
     kind = format_of(output, format)
     _check(guard, output, overwrite, as_json)
     check_fdr(fdr, output)
     _check_report(report, output, overwrite)
+    if nproc > 1 or rank_and_size()[1] > 1:
+        _check_shared(output, images)
+    if nproc > 1 and processes() == 1:
+        raise typer.Exit(launch(nproc))
     shown = pictures(images, "test") if images != "-" else _from_stdin()
-    opened = opened_guard(guard, model, weights, chosen_device(device))
+    opened = opened_guard(guard, model, weights, device_of_rank(chosen_device(device)))
     opened.detector.calibration()  # raises the error that says what is missing
     preprocessing = given.applied(opened.recorded or opened.model.preprocessing, opened.model.name)
     for text in differences(opened, preprocessing):
@@ -122,13 +132,17 @@ def score(
         "images": images,
         "preprocessing": preprocessing.to_json(),
     }
-    rows = Piped(kind, columns) if str(output) == "-" else Filed(output, kind, columns, identity)
-    if rows.done:
-        voice.say(f"going on: {len(rows.done):,} images were scored before")
+    rows = (
+        Piped(kind, columns)
+        if str(output) == "-"
+        else Filed(output, kind, columns, identity, Ranked(*rank_and_size(), batch_size))
+    )
     job = Scoring(opened, preprocessing, rows, batch_size, workers, voice)
     try:
         with interruptible(lambda: _kept(rows)):
             job.run(shown)
+            if not first():
+                return
             job.finish(fdr)
     finally:
         rows.close()
@@ -152,6 +166,14 @@ def _check(guard: Path, output: Path, overwrite: bool, as_json: bool) -> None:
             f"{output} exists: name another file, or give --overwrite", param_hint="--output"
         )
     writable_file(output)
+
+
+def _check_shared(output: Path, images: str) -> None:
+    """Refuse what several processes cannot share."""
+    if str(output) == "-":
+        raise typer.BadParameter("several processes write a file: give -o FILE", param_hint="--nproc")
+    if images == "-":
+        raise typer.BadParameter("standard input is read by one process: name a folder", param_hint="--nproc")
 
 
 def _check_report(report: Path | None, output: Path, overwrite: bool) -> None:
@@ -191,12 +213,17 @@ def differences(opened: Opened, now: "Preprocessing") -> Iterator[str]:
             f"({now}), the verdicts are not valid"
         )
         return
-    for text in now.differences(opened.recorded):
-        yield f"images are prepared otherwise than in the fit. {text}. The false-alarm rate does not hold"
+    yield from prepared_otherwise(now, opened.recorded)
     own, given = opened.model.preprocessing, opened.detector.metadata["preprocessing"].get("given")
     if own is not None and not given and now == opened.recorded:
         for text in own.differences(opened.recorded):
             yield f"the network's own preprocessing is now {text} in the fit. That of the fit is used"
+
+
+def prepared_otherwise(now: "Preprocessing", fit: "Preprocessing") -> Iterator[str]:
+    """In what the preprocessing differs from that of the fit, and what follows."""
+    for text in now.differences(fit):
+        yield f"images are prepared otherwise than in the fit. {text}. The false-alarm rate does not hold"
 
 
 def columns_of(opened: Opened, fdr: float | None = None) -> list[str]:
@@ -222,22 +249,35 @@ class Scoring:
 
     def run(self, images: Pictures) -> None:
         """Score the images that have no row yet."""
+        from gramwatch.distributed import together
         from gramwatch.readers import Tally
 
         self.tally: Tally = Tally()
         start = time.monotonic()
-        if isinstance(self.rows, Filed):
-            self.counts |= {"images": len(self.rows.done), **self.rows.earlier}
-        left = Pictures(_new(images.keys, set(self.rows.done)), images.opener)
-        bar = self.voice.progress(images.count, len(self.rows.done), "scoring")
-        with bar:
-            for batch in left.read(self.preprocessing, self.batch_size, self.workers):
-                rows = self.judged(batch)
-                self.rows.add(rows)
-                self.tally.add(batch)
-                self._count(rows)
-                bar.update(len(rows))
+        with together(self.opened.detector.model, "scoring") as group:
+            if group.size > 1:  # the batches are those of one process
+                listed = Pictures(list(_new(images.keys, set())), images.opener)
+                images = listed.part(group.rank, group.size, self.batch_size)
+            if isinstance(self.rows, Filed):
+                self.counts |= {"images": len(self.rows.done), **self.rows.earlier}
+            self._say_what_is_done(group.gather(len(self.rows.done)))
+            left = Pictures(_new(images.keys, set(self.rows.done)), images.opener)
+            with self.voice.progress(images.count, len(self.rows.done), "scoring") as bar:
+                for batch in left.read(self.preprocessing, self.batch_size, self.workers):
+                    group.check()
+                    rows = self.judged(batch)
+                    self.rows.add(rows)
+                    self.tally.add(batch)
+                    self._count(rows)
+                    bar.update(len(rows))
+            counted = group.gather((self.counts, self.tally))
+        self.counts = {name: sum(counts[name] for counts, _ in counted) for name in self.counts}
+        self.tally = Tally.of_all([tally for _, tally in counted])
         self.seconds = time.monotonic() - start
+
+    def _say_what_is_done(self, of_each: list[int]) -> None:
+        if any(of_each):
+            self.voice.say(f"going on: {sum(of_each):,} images were scored before")
 
     def finish(self, fdr: float | None) -> None:
         """Write the output. Images are selected here, when the p-values of all are known."""

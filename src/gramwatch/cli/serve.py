@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,7 +11,6 @@ from gramwatch.cli.common import (
     Device,
     Given,
     Mean,
-    Opened,
     Quiet,
     Resize,
     Size,
@@ -20,14 +19,22 @@ from gramwatch.cli.common import (
     Weights,
     opened_guard,
 )
-from gramwatch.cli.score import differences
+from gramwatch.cli.score import differences, prepared_otherwise
 
 if TYPE_CHECKING:
+    from gramwatch.measurement import Calibrated
     from gramwatch.monitor import Monitor
+    from gramwatch.serve import Judge
 
 
 def serve(
-    guard: Annotated[Path, typer.Argument(help="A file that 'gramwatch fit' wrote.", show_default=False)],
+    guard: Annotated[
+        Path,
+        typer.Argument(
+            help="A file that 'gramwatch fit' wrote, or an .onnx file of 'gramwatch export'.",
+            show_default=False,
+        ),
+    ],
     model: Annotated[
         str | None, typer.Option(help="The network, if the guard's file does not name it.")
     ] = None,
@@ -66,6 +73,15 @@ def serve(
     mean_time_to_false_alarm: Annotated[
         float, typer.Option(min=0.0, help="Of the monitor, in images. 0: no monitor.")
     ] = 1_000_000,
+    monitor_reference: Annotated[
+        str, typer.Option(help="What the monitor compares scores with: online or fixed (docs/monitor.md).")
+    ] = "online",
+    monitor_every: Annotated[
+        int, typer.Option(min=1, help="The monitor uses every n-th image, for frames of a video.")
+    ] = 1,
+    monitor_replica: Annotated[
+        str, typer.Option(help="Which copy of the service this is, and of how many, for the monitor: 0/4")
+    ] = "0/1",
     monitor_state: Annotated[
         Path | None,
         typer.Option(help="A file that keeps the state of the monitor. It is saved every minute."),
@@ -74,17 +90,20 @@ def serve(
 ) -> None:
     """Serve a guard by HTTP: images in, verdicts out.
 
-    POST /score takes an image file. /v2/models/NAME/infer is the Open Inference Protocol. /healthz, /readyz,
-    /metrics, /monitor and /openapi.json are there, too. SIGTERM and Ctrl-C end the service after it has
-    finished what it accepted.
+    POST /score takes an image file. /score?reasons=true says why an image is flagged. /v2/models/NAME/infer
+    is the Open Inference Protocol. /healthz, /readyz, /metrics, /monitor and /openapi.json are there, too.
+    SIGTERM and Ctrl-C end the service after it has finished what it accepted.
 
     Examples:
     gramwatch serve guard.safetensors --model timm:resnet18 --weights net.safetensors
 
+    gramwatch serve guard.onnx
+
     curl --data-binary @photo.jpg http://127.0.0.1:8000/score
 
     """
-    from gramwatch.serve import Judge, Limits, check_reach, create_app, server_of
+    from gramwatch.export import SUFFIXES
+    from gramwatch.serve import Limits, check_reach, create_app, server_of
 
     voice = Voice(quiet)
     given = Given.of(size, resize, mean, std)
@@ -103,20 +122,20 @@ def serve(
             read_seconds=read_seconds,
             judge_seconds=judge_seconds,
         )
+    replica = _replica(monitor_replica)
     if monitor_state is not None:
         writable_file(monitor_state, "--monitor-state")
-    opened = opened_guard(guard, model, weights, chosen_device(device))
-    opened.detector.calibration()  # raises the error that says what is missing
-    preprocessing = given.applied(opened.recorded or opened.model.preprocessing, opened.model.name)
-    for text in differences(opened, preprocessing):
-        voice.note(text)
-    judge = Judge(
-        opened.detector,
-        preprocessing,
-        opened.classes or opened.model.classes,
-        _monitor(opened, mean_time_to_false_alarm, monitor_state, voice),
-        monitor_state,
-    )
+    opening = _exported if guard.suffix in SUFFIXES else _fitted
+    detector, judge = opening(guard, model, weights, device, given, voice)
+    if mean_time_to_false_alarm:
+        wanted = {
+            "mean_time_to_false_alarm": mean_time_to_false_alarm,
+            "reference": monitor_reference,
+            "every": monitor_every,
+            "replica": replica,
+        }
+        judge.monitor = _monitor(detector, wanted, monitor_state, voice)
+        judge.state = monitor_state
     app = create_app(judge, limits=limits, token=token, name=name)
     server_of(
         app, host, port, read_seconds=read_seconds, started=lambda url: voice.say(f"listening at {url}")
@@ -132,19 +151,63 @@ def _token(file: Path | None) -> str | None:
     return file.read_text(encoding="utf-8").strip()
 
 
-def _monitor(opened: Opened, mean_time: float, state: Path | None, voice: Voice) -> "Monitor | None":
-    """The monitor: none, a new one, or the one that was saved."""
+def _fitted(
+    guard: Path, model: str | None, weights: Path | None, device: str | None, given: Given, voice: Voice
+) -> "tuple[Calibrated, Judge]":
+    """A guard with its network."""
+    from gramwatch.serve import Judge
+
+    opened = opened_guard(guard, model, weights, chosen_device(device))
+    opened.detector.calibration()  # raises the error that says what is missing
+    preprocessing = given.applied(opened.recorded or opened.model.preprocessing, opened.model.name)
+    for text in differences(opened, preprocessing):
+        voice.note(text)
+    return opened.detector, Judge(opened.detector, preprocessing, opened.classes or opened.model.classes)
+
+
+def _exported(
+    guard: Path, model: str | None, weights: Path | None, device: str | None, given: Given, voice: Voice
+) -> "tuple[Calibrated, Judge]":
+    """A guard with its network in one graph."""
+    from gramwatch.exported import ExportedGuard
+    from gramwatch.serve import Judge
+
+    if model is not None or weights is not None:
+        raise typer.BadParameter(
+            f"{guard} has its network inside: leave it out", param_hint="--model, --weights"
+        )
+    exported = ExportedGuard(guard, device)
+    if exported.takes_pixels and (given.mean or given.std):
+        raise typer.BadParameter(f"{guard} normalises by itself: leave them out", param_hint="--mean, --std")
+    preprocessing = given.applied(exported.preprocessing, str(guard))
+    exported.check(preprocessing)
+    for text in prepared_otherwise(preprocessing, exported.preprocessing or preprocessing):
+        voice.note(text)
+    judge = Judge(exported, preprocessing, exported.classes, takes_pixels=exported.takes_pixels)
+    return exported, judge
+
+
+def _replica(text: str) -> tuple[int, int]:
+    """The number of this copy, and the number of copies."""
+    number, _, count = text.partition("/")
+    if not (number.isdecimal() and count.isdecimal() and int(number) < int(count)):
+        raise typer.BadParameter(
+            f"'{text}' does not name a copy: write 0/4 for the first of four, and 3/4 for the last",
+            param_hint="--monitor-replica",
+        )
+    return int(number), int(count)
+
+
+def _monitor(detector: "Calibrated", wanted: dict[str, Any], state: Path | None, voice: Voice) -> "Monitor":
+    """A new monitor, or the one that was saved."""
     from gramwatch.monitor import Monitor
 
-    if not mean_time:
-        return None
     if state is None or not state.exists():
-        with about("--mean-time-to-false-alarm"):
-            return Monitor(opened.detector, mean_time_to_false_alarm=mean_time)
-    monitor = Monitor.load(state, opened.detector)
-    if monitor.mean_time_to_false_alarm != mean_time:
-        voice.note(
-            f"{state} was begun with a mean time to a false alarm of {monitor.mean_time_to_false_alarm:g}"
-        )
+        with about("--mean-time-to-false-alarm, --monitor-..."):
+            return Monitor(detector, **wanted)
+    monitor = Monitor.load(state, detector)
+    for name, value in wanted.items():
+        if getattr(monitor, name) != value:
+            voice.note(f"{state} was begun with {name}={getattr(monitor, name)}, which stays")
     voice.say(f"going on: the monitor has seen {monitor.seen:,} images")
     return monitor

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gramwatch.cli.checks import chosen_device, interruptible, known, known_network
-from gramwatch.cli.paper import Batch, Data, Device, Inside, Network, Subset, check_shared, kept
+from gramwatch.cli.paper import Batch, Data, Device, Inside, Network, Sets, Subset, check_shared, kept
 
 if TYPE_CHECKING:
     from gramwatch.paper.experiment import Options
@@ -33,12 +33,7 @@ def study(
             help="The folder for tables, pictures and finished parts. By default gramwatch-study/NAME."
         ),
     ] = None,
-    sets: Annotated[
-        str,
-        typer.Option(
-            help="Only these out-of-distribution sets, such as tiny_imagenet,svhn. By default all. For guard."
-        ),
-    ] = "",
+    sets: Annotated[str, Sets] = "",
     subset: Annotated[int | None, Subset] = None,
     methods: Annotated[
         str,
@@ -87,14 +82,10 @@ def study(
 
 
 def _check(name: str, options: "Options") -> None:
-    """Make sure that the network and the sets exist, and that the study of Guard has Guard's members."""
+    """Make sure that the network exists, and that the study of Guard has Guard's members."""
     from gramwatch.guard import MEMBERS
-    from gramwatch.paper.sets import ood_sets
 
     known_network(options.chosen_network(), "--network")
-    names = list(dict.fromkeys(ood.name for ood in ood_sets(options.inside())))
-    for given in options.sets.split(",") if options.sets else ():
-        known(given.strip(), names, "out-of-distribution set", "--sets")
     chosen = [method.strip() for method in (options.methods or "all").split(",")]
     if name == "guard" and chosen != ["all"] and not set(MEMBERS) <= set(chosen):
         raise typer.BadParameter(

@@ -8,8 +8,9 @@ There are no kernels for float64 maps, and one warning says so. The kernels comp
 lose the digits that a float64 network is used for.
 """
 
+import contextlib
 import importlib
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import cache
 from types import ModuleType
 
@@ -59,33 +60,85 @@ def compute_each(maps: Tensor, wanted: Wanted) -> None:
 
 
 def read(
-    x: Tensor, channel_axis: int, sample: Sample, wanted: Wanted, with_means: bool = False
+    x: Tensor, channel_axis: int, sample: Sample, wanted: Wanted, averaged: Sample | None = None
 ) -> Tensor | None:
-    """Write several statistics of the part of a tensor that counts. Return its channel means, if wanted.
+    """Write several statistics of the part of a tensor that counts. Return the channel means of a part.
 
     The first axis of `x` is the examples. All axes but that and `channel_axis` are pixels. The channel means
-    are `(N, channels that count)`.
+    are those of `averaged`, `(N, channels that count)`; None if it is None.
     """
-    plain = not wanted or (len(wanted) == 1 and wanted[0][0] == "row_sums")
-    if x.is_cuda and plain and len(x) and not x.requires_grad:
-        _, orders, out = wanted[0] if wanted else ("", (), None)
-        signature = ("cuda", "read", x.dtype, orders)
-        kernels = _kernels(signature)
-        if kernels is not None:
-            shape = (len(x), sample.count(x.shape[channel_axis]))
-            means = torch.empty(shape, dtype=torch.float32, device=x.device) if with_means else None
-            try:
-                if kernels.read(x, channel_axis, sample, orders, out, means):
-                    return means
-            except Exception as error:
-                _give_up(signature, error)
+    prepared = Prepared.of(x, channel_axis, sample, wanted, averaged)
+    if prepared is not None:
+        with contextlib.suppress(KernelError):
+            return prepared(x, wanted[0][2] if wanted else None, None)[0]
+    if (
+        wanted
+        and averaged is not None
+        and averaged.of(x.shape, channel_axis) != sample.of(x.shape, channel_axis)
+    ):
+        read(x, channel_axis, sample, wanted)
+        return read(x, channel_axis, averaged, (), averaged)
+    sample = sample if wanted or averaged is None else averaged
     chosen = sample.of(x.shape, channel_axis)
     if not wanted and chosen.grid is None:  # a copy would cost more than the mean of all channels
         means = as_maps(x, channel_axis).mean(2, dtype=torch.float32)
         return means[:, sample.numbers(means.shape[1]).to(means.device)] if chosen.step > 1 else means
     maps = as_maps(*sampled(x, channel_axis, sample))
     compute_each(maps, wanted)
-    return maps.mean(2, dtype=torch.float32) if with_means else None
+    return None if averaged is None else maps.mean(2, dtype=torch.float32)
+
+
+class Prepared:
+    """Reading a statistic, channel means or both, made ready for tensors of one form.
+
+    A pass reads many taps, and a GPU is often faster than the host. This takes the host little time.
+    """
+
+    def __init__(
+        self,
+        reading: Callable[[Tensor, Tensor | None, Tensor | None, Tensor | None], Tensor | None],
+        signature: tuple[Hashable, ...],
+        means: int | None,
+    ) -> None:
+        self._reading, self._signature, self._means = reading, signature, means
+
+    @staticmethod
+    def of(
+        x: Tensor, channel_axis: int, sample: Sample, wanted: Wanted, averaged: Sample | None
+    ) -> "Prepared | None":
+        """The arguments are those of `read`, and the part whose means are wanted. None without a kernel."""
+        plain = not wanted or (len(wanted) == 1 and wanted[0][0] == "row_sums")
+        if not (x.is_cuda and plain and len(x) and not x.requires_grad):
+            return None
+        _, orders, out = wanted[0] if wanted else ("", (), None)
+        signature = ("cuda", "read", x.dtype, orders)
+        kernels = _kernels(signature)
+        if kernels is None:
+            return None
+        stride_out = 0 if out is None else out.stride(0)
+        reading = kernels.prepared(x, channel_axis, sample, orders, stride_out, averaged)
+        means = None if averaged is None else averaged.count(x.shape[channel_axis])
+        return None if reading is None else Prepared(reading, signature, means)
+
+    def __call__(
+        self, x: Tensor, out: Tensor | None, scratch: Tensor | None
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Write the statistic. Return the channel means, if wanted, and a tensor to give to the next call.
+
+        It raises `KernelError` if the kernel turns out not to work. Then no kernel is prepared any more.
+        """
+        means = None
+        if self._means is not None:
+            means = torch.empty((x.shape[0], self._means), dtype=torch.float32, device=x.device)
+        try:
+            return means, self._reading(x, out, means, scratch)
+        except Exception as error:
+            _give_up(self._signature, error)
+            raise KernelError from error
+
+
+class KernelError(Exception):
+    """A kernel cannot be used. A warning has said so."""
 
 
 def _without_shared(maps: Tensor, wanted: Wanted) -> Wanted:

@@ -21,7 +21,7 @@ FEATURES = 1024
 """The number of features of an example that a program handles together."""
 
 MOST_READ = 1024
-"""The most pixels that `read` takes."""
+"""The most pixels whose statistics `prepared` reads."""
 
 _KINDS = {"row_sums": 0, "diagonal": 1, "off_diagonal": 2}
 
@@ -37,40 +37,62 @@ def compute(statistic: str, maps: Tensor, orders: tuple[int, ...], out: Tensor) 
         return _run(plan, maps, out)
 
 
-def read(
+def prepared(
     x: Tensor,
     channel_axis: int,
     sample: Sample,
     orders: tuple[int, ...],
-    out: Tensor | None,
-    means: Tensor | None,
-) -> bool:
-    """Write `row_sums` of a part of a tensor into `out` `(N, orders, C)`, its means into `means` `(N, C)`.
+    stride_out: int,
+    averaged: Sample | None,
+) -> "Reading | None":
+    """Reads parts of a tensor of this form: of this shape, dtype, alignment and device, with these strides.
 
-    Either may be None. The tensor is read as it lies. False, and nothing is done, if there is no such kernel:
-    for many pixels, for more than two axes of pixels, for orders other than `programs.DOUBLED`, for float64;
-    for means alone if the channels are not dense.
+    It writes `row_sums` of `sample` and the channel means of `averaged`. The tensor is read as it lies.
+    `stride_out` is the distance from the statistics of one example to those of the next. Without orders, it
+    writes the means alone. None if there is no such kernel: for many pixels, for more than two axes of
+    pixels, for orders other than `programs.DOUBLED`, for float64; for means if the channels are not dense,
+    unless they are of the same part.
     """
-    index = x.get_device()
-    places = (0 if out is None else out.stride(0), means is not None, x.data_ptr() % 16 == 0)
-    plan = _reading(x.shape, x.stride(), channel_axis, sample, x.dtype, orders, *places, index)
-    if not plan:
-        return False
-    if index < 0 or index == torch.cuda.current_device():  # negative: a CPU tensor, in the interpreter
-        _read(plan, x, out, means)
-    else:
-        with torch.cuda.device(index):
-            _read(plan, x, out, means)
-    return True
+    form = (x.shape, x.stride(), channel_axis, sample, x.dtype, orders, stride_out, averaged)
+    return _reading(*form, x.data_ptr() % 16 == 0, x.get_device())
 
 
-def _read(plan: "list[_Launch]", x: Tensor, out: Tensor | None, means: Tensor | None) -> None:
-    if out is None:
-        assert means is not None
-        return plan[0](x, means)
-    scratch = torch.empty(plan[0].room, dtype=torch.float32, device=x.device)
-    plan[0](x, scratch)
-    return plan[1](x, scratch, out, scratch if means is None else means)
+class Reading:
+    """The kernel that reads a tensor of one form.
+
+    Args:
+        launch: the kernel and its arguments.
+        room: how many numbers it needs for sums. 0: it writes means alone.
+        device: the index of the device. Negative: a CPU tensor, in the interpreter.
+
+    """
+
+    def __init__(self, launch: "_Launch", room: int, device: int) -> None:
+        self._launch, self._room, self._device = launch, room, device
+
+    def __call__(
+        self, x: Tensor, out: Tensor | None, means: Tensor | None, scratch: Tensor | None
+    ) -> Tensor | None:
+        """Write statistics into `out` `(N, orders, C)`, means into `means` `(N, C)`. Either may be None.
+
+        `scratch` is a tensor for sums that an earlier call returned, if there is one. It returns one, too.
+        """
+        if self._device < 0 or self._device == torch.cuda.current_device():
+            return self._run(x, out, means, scratch)
+        with torch.cuda.device(self._device):
+            return self._run(x, out, means, scratch)
+
+    def _run(
+        self, x: Tensor, out: Tensor | None, means: Tensor | None, scratch: Tensor | None
+    ) -> Tensor | None:
+        if out is None:
+            assert means is not None
+            self._launch(x, means)
+            return scratch
+        if scratch is None or scratch.shape[0] < self._room or scratch.get_device() != self._device:
+            scratch = torch.empty(self._room, dtype=torch.float32, device=x.device)
+        self._launch(x, scratch, out, scratch if means is None else means)
+        return scratch
 
 
 @lru_cache(4096)
@@ -82,61 +104,81 @@ def _reading(
     dtype: torch.dtype,
     orders: tuple[int, ...],
     stride_out: int,
-    with_means: bool,
+    averaged: Sample | None,
     aligned: bool,
     device: int,
-) -> "list[_Launch]":
-    """The kernels that `read` launches: sums over the channels, then sums over the pixels; or means alone.
-
-    Empty if there is no such kernel.
-    """
+) -> Reading | None:
     axes = [axis for axis in range(1, len(shape)) if axis != channel_axis]
     if not 1 <= len(axes) <= 2 or not set(orders) <= set(programs.DOUBLED) or dtype == torch.float64:
-        return []
+        return None
+    examples, along = shape[0], strides[channel_axis]
+    same = averaged is not None and averaged.of(shape, channel_axis) == sample.of(shape, channel_axis)
+    apart = averaged is not None and not (orders and same)
+    if apart and along != 1 and shape[channel_axis] > 1:  # PyTorch's mean is as fast
+        return None
+    means = _part(shape, strides, axes, channel_axis, averaged or sample)
+    if not orders:
+        columns, rows, warps = means_alone(*means[:2])
+        grid = (examples, triton.cdiv(means[0], columns))
+        rest = (strides[0], along, *means, columns, rows)
+        return Reading(_Launch(programs.read_means, grid, rest, warps, 0), 0, device)
+    part = _part(shape, strides, axes, channel_axis, sample)
+    channels, pixels = part[:2]
+    if pixels > MOST_READ:
+        return None
+    positions = tuple(orders.index(order) if order in orders else -1 for order in programs.DOUBLED)
+    room = examples * (1 + len(positions)) * pixels
+    columns, across, together = sums(channels, pixels)
+    mean_columns, mean_rows = means_beside(*means[:2])
+    arguments: tuple[Any, ...] = (
+        *(strides[0], along, stride_out, *part, *means),
+        *(positions, 2 if apart else int(same)),
+        *(columns, across, columns >= channels),
+        *(together, triton.next_power_of_2(pixels)),
+        *(mean_columns, mean_rows),
+    )
+    return Reading(_Launch(programs.read_example, (examples, 1), arguments, WARPS, room), room, device)
+
+
+def _part(
+    shape: tuple[int, ...], strides: tuple[int, ...], axes: list[int], channel_axis: int, sample: Sample
+) -> tuple[int, ...]:
+    """The part of a tensor that counts: its channels, its pixels, and where they lie."""
     chosen = sample.of(shape, channel_axis)
     grid = chosen.grid or ((0, 1),) * len(shape)
     ranges = [range(grid[axis][0], shape[axis], grid[axis][1]) for axis in axes]
     start = sum(each.start * strides[axis] for each, axis in zip(ranges, axes, strict=True))
     steps = [each.step * strides[axis] for each, axis in zip(ranges, axes, strict=True)]
     height, width = (1, *map(len, ranges))[-2:]
-    examples, channels, pixels = shape[0], sample.count(shape[channel_axis]), height * width
     down, right = (0, *steps)[-2:]
-    along = strides[channel_axis]
-    sizes = (channels, pixels, width, start, strides[0], down, right, along, chosen.step * TOGETHER)
-    if not orders:
-        if along != 1 and channels > 1:  # PyTorch's mean is as fast
-            return []
-        columns = min(32, triton.next_power_of_2(channels))
-        rows = min(8192 // columns, triton.next_power_of_2(pixels))
-        launch = (examples, triton.cdiv(channels, columns))
-        return [
-            _Launch(programs.read_means, launch, (*sizes, columns, rows), max(1, columns * rows // 1024), 0)
-        ]
-    if pixels > MOST_READ:
-        return []
-    positions = tuple(orders.index(order) if order in orders else -1 for order in programs.DOUBLED)
-    room = examples * (1 + len(positions)) * pixels
-    columns, across, warps = sums_over_channels(channels, pixels)
-    rest: tuple[Any, ...] = (*sizes, columns, across, columns >= channels)
-    first = _Launch(programs.read_pixels, (examples, triton.cdiv(pixels, across)), rest, warps, room)
-    columns, warps = sums_over_pixels(channels, pixels)
-    rest = (*sizes, stride_out, positions, with_means, columns, triton.next_power_of_2(pixels))
-    return [
-        first,
-        _Launch(programs.read_channels, (examples, triton.cdiv(channels, columns)), rest, warps, room),
-    ]
+    channels = sample.count(shape[channel_axis])
+    return channels, height * width, width, start, down, right, chosen.step * TOGETHER
 
 
-def sums_over_channels(channels: int, pixels: int) -> tuple[int, int, int]:
-    """The channels and the pixels of a program of `read_pixels`, and its warps."""
+WARPS = 16
+"""The warps of a program that reads a whole example."""
+HELD = 8192
+"""The numbers of an example that a program holds at once."""
+
+
+def sums(channels: int, pixels: int) -> tuple[int, int, int]:
+    """The tiles of `read_example`: channels and pixels to sum over channels, channels to sum over pixels."""
+    columns, rows = (triton.next_power_of_2(size) for size in (channels, pixels))
+    across = min(256, columns)
+    return across, min(max(1, HELD // across), rows), min(max(8, HELD // rows), columns)
+
+
+def means_beside(channels: int, pixels: int) -> tuple[int, int]:
+    """The channels and the pixels of a tile of `read_example`, for the means of another part."""
     columns = min(256, triton.next_power_of_2(channels))
-    return columns, min(2048 // columns, triton.next_power_of_2(pixels)), 4
+    return columns, min(2 * HELD // columns, triton.next_power_of_2(pixels))
 
 
-def sums_over_pixels(channels: int, pixels: int) -> tuple[int, int]:
-    """The channels of a program of `read_channels`, which takes all pixels, and its warps."""
-    columns = min(max(8, 4096 // triton.next_power_of_2(pixels)), triton.next_power_of_2(channels))
-    return columns, 4
+def means_alone(channels: int, pixels: int) -> tuple[int, int, int]:
+    """The channels and the pixels of a tile of `read_means`, and its warps."""
+    columns = min(32, triton.next_power_of_2(channels))
+    rows = min(8192 // columns, triton.next_power_of_2(pixels))
+    return columns, rows, max(1, columns * rows // 1024)
 
 
 def _run(plan: "list[_Launch]", maps: Tensor, out: Tensor) -> None:

@@ -496,22 +496,21 @@ def _four_sums(a0, a1, a2, a3, b0, b1, b2, b3):
 
 
 @triton.jit
-def _spots(x, n, pixel, channel, width, start, stride_n, down, right, along, skip):
+def _spots(x, pixel, channel, width, start, down, right, along, skip):
     """The addresses of a tile, pixels x channels: of groups of channels, every `skip` channels one counts."""
     spot = (pixel // width) * down + (pixel % width) * right
     place = (channel // _TOGETHER * skip + channel % _TOGETHER) * along
-    return x + n.to(tl.int64) * stride_n + start + spot[:, None] + place[None, :]
+    return x + start + spot[:, None] + place[None, :]
 
 
 @triton.jit
-def read_pixels(
+def _read_pixels(
     x,
     scratch,
     channels,
     pixels,
     width,
     start,
-    stride_n,
     down,
     right,
     along,
@@ -524,49 +523,49 @@ def read_pixels(
 
     They are the sums of row_sums, of the orders 1, 2, 4, 8. With `ONCE`, one tile holds all channels.
     """
-    n = tl.program_id(0)
-    pixel = tl.program_id(1) * ACROSS + tl.arange(0, ACROSS)
     column = tl.arange(0, COLUMNS)
-    here = pixel < pixels
-    spots = _spots(x, n, pixel, column, width, start, stride_n, down, right, along, skip)
-    tile = tl.load(spots, mask=here[:, None] & (column < channels)[None, :], other=0.0).to(tl.float32)
-    largest = tl.abs(tile)
-    if not ONCE:
-        for first in range(COLUMNS, channels, COLUMNS):
-            channel = first + column
-            spots = _spots(x, n, pixel, channel, width, start, stride_n, down, right, along, skip)
-            inside = here[:, None] & (channel < channels)[None, :]
-            largest = _larger(largest, tl.abs(tl.load(spots, mask=inside, other=0.0).to(tl.float32)))
-    peak = tl.reduce(largest, 1, _larger)
-    scale = _inverse(peak)[:, None]
-    base = tile * scale
-    t0 = base
-    base *= base
-    t1 = base
-    base *= base
-    t2 = base
-    base *= base
-    t3 = base
-    if not ONCE:
-        for first in range(COLUMNS, channels, COLUMNS):
-            channel = first + column
-            spots = _spots(x, n, pixel, channel, width, start, stride_n, down, right, along, skip)
-            inside = here[:, None] & (channel < channels)[None, :]
-            base = tl.load(spots, mask=inside, other=0.0).to(tl.float32) * scale
-            t0 += base
-            base *= base
-            t1 += base
-            base *= base
-            t2 += base
-            base *= base
-            t3 += base
-    t0, t1, t2, t3 = tl.reduce((t0, t1, t2, t3), 1, _four_sums)
-    row = scratch + n.to(tl.int64) * 5 * pixels + pixel
-    tl.store(row, peak, mask=here)
-    tl.store(row + pixels, t0, mask=here)
-    tl.store(row + 2 * pixels, t1, mask=here)
-    tl.store(row + 3 * pixels, t2, mask=here)
-    tl.store(row + 4 * pixels, t3, mask=here)
+    for before in range(0, pixels, ACROSS):
+        pixel = before + tl.arange(0, ACROSS)
+        here = pixel < pixels
+        spots = _spots(x, pixel, column, width, start, down, right, along, skip)
+        tile = tl.load(spots, mask=here[:, None] & (column < channels)[None, :], other=0.0).to(tl.float32)
+        largest = tl.abs(tile)
+        if not ONCE:
+            for first in range(COLUMNS, channels, COLUMNS):
+                channel = first + column
+                spots = _spots(x, pixel, channel, width, start, down, right, along, skip)
+                inside = here[:, None] & (channel < channels)[None, :]
+                largest = _larger(largest, tl.abs(tl.load(spots, mask=inside, other=0.0).to(tl.float32)))
+        peak = tl.reduce(largest, 1, _larger)
+        scale = _inverse(peak)[:, None]
+        base = tile * scale
+        t0 = base
+        base *= base
+        t1 = base
+        base *= base
+        t2 = base
+        base *= base
+        t3 = base
+        if not ONCE:
+            for first in range(COLUMNS, channels, COLUMNS):
+                channel = first + column
+                spots = _spots(x, pixel, channel, width, start, down, right, along, skip)
+                inside = here[:, None] & (channel < channels)[None, :]
+                base = tl.load(spots, mask=inside, other=0.0).to(tl.float32) * scale
+                t0 += base
+                base *= base
+                t1 += base
+                base *= base
+                t2 += base
+                base *= base
+                t3 += base
+        t0, t1, t2, t3 = tl.reduce((t0, t1, t2, t3), 1, _four_sums)
+        row = scratch + pixel
+        tl.store(row, peak, mask=here)
+        tl.store(row + pixels, t0, mask=here)
+        tl.store(row + 2 * pixels, t1, mask=here)
+        tl.store(row + 3 * pixels, t2, mask=here)
+        tl.store(row + 4 * pixels, t3, mask=here)
 
 
 @triton.jit
@@ -580,7 +579,7 @@ def _write_order(out, sums, q, channel, channels, ORDER: tl.constexpr, POSITION:
 
 
 @triton.jit
-def read_channels(
+def _read_channels(
     x,
     scratch,
     out,
@@ -589,56 +588,58 @@ def read_channels(
     pixels,
     width,
     start,
-    stride_n,
     down,
     right,
     along,
     skip,
-    stride_out,
-    POSITIONS: tl.constexpr,
+    FIRST: tl.constexpr,
+    SECOND: tl.constexpr,
+    FOURTH: tl.constexpr,
+    EIGHTH: tl.constexpr,
     MEANS: tl.constexpr,
     COLUMNS: tl.constexpr,
     ALL: tl.constexpr,
 ):
-    """Per channel, the roots of the sums over the pixels, and the mean. One tile holds all pixels."""
-    n = tl.program_id(0)
-    channel = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    """Per channel, the roots of the sums over the pixels, and the mean. One tile holds all pixels.
+
+    The positions of the orders 1, 2, 4, 8 are negative if an order is not wanted.
+    """
     pixel = tl.arange(0, ALL)
     here = pixel < pixels
-    spots = _spots(x, n, pixel, channel, width, start, stride_n, down, right, along, skip)
-    inside = here[:, None] & (channel < channels)[None, :]
-    tile = tl.load(spots, mask=inside, other=0.0).to(tl.float32)
-    if MEANS:
-        place = means + n.to(tl.int64) * channels + channel
-        tl.store(place, tl.sum(tile, 0) / pixels, mask=channel < channels)
-    row = scratch + n.to(tl.int64) * 5 * pixels + pixel
-    tile *= tl.load(row, mask=here, other=0.0)[:, None]
-    q = tl.reduce(tl.abs(tile), 0, _larger)
-    t0 = tile * _inverse(q)[None, :]
-    t1 = t0 * t0
-    t2 = t1 * t1
-    t3 = t2 * t2
-    t0 *= tl.load(row + pixels, mask=here, other=0.0)[:, None]
-    t1 *= tl.load(row + 2 * pixels, mask=here, other=0.0)[:, None]
-    t2 *= tl.load(row + 3 * pixels, mask=here, other=0.0)[:, None]
-    t3 *= tl.load(row + 4 * pixels, mask=here, other=0.0)[:, None]
-    t0, t1, t2, t3 = tl.reduce((t0, t1, t2, t3), 0, _four_sums)
-    out += n.to(tl.int64) * stride_out
-    _write_order(out, t0, q, channel, channels, 1, POSITIONS[0])
-    _write_order(out, t1, q, channel, channels, 2, POSITIONS[1])
-    _write_order(out, t2, q, channel, channels, 4, POSITIONS[2])
-    _write_order(out, t3, q, channel, channels, 8, POSITIONS[3])
+    row = scratch + pixel
+    for first in range(0, channels, COLUMNS):
+        channel = first + tl.arange(0, COLUMNS)
+        spots = _spots(x, pixel, channel, width, start, down, right, along, skip)
+        inside = here[:, None] & (channel < channels)[None, :]
+        tile = tl.load(spots, mask=inside, other=0.0).to(tl.float32)
+        if MEANS:
+            tl.store(means + channel, tl.sum(tile, 0) / pixels, mask=channel < channels)
+        tile *= tl.load(row, mask=here, other=0.0)[:, None]
+        q = tl.reduce(tl.abs(tile), 0, _larger)
+        t0 = tile * _inverse(q)[None, :]
+        t1 = t0 * t0
+        t2 = t1 * t1
+        t3 = t2 * t2
+        t0 *= tl.load(row + pixels, mask=here, other=0.0)[:, None]
+        t1 *= tl.load(row + 2 * pixels, mask=here, other=0.0)[:, None]
+        t2 *= tl.load(row + 3 * pixels, mask=here, other=0.0)[:, None]
+        t3 *= tl.load(row + 4 * pixels, mask=here, other=0.0)[:, None]
+        t0, t1, t2, t3 = tl.reduce((t0, t1, t2, t3), 0, _four_sums)
+        _write_order(out, t0, q, channel, channels, 1, FIRST)
+        _write_order(out, t1, q, channel, channels, 2, SECOND)
+        _write_order(out, t2, q, channel, channels, 4, FOURTH)
+        _write_order(out, t3, q, channel, channels, 8, EIGHTH)
 
 
 @triton.jit
-def read_means(
+def _read_means(
     x,
     means,
+    channel,
     channels,
     pixels,
     width,
     start,
-    stride_n,
     down,
     right,
     along,
@@ -646,18 +647,124 @@ def read_means(
     COLUMNS: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """The mean of each channel over the pixels."""
-    n = tl.program_id(0)
-    channel = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    """The means of some channels over the pixels."""
     row = tl.arange(0, ROWS)
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     for first in range(0, pixels, ROWS):
         pixel = first + row
-        spots = _spots(x, n, pixel, channel, width, start, stride_n, down, right, along, skip)
+        spots = _spots(x, pixel, channel, width, start, down, right, along, skip)
         inside = (pixel < pixels)[:, None] & (channel < channels)[None, :]
         total += tl.load(spots, mask=inside, other=0.0).to(tl.float32)
-    place = means + n.to(tl.int64) * channels + channel
-    tl.store(place, tl.sum(total, 0) / pixels, mask=channel < channels)
+    tl.store(means + channel, tl.sum(total, 0) / pixels, mask=channel < channels)
+
+
+@triton.jit
+def read_means(
+    x,
+    means,
+    stride_n,
+    along,
+    channels,
+    pixels,
+    width,
+    start,
+    down,
+    right,
+    skip,
+    COLUMNS: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """The mean of each channel over the pixels."""
+    n = tl.program_id(0).to(tl.int64)
+    channel = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    x += n * stride_n
+    means += n * channels
+    _read_means(x, means, channel, channels, pixels, width, start, down, right, along, skip, COLUMNS, ROWS)
+
+
+@triton.jit
+def read_example(
+    x,
+    scratch,
+    out,
+    means,
+    stride_n,
+    along,
+    stride_out,
+    channels,
+    pixels,
+    width,
+    start,
+    down,
+    right,
+    skip,
+    mean_channels,
+    mean_pixels,
+    mean_width,
+    mean_start,
+    mean_down,
+    mean_right,
+    mean_skip,
+    POSITIONS: tl.constexpr,
+    MEANS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    ACROSS: tl.constexpr,
+    ONCE: tl.constexpr,
+    TOGETHER: tl.constexpr,
+    ALL: tl.constexpr,
+    MEAN_COLUMNS: tl.constexpr,
+    MEAN_ROWS: tl.constexpr,
+):
+    """Row sums of one example, and its channel means: of the same part of the tensor, or of another part.
+
+    `MEANS` is 0 without means, 1 for the same part, 2 for another. `scratch` has five numbers for each pixel.
+    """
+    n = tl.program_id(0).to(tl.int64)
+    x += n * stride_n
+    scratch += n * 5 * pixels
+    out += n * stride_out
+    means += n * mean_channels
+    if MEANS == 2:  # first, because it waits for memory longest
+        for first in range(0, mean_channels, MEAN_COLUMNS):
+            channel = first + tl.arange(0, MEAN_COLUMNS)
+            _read_means(
+                x,
+                means,
+                channel,
+                mean_channels,
+                mean_pixels,
+                mean_width,
+                mean_start,
+                mean_down,
+                mean_right,
+                along,
+                mean_skip,
+                MEAN_COLUMNS,
+                MEAN_ROWS,
+            )
+    _read_pixels(x, scratch, channels, pixels, width, start, down, right, along, skip, COLUMNS, ACROSS, ONCE)
+    tl.debug_barrier()  # all threads see the sums that others have written
+    _read_channels(
+        x,
+        scratch,
+        out,
+        means,
+        channels,
+        pixels,
+        width,
+        start,
+        down,
+        right,
+        along,
+        skip,
+        POSITIONS[0],
+        POSITIONS[1],
+        POSITIONS[2],
+        POSITIONS[3],
+        MEANS == 1,
+        TOGETHER,
+        ALL,
+    )
 
 
 @triton.jit

@@ -33,7 +33,7 @@ class ClassRatio(UnitMahalanobis):
         limits="Needs two classes at least. Sees nothing that the last stage has lost.",
     )
 
-    which = slice(-1, None)
+    which = (-1, None)
 
     sees = "the nearest class"
     why_no_parts = "it is the ratio of two distances, and a ratio has no parts"

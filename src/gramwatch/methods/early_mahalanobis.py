@@ -28,4 +28,4 @@ class EarlyMahalanobis(UnitMahalanobis):
         cost="a product with a matrix of channels x channels at the end of each stage but the last",
         limits="Sees little of what an image means: that is made in the last stage.",
     )
-    which = slice(0, -1)
+    which = (0, -1)

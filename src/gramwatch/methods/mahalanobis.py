@@ -1,7 +1,7 @@
 """Mahalanobis: the distance of the features at every tap to the nearest class of training examples."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from gramwatch.artifact import FINITE, NOT_NEGATIVE, POSITIVE, Field
 from gramwatch.batches import Inputs
 from gramwatch.errors import InputError, NotFittedError, warn
-from gramwatch.explain import Pixels, Shares
+from gramwatch.explain import Shares
 from gramwatch.methods.base import Method, Record
 from gramwatch.methods.features import TINY
 from gramwatch.methods.perturb import (
@@ -24,11 +24,11 @@ from gramwatch.methods.perturb import (
     single_images,
     step,
 )
-from gramwatch.observation import Observation, Plan
+from gramwatch.observation import Needs, Observation, Plan
 from gramwatch.taps import Tap
 
-OWN = 0.5
-"""Of a distance that is too large: the part that a map shares by the distances of single pixels."""
+COPIED = 2**23
+"""So many numbers of covariances are inverted at once."""
 STEPS = (0.0, 0.01, 0.005, 0.002, 0.0014, 0.001, 0.0005)
 """The steps that the authors choose from."""
 JOINS = ("equal", "normalised", "regression")
@@ -43,8 +43,8 @@ class ClassDistances(Method):
 
     looks_at = frozenset({"channel_means"})
     running = True
-    which: ClassVar[slice] = slice(None)
-    """Which of the taps count."""
+    which: ClassVar[tuple[int | None, int | None]] = (None, None)
+    """Which of the taps count, as the bounds of a slice. If none is left, all taps count."""
     unit: ClassVar[bool] = False
     """Whether features are scaled to length one."""
     kept: ClassVar = {
@@ -71,6 +71,11 @@ class ClassDistances(Method):
         self.whitening_: Tensor | None = None  # (width, rank) of each tap, one after the other
         self.centres_: Tensor | None = None  # (classes, rank) of each tap, whitened, one after the other
 
+    @property
+    def needs(self) -> Needs:
+        """The channel means at the taps that count."""
+        return replace(super().needs, mean_taps=self.which)
+
     def _begin(self) -> None:
         self._sums: _Sums | None = None
         self._cached: _Fitted | None = None
@@ -80,20 +85,24 @@ class ClassDistances(Method):
 
     @torch.inference_mode(False)
     @torch.no_grad()
-    def take(self, observation: Observation) -> int:
-        """Add one batch of training examples to the sums. Examples that are not finite are left out."""
-        total = len(observation)
-        if observation.finite is not None:
-            observation = observation[observation.finite]
-        if not len(observation):
-            return total
-        features = self._features(observation)
+    def take(self, observation: Observation) -> Tensor | int:
+        """Add one batch of training examples to the sums. Examples that are not finite are left out.
+
+        After the first batch with a finite example, this does not wait for a GPU.
+        """
+        finite = observation.finite
+        if self._sums is None and finite is not None and not finite.any():
+            return len(observation)
+        features, classes = by_width(observation.channel_means, self.unit), self._classes(observation)
         if self._sums is None:
             self._sums = self._seen(observation.logits.device) or _Sums.begun(
-                features, self._number_of_classes(observation)
+                [means.shape[1] for means in observation.channel_means],
+                features,
+                finite,
+                self._number_of_classes(observation),
             )
-        self._sums.add(features, self._classes(observation))
-        return total - len(observation)
+        self._sums.add(features, classes, finite, given=classes is observation.labels)
+        return 0 if finite is None else (~finite).sum()
 
     @torch.inference_mode(False)
     @torch.no_grad()
@@ -105,11 +114,11 @@ class ClassDistances(Method):
         self._keep(sums)
         self._sums, self._cached = None, None
         present = (sums.counts > 0).nonzero().flatten()
-        fitted = [sums.whitened(tap, present) for tap in range(len(sums.origins))]
+        fitted = sums.whitened(present)
         self.ranks_ = torch.tensor([whitening.shape[1] for whitening, _ in fitted])
-        self.classes_ = present.cpu()
-        self.whitening_ = torch.cat([whitening.flatten().cpu() for whitening, _ in fitted])
-        self.centres_ = torch.cat([centres.flatten().cpu() for _, centres in fitted])
+        self.classes_ = present
+        self.whitening_ = torch.cat([whitening.flatten() for whitening, _ in fitted])
+        self.centres_ = torch.cat([centres.flatten() for _, centres in fitted])
         self._fitted = True
 
     @property
@@ -123,11 +132,13 @@ class ClassDistances(Method):
         )
 
     def _keep(self, sums: "_Sums") -> None:
-        """Keep the sums in the form of the file."""
-        self.widths_, self.counts_ = sums.widths, sums.counts.cpu()
-        self.origins_ = torch.cat([origin.cpu() for origin in sums.origins])
-        self.sums_ = torch.cat([by_class.flatten().cpu() for by_class in sums.by_class])
-        self.products_ = torch.cat([product.flatten().cpu() for product in sums.products])
+        """Keep the sums in the form of the file, on their device."""
+        sums.check()
+        self.widths_, self.counts_ = torch.tensor(sums.widths), sums.counts.clone()
+        groups = [(group.taps, group) for group in sums.groups]
+        self.origins_ = _side_by_side([(taps, group.origins) for taps, group in groups])
+        self.sums_ = _side_by_side([(taps, group.by_class) for taps, group in groups])
+        self.products_ = _side_by_side([(taps, group.products) for taps, group in groups])
 
     def _seen(self, device: torch.device) -> "_Sums | None":
         """The kept sums on a device. None before the first batch."""
@@ -139,18 +150,23 @@ class ClassDistances(Method):
             )
         widths, classes = self.widths_.tolist(), len(self.counts_)
         place = torch.device("cpu") if device.type == "mps" else device
+        origins = self.origins_.split(widths)
+        sums = self.sums_.split([classes * width for width in widths])
+        products = self.products_.split([width * width for width in widths])
 
-        def parts(kept: Tensor, sizes: list[int]) -> list[Tensor]:
-            return [part.to(place, copy=True) for part in kept.clone().split(sizes)]
+        def stacked(parts: Sequence[Tensor], taps: Sequence[int], *shape: int) -> Tensor:
+            return torch.stack([parts[tap] for tap in taps]).view(len(taps), *shape).to(place)
 
-        sums = parts(self.sums_, [classes * width for width in widths])
-        products = parts(self.products_, [width * width for width in widths])
-        return _Sums(
-            self.counts_.to(place, copy=True),
-            parts(self.origins_, widths),
-            [part.view(classes, -1) for part in sums],
-            [part.view(width, width) for part, width in zip(products, widths, strict=True)],
-        )
+        groups = [
+            _Group(
+                taps,
+                stacked(origins, taps, width),
+                stacked(sums, taps, classes, width),
+                stacked(products, taps, width, width),
+            )
+            for width, taps in _taps_by_width(widths).items()
+        ]
+        return _Sums(widths, self.counts_.to(place, copy=True), groups)
 
     def state(self) -> dict[str, Tensor]:
         """The fitted tensors by name. During a fit they include the sums so far."""
@@ -193,7 +209,7 @@ class ClassDistances(Method):
         assert mine is not None
         theirs = other._seen(mine.counts.device)
         assert theirs is not None
-        if not torch.equal(mine.widths, theirs.widths):
+        if mine.widths != theirs.widths:
             raise InputError(f"{self.name}: the two were fitted on other taps")
         mine.join(theirs)
         self._sums = mine
@@ -235,14 +251,8 @@ class ClassDistances(Method):
 
     def _features(self, observation: Observation) -> list[Tensor]:
         """The features that are compared with the classes, `(N, width)` in float64 for each tap."""
-        features = [in_float64(means) for means in self._looked_at(observation)]
-        if not self.unit:
-            return features
-        return [f / f.norm(dim=1, keepdim=True).clamp_min(TINY) for f in features]
-
-    def _looked_at(self, observation: Observation) -> Sequence[Tensor]:
-        """The channel means at the taps that count. If none is left, all taps count."""
-        return observation.channel_means[self.which] or observation.channel_means
+        features = [in_float64(means) for means in observation.channel_means]
+        return [of_unit_length(f) for f in features] if self.unit else features
 
     def distances(self, observation: Observation) -> Tensor:
         """The distance of each example to the nearest class at each tap, `(N, taps)`; Eq. 2 without sign."""
@@ -263,7 +273,7 @@ class ClassDistances(Method):
     def _checked(self, observation: Observation) -> "list[Gaussian]":
         """The fitted distributions, for an observation of the same taps."""
         gaussians = self._fitted_on(observation.logits.device).gaussians
-        now = [means.shape[1] for means in self._looked_at(observation)]
+        now = [means.shape[1] for means in observation.channel_means]
         then = [len(gaussian.whitening) for gaussian in gaussians]
         if now != then:
             raise InputError(
@@ -279,8 +289,7 @@ class ClassDistances(Method):
 
     def term_taps(self, plan: Plan) -> tuple[Tap, ...]:
         """The taps that count."""
-        taps = tuple(plan.taps_of(self.needs) or ())
-        return taps[self.which] or taps
+        return tuple(plan.taps_of(self.needs) or ())
 
     def _nearest(self, tap: int, features: Tensor) -> "_Nearest":
         """The nearest class of features `(N, width)` at a tap, its mean, and `S^-1 d`."""
@@ -316,48 +325,22 @@ class ClassDistances(Method):
             examples=int(nearest.examples),
         )
 
-    def pixels_of(self, observation: Observation, rule: Any, amounts: Tensor) -> Pixels | None:
-        """How contributions are shared by pixels: see `by_distance`."""
-        means = [in_float64(each) for each in self._looked_at(observation)]
+    def unusual_at(self, observation: Observation, tap: int, maps: Tensor) -> Tensor:
+        """How much further than the median pixel each pixel lies from the nearest class of its image.
 
-        def pixels(tap: int, maps: Tensor, _: Sequence[int]) -> Tensor:
-            return by_distance(*self._pixel_distances(tap, means[tap], maps), amounts[:, tap])
-
-        return pixels
-
-    def _pixel_distances(self, tap: int, means: Tensor, maps: Tensor) -> tuple[Tensor, Tensor]:
-        """What each pixel adds to the squared distance, and its own squared distance, `(N, pixels)` each.
-
-        The activations at a pixel, `a(x)`, have the mean `f`. Whitened, `w(x) = W^T (a(x) / |f| - mu)` has
-        the mean `d`. A pixel adds `w(x)^T d`: the mean of this over pixels is the squared distance. The
-        squared distance of the pixel by itself is `w(x)^T w(x)`.
+        The distance of a pixel is that of its activations, in place of the channel means.
         """
+        means = in_float64(observation.channel_means[tap])
         gaussian = self._fitted_on(means.device).gaussians[tap]
         length = (
             means.norm(dim=1, keepdim=True).clamp_min(TINY) if self.unit else torch.ones_like(means[:, :1])
         )
-        nearest, difference = gaussian.nearest(means / length)
-        white = (gaussian.whitening.T.to(maps) @ maps) / length.unsqueeze(2).to(maps)
-        white = white + (gaussian.shift - gaussian.points[nearest]).unsqueeze(2).to(maps)
-        return torch.bmm(difference.unsqueeze(1).to(maps), white).squeeze(1), white.square().sum(1)
-
-
-def by_distance(parts: Tensor, own: Tensor, amounts: Tensor) -> Tensor:
-    """Amounts `(N,)` of a distance that is too large, shared by pixels, `(N, pixels)`.
-
-    The part `OWN` is shared by how much further than the median pixel a pixel itself lies from the mean. The
-    rest is shared by what pixels add to the distance.
-    """
-    further = own - own.median(1, keepdim=True).values
-    return proportional(parts, (1 - OWN) * amounts) + proportional(further, OWN * amounts)
-
-
-def proportional(parts: Tensor, amounts: Tensor) -> Tensor:
-    """Amounts `(N,)` shared by pixels in proportion to their positive parts, `(N, pixels)`; else evenly."""
-    positive = parts.clamp_min(0)
-    total = positive.sum(1, keepdim=True)
-    even = torch.full_like(positive, 1 / parts.shape[1])
-    return amounts.unsqueeze(1).to(parts) * torch.where(total > 0, positive / total, even)
+        nearest, _ = gaussian.nearest(means / length)
+        white = gaussian.whitening.T.to(maps) @ maps  # as large as the maps: changed in place
+        white.div_(length.unsqueeze(2).to(maps))
+        white.add_((gaussian.shift - gaussian.points[nearest]).unsqueeze(2).to(maps))
+        distance = white.square_().sum(1)
+        return (distance - distance.median(1, keepdim=True).values).clamp_min(0)
 
 
 class _Nearest(NamedTuple):
@@ -610,76 +593,175 @@ class _Fitted(NamedTuple):
     """The squared distance to expect at each tap, `(taps,)`."""
 
 
+class _Group(NamedTuple):
+    """Running sums of all taps of one width, in one tensor each: on a GPU, every launch costs time."""
+
+    taps: list[int]
+    """The numbers of the taps."""
+    origins: Tensor
+    """`(taps, width)`"""
+    by_class: Tensor
+    """The sums of each class, `(taps, classes, width)`."""
+    products: Tensor
+    """The sums of outer products, `(taps, width, width)`."""
+
+    def add(self, features: Tensor, classes: Tensor, kept: Tensor | None) -> None:
+        """Take in one batch: features `(taps, N, width)`, classes `(N,)`, and which examples count."""
+        centred = features - self.origins.unsqueeze(1)
+        if kept is not None:
+            centred = torch.where(kept.unsqueeze(1), centred, 0)
+        if self.by_class.shape[1] == 1:
+            self.by_class.add_(centred.sum(1, keepdim=True))
+        else:
+            self.by_class.index_add_(1, classes, centred)
+        self.products.baddbmm_(centred.transpose(1, 2), centred)
+
+    def join(self, other: "_Group", counts: Tensor) -> None:
+        """Add the sums of another fit, which has other origins. `counts` are its examples by class."""
+        moved = other.origins - self.origins
+        across = other.by_class.sum(1).unsqueeze(2) * moved.unsqueeze(1)
+        both = counts.sum() * moved.unsqueeze(2) * moved.unsqueeze(1)
+        self.by_class.add_(other.by_class + counts.unsqueeze(1) * moved.unsqueeze(1))
+        self.products.add_(other.products + across + across.transpose(1, 2) + both)
+
+    def whitened(self, counts: Tensor, present: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """For each tap, the inverse root of the covariance about the class means, and the whitened means."""
+        at_once = max(1, COPIED // self.products[0].numel())
+        parts = (t.split(at_once) for t in (self.origins, self.by_class, self.products))
+        for origins, by_class, products in zip(*parts, strict=True):
+            yield from _whitened(origins, by_class[:, present], products, counts[present])
+
+
+def _whitened(
+    origins: Tensor, by_class: Tensor, products: Tensor, counts: Tensor
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Eq. 1 for taps of the same width: `(width, rank)` and `(classes, rank)` for each tap."""
+    total, width = counts.sum(), origins.shape[1]
+    means = by_class / counts.unsqueeze(1)
+    about_origin = products / total
+    covariance = about_origin - (means.transpose(1, 2) * (counts / total)) @ means
+    covariance = (covariance + covariance.transpose(1, 2)) / 2
+    # Smaller eigenvalues are rounding errors, of the sums in float64 or of the features in float32.
+    variances = about_origin.diagonal(dim1=1, dim2=2)
+    size = (variances + origins.square()).amax(1)
+    rounding = width * torch.finfo(torch.float64).eps * variances.sum(1)
+    smallest = torch.maximum(rounding, (4 * torch.finfo(torch.float32).eps) ** 2 * size)
+    # A root of the inverse takes much less time than eigenvalues. The sum of its squares is the sum of the
+    # inverse eigenvalues. So all eigenvalues are larger than one over that sum.
+    lower, failed = torch.linalg.cholesky_ex(covariance)
+    identity = torch.eye(width, dtype=lower.dtype, device=lower.device).expand_as(lower)
+    roots = torch.linalg.solve_triangular(lower.transpose(1, 2), identity, upper=True)
+    regular = (failed == 0) & (roots.square().sum((1, 2)) * smallest < 1)
+    for tap, is_regular in enumerate(regular.tolist()):
+        whitening = roots[tap]
+        if not is_regular:
+            values, vectors = torch.linalg.eigh(covariance[tap])
+            vary = values > smallest[tap]
+            whitening = vectors[:, vary] / values[vary].sqrt()
+        yield whitening, means[tap] @ whitening
+
+
 @dataclass
 class _Sums:
     """Running sums in float64, relative to an origin: the mean of the first batch."""
 
+    widths: list[int]
+    """The channels of each tap."""
     counts: Tensor
     """The number of examples of each class, `(classes,)`."""
-    origins: list[Tensor]
-    """`(width,)` for each tap."""
-    by_class: list[Tensor]
-    """The sums of each class, `(classes, width)` for each tap."""
-    products: list[Tensor]
-    """The sums of outer products, `(width, width)` for each tap."""
+    groups: list[_Group]
+    """The taps of each width, in the order of `by_width`."""
+    labels: Tensor | None = None
+    """Minus the smallest label, and the largest label, if labels were given: they may be out of range."""
 
     @staticmethod
-    def begun(first: list[Tensor], classes: int) -> "_Sums":
-        """Empty sums, relative to the mean of a first batch with these features at each tap."""
-        origins = [features.mean(0) for features in first]
-        device = origins[0].device if origins else torch.device("cpu")
-        return _Sums(
-            torch.zeros(classes, dtype=torch.float64, device=device),
-            origins,
-            [origin.new_zeros(classes, len(origin)) for origin in origins],
-            [origin.new_zeros(len(origin), len(origin)) for origin in origins],
-        )
-
-    @property
-    def widths(self) -> Tensor:
-        """The channels of each tap."""
-        return torch.tensor([len(origin) for origin in self.origins])
+    def begun(widths: list[int], first: list[Tensor], finite: Tensor | None, classes: int) -> "_Sums":
+        """Empty sums, relative to the mean of the finite examples of a first batch, as `by_width` has it."""
+        groups = []
+        for taps, features in zip(_taps_by_width(widths).values(), first, strict=True):
+            mean = features.mean(1)
+            if finite is not None:
+                kept = finite.to(features.device).unsqueeze(1)
+                mean = torch.where(kept, features, 0).sum(1) / kept.sum()
+            across = len(taps), mean.shape[1]
+            zeros = mean.new_zeros(across[0], classes, across[1]), mean.new_zeros(*across, across[1])
+            groups.append(_Group(taps, mean, *zeros))
+        device = first[0].device if first else torch.device("cpu")
+        return _Sums(widths, torch.zeros(classes, dtype=torch.float64, device=device), groups)
 
     def join(self, other: "_Sums") -> None:
         """Add the sums of another fit, which has other origins."""
-        for tap, origin in enumerate(self.origins):
-            moved = other.origins[tap] - origin
-            total, count = other.by_class[tap].sum(0), other.counts.sum()
-            across = torch.outer(total, moved)
-            self.by_class[tap] += other.by_class[tap] + other.counts.unsqueeze(1) * moved
-            self.products[tap] += other.products[tap] + across + across.T + count * torch.outer(moved, moved)
+        for mine, theirs in zip(self.groups, other.groups, strict=True):
+            mine.join(theirs, other.counts)
         self.counts += other.counts
 
-    def add(self, batch: list[Tensor], classes: Tensor) -> None:
-        """Take in one batch: its features at each tap, and its classes."""
-        classes = classes.to(self.counts.device)
-        low, high, known = int(classes.min()), int(classes.max()), len(self.counts)
+    def add(self, features: list[Tensor], classes: Tensor, finite: Tensor | None, given: bool) -> None:
+        """Take in one batch: its features as `by_width` has them, and its classes.
+
+        It does not wait for a GPU. Examples that are not finite are left out. With `given`, the classes are
+        labels. Labels that are no class of the network are left out, and `check` raises an error.
+        """
+        classes, known = classes.to(self.counts.device), len(self.counts)
+        kept = None if finite is None else finite.to(self.counts.device)
+        if given:
+            extent = torch.stack([-classes.amin(), classes.amax()])
+            self.labels = extent if self.labels is None else torch.maximum(self.labels, extent)
+            if not extent.is_cuda:
+                self.check()
+            inside = (classes >= 0) & (classes < known)
+            kept = inside if kept is None else kept & inside
+            classes = classes.clamp(0, known - 1)
+        counted = torch.ones_like(classes) if kept is None else kept
+        self.counts.index_add_(0, classes, counted.double())
+        for group, of_group in zip(self.groups, features, strict=True):
+            group.add(of_group, classes, kept)
+
+    def check(self) -> None:
+        """Raise an error if labels were no classes of the network. It waits for a GPU."""
+        if self.labels is None:
+            return
+        low, high, known = -int(self.labels[0]), int(self.labels[1]), len(self.counts)
         if low < 0 or high >= known:
+            self.labels = None
             raise InputError(
                 f"labels from {low} to {high} were given, the network has classes 0 to {known - 1}"
             )
-        self.counts += torch.bincount(classes, minlength=known)
-        parts = zip(batch, self.origins, self.by_class, self.products, strict=True)
-        for features, origin, by_class, product in parts:
-            centred = features - origin
-            by_class.index_add_(0, classes, centred)
-            product.addmm_(centred.T, centred)
 
-    def whitened(self, tap: int, present: Tensor) -> tuple[Tensor, Tensor]:
-        """The inverse root of the covariance about the class means, and the whitened class means; Eq. 1."""
-        counts, origin = self.counts[present], self.origins[tap]
-        total = counts.sum()
-        means = self.by_class[tap][present] / counts.unsqueeze(1)
-        about_origin = self.products[tap] / total
-        covariance = about_origin - (means.T * (counts / total)) @ means
-        values, vectors = torch.linalg.eigh((covariance + covariance.T) / 2)
-        # Smaller eigenvalues are rounding errors, of the sums in float64 or of the features in float32.
-        size = (about_origin.diagonal() + origin.square()).max()
-        rounding = len(origin) * torch.finfo(torch.float64).eps * about_origin.diagonal().sum()
-        seen = (4 * torch.finfo(torch.float32).eps) ** 2 * size
-        vary = values > torch.maximum(rounding, seen)
-        whitening = vectors[:, vary] / values[vary].sqrt()
-        return whitening, means @ whitening
+    def whitened(self, present: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """For each tap, the inverse root of the covariance about the class means, and the whitened means."""
+        found = {
+            tap: whitened
+            for group in self.groups
+            for tap, whitened in zip(group.taps, group.whitened(self.counts, present), strict=True)
+        }
+        return [found[tap] for tap in range(len(self.widths))]
+
+
+def _taps_by_width(widths: Iterable[int]) -> dict[int, list[int]]:
+    """The numbers of the taps of each width."""
+    found: dict[int, list[int]] = {}
+    for tap, width in enumerate(widths):
+        found.setdefault(width, []).append(tap)
+    return found
+
+
+def by_width(taps: Sequence[Tensor], unit: bool) -> list[Tensor]:
+    """The features of all taps in float64, `(taps, N, width)` for each width; with `unit`, of length one."""
+    groups = _taps_by_width(means.shape[1] for means in taps).values()
+    features = [in_float64(torch.stack([taps[tap] for tap in group])) for group in groups]
+    return [of_unit_length(f) for f in features] if unit else features
+
+
+def of_unit_length(features: Tensor) -> Tensor:
+    """The features, along the last axis, scaled to length one."""
+    length: Tensor = torch.linalg.vector_norm(features, dim=-1, keepdim=True)
+    return features / length.clamp_min(TINY)
+
+
+def _side_by_side(groups: Iterable[tuple[Sequence[int], Tensor]]) -> Tensor:
+    """The tensors of all taps, flat, in the order of the taps: a copy."""
+    parts = {tap: part for taps, tensor in groups for tap, part in zip(taps, tensor, strict=True)}
+    return torch.cat([parts[tap].flatten() for tap in range(len(parts))])
 
 
 def _usable(t: Tensor, device: torch.device) -> Tensor:

@@ -97,6 +97,11 @@ class Options:
         grey = networks.record_of(self.chosen_network()).shape[0] == 1
         return self.in_distribution or ("mnist" if grey else "cifar10")
 
+    def chosen_sets(self, in_distribution: str) -> list[OodSet]:
+        """The out-of-distribution sets to judge by: those that were named, or all."""
+        names = [name.strip() for name in self.sets.split(",") if name.strip()]
+        return [each for each in ood_sets(in_distribution) if not names or each.name in names]
+
     def study(self, loaded: networks.Loaded, in_distribution: str) -> Subject:
         """A loaded network with the chosen data, cells and device."""
         default = 500 if torch.device(self.device).type == "cuda" else 125

@@ -27,7 +27,6 @@ from gramwatch.paper import against
 from gramwatch.paper.beside import SHORT, Line, markdown
 from gramwatch.paper.experiment import Options, lines_of, methods_of, protocol_of, untuned, write
 from gramwatch.paper.scenes import SceneSubject, apart_of, facts_of, tables_of, write_facts
-from gramwatch.paper.sets import OodSet, ood_sets
 from gramwatch.paper.subject import BLOCK_ENDS, VALIDATION, MethodSpec, rules_of
 from gramwatch.report.table import APART
 
@@ -406,11 +405,7 @@ def run(options: Options) -> list[Line]:
     usable = [each for each in VARIANTS if {*each.members, each.form} <= known]
     if GUARD not in [each.title for each in usable]:
         raise InputError(f"the study needs {', '.join(GUARDS_MEMBERS)} among the methods")
-    sets = [
-        each
-        for each in ood_sets(subject.in_distribution)
-        if _chosen(each, options.sets) and subject.is_outlying(each)
-    ]
+    sets = [each for each in options.chosen_sets(subject.in_distribution) if subject.is_outlying(each)]
     measured = subject.measure([*methods, *forms], sets)
     together = {name: WithRules(each, usable, singles) for name, each in measured.items()}
     inside, validation = together.pop(subject.inside_title), together.pop(VALIDATION, None)
@@ -453,11 +448,6 @@ def run(options: Options) -> list[Line]:
         tallied=False,
     )
     return lines
-
-
-def _chosen(each: OodSet, names: str) -> bool:
-    """Whether a set is among those named, with commas between them; all, where none is."""
-    return not names or each.name in [name.strip() for name in names.split(",")]
 
 
 class WithRules(Mapping[str, Measurement]):

@@ -6,6 +6,7 @@ What each says of each set is a cell of its own.
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
@@ -412,11 +413,12 @@ class Subject:
             outside = self.tuning_batches(
                 next(each for each in ood_sets(self.in_distribution) if each.title == method.tuned_on)
             )
-        if isinstance(detector, ODIN):  # most of the work is the same for every set
-            if self._grid_inside is None:
-                self._grid_inside = detector.scores_on_grid(inside)
-            inside = self._grid_inside
-        detector.tune(inside, outside)
+        with _tensor_cores():
+            if isinstance(detector, ODIN):  # most of the work is the same for every set
+                if self._grid_inside is None:
+                    self._grid_inside = detector.scores_on_grid(inside)
+                inside = self._grid_inside
+            detector.tune(inside, outside)
         detector.save(self._file(method))
         told = {name: getattr(detector, name) for name in detector.settings if name != "scale"}
         self.say(f"{method.title} tuned on {method.tuned_on}: {told}", began)
@@ -426,6 +428,20 @@ class Subject:
         """Tell what was done, and how long it took."""
         took = "" if began is None else f"{time.monotonic() - began:7.1f} s"
         self._say(f"{took:>9}  {text}")
+
+
+@contextmanager
+def _tensor_cores() -> Iterator[None]:
+    """Let a GPU compute in TF32, to search a grid of settings. What is judged is computed in full float32."""
+    kinds: tuple[Any, ...] = (torch.backends.cudnn, torch.backends.cuda.matmul)
+    before = [kind.allow_tf32 for kind in kinds]
+    for kind in kinds:
+        kind.allow_tf32 = True
+    try:
+        yield
+    finally:
+        for kind, allowed in zip(kinds, before, strict=True):
+            kind.allow_tf32 = allowed
 
 
 def mirrored_and_shifted(images: Tensor, seed: int = 0) -> Tensor:

@@ -20,7 +20,7 @@ from gramwatch.paper.experiment import (
     protocol_of,
     write,
 )
-from gramwatch.paper.sets import OodSet, ood_sets
+from gramwatch.paper.sets import OodSet
 from gramwatch.paper.subject import FGSM, MethodSpec, Subject, rules_of
 
 TABLES = ("tab:exp_ood_results", "released figures", "appendix:dpn+", "appendix:OE")
@@ -38,7 +38,7 @@ def run(options: Options) -> list[Line]:
         raise InputError(f"tune is one of {', '.join(HOW)}, not '{options.tune}'")
     subject = options.subject()
     methods = methods_of(subject, options.methods or "msp,odin,mahalanobis,gram")
-    sets = ood_sets(subject.in_distribution)
+    sets = options.chosen_sets(subject.in_distribution)
     result = judged(subject, methods, sets, options.tune)
     tuned = " and ".join(m.title for m in methods if m.kind in TUNABLE)
     told = HOW[options.tune if tuned else "none"].format(tuned)

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.exceptions import HTTPException
@@ -28,7 +29,7 @@ from gramwatch.serve.protocol import (
     ServerMetadata,
     Watched,
 )
-from gramwatch.serve.service import Service
+from gramwatch.serve.service import Service, Wish
 from gramwatch.version import __version__
 
 SAVE_SECONDS = 60.0
@@ -140,12 +141,17 @@ def _add_plain(router: APIRouter, service: Service) -> None:
         },
     }
 
-    @router.post("/score", responses=_REFUSED, openapi_extra={"requestBody": body})
-    async def score(request: Request) -> Answer:
-        """Judge an image file, or several in JSON."""
+    @router.post(
+        "/score",
+        responses=_REFUSED,
+        response_model_exclude_unset=True,
+        openapi_extra={"requestBody": body},
+    )
+    async def score(request: Request, reasons: bool = False) -> Answer:
+        """Judge an image file, or several in JSON. With `reasons`, say why images are flagged."""
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        parse = protocol.several_images if kind == "application/json" else protocol.one_image
-        found = await service.verdicts(request, parse)
+        images = protocol.several_images if kind == "application/json" else protocol.one_image
+        found = await service.verdicts(request, lambda body: Wish(images(body), reasons))
         return Answer(results=[Result.model_validate(verdict) for verdict in found])
 
     @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
@@ -167,6 +173,7 @@ def _add_plain(router: APIRouter, service: Service) -> None:
             strength=monitor.strength,
             images=monitor.seen,
             parts={str(each.name): each.flagged for each in monitor.parts},
+            classes={service.judge.name_of(int(each.name)): each.flagged for each in monitor.classes},
         )
 
 
@@ -217,10 +224,10 @@ def _add_inference(router: APIRouter, service: Service, name: str) -> None:
         asked: list[InferenceRequest] = []
         types: dict[str, protocol.Datatype] = {}
 
-        def parse(data: bytes) -> list[bytes]:
+        def parse(data: bytes) -> Wish:
             asked.append(protocol.inference_request(data))
             types.update(asked[0].chosen(protocol.output_types(service.judge.parts)))
-            return asked[0].images()
+            return Wish(asked[0].images(), asked[0].reasons)
 
         found = await service.verdicts(request, parse)
         return InferenceAnswer(
@@ -246,6 +253,11 @@ def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(RefusalError)
     async def refused(_: Request, error: RefusalError) -> JSONResponse:
         return JSONResponse({"error": error.reason}, error.status, error.headers)
+
+    @app.exception_handler(RequestValidationError)
+    async def not_understood(_: Request, error: RequestValidationError) -> JSONResponse:
+        first = error.errors()[0]
+        return JSONResponse({"error": f"{first['loc'][-1]!s:.80}: {first['msg']:.200}"}, 400)
 
     @app.exception_handler(HTTPException)
     async def unknown(_: Request, error: HTTPException) -> JSONResponse:

@@ -2,22 +2,36 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from gramwatch.datasets import decoding
+from gramwatch.errors import InputError
+from gramwatch.explain import Explained
 from gramwatch.measurement import Detection
 from gramwatch.monitor import Monitor
 from gramwatch.preprocessing import Preprocessing
 
 Verdict = dict[str, Any]
-"""`predicted`, `class`, `score`, `p_value`, `is_ood` and `parts` of one image, as plain values."""
+"""`predicted`, `class`, `score`, `p_value`, `is_ood` and `parts` of one image, as plain values. `reasons` are
+there if they were asked for: None if the image is not flagged."""
+MOST_TAPS = 5
+"""The taps that reasons name."""
 log = logging.getLogger("gramwatch.serve")
+
+
+class Asked(NamedTuple):
+    """One image that is to be judged."""
+
+    image: Tensor
+    """What the detector takes."""
+    reasons: bool = False
+    """Whether to say why, if the image is flagged."""
 
 
 @dataclass
@@ -35,20 +49,67 @@ class Judge:
     monitor: Monitor | None = None
     state: Path | None = None
     """The file in which the state of the monitor is kept."""
+    takes_pixels: bool = False
+    """Whether the detector takes uint8 pixels and normalises them, as an exported guard may."""
     parts: tuple[str, ...] = ()
     """The names of the members of the guard. Known after `warm_up`."""
 
-    def read(self, data: bytes, most_pixels: int) -> Tensor:
-        """The input of the network from the bytes of an image file. Raises a `DataError` if it is none."""
-        image, _ = decoding.opened(BytesIO(data), self.preprocessing.grey, most_pixels)
-        return self.preprocessing(image)
+    @property
+    def explains(self) -> bool:
+        """Whether the detector can say why. An exported guard cannot."""
+        return hasattr(self.detector, "explain")
 
-    def __call__(self, inputs: Sequence[Tensor]) -> list[Verdict]:
+    def name_of(self, number: int) -> str:
+        """The name of a class, or its number if the name is not known."""
+        return self.classes[number] if number < len(self.classes) else str(number)
+
+    def read(self, data: bytes, most_pixels: int) -> Tensor:
+        """What the detector takes, from the bytes of an image file. Raises a `DataError` if it is none."""
+        image, _ = decoding.opened(BytesIO(data), self.preprocessing.grey, most_pixels)
+        return self.preprocessing.pixels(image) if self.takes_pixels else self.preprocessing(image)
+
+    def __call__(self, batch: Sequence[Asked]) -> list[Verdict]:
         """The verdicts of a batch. The monitor takes them in."""
-        found = self.detector(torch.stack(list(inputs)))
+        images = torch.stack([each.image for each in batch])
+        found = self.detector(images)
         if self.monitor is not None:
             self.monitor.update(found)
-        return self._verdicts(found)
+        verdicts = self._verdicts(found)
+        for verdict, each in zip(verdicts, batch, strict=True):
+            if each.reasons:
+                verdict["reasons"] = None
+        flagged = [i for i, each in enumerate(batch) if each.reasons and verdicts[i]["is_ood"]]
+        for i, explained in zip(flagged, self._explained(images[flagged]), strict=True):
+            # The verdict stays that of the first pass: roundings differ between batches.
+            verdicts[i]["reasons"] = self._reasons(replace(explained, found=found[i]))
+        return verdicts
+
+    def _explained(self, images: Tensor) -> list[Explained]:
+        """The explanations of images, from one more pass. If it takes too much memory, from two of halves."""
+        if not len(images):
+            return []
+        try:
+            return list(self.detector.explain(images, places=False))  # type: ignore[attr-defined]
+        except InputError:
+            if len(images) == 1:
+                raise
+        half = len(images) // 2
+        return [*self._explained(images[:half]), *self._explained(images[half:])]
+
+    def _reasons(self, explained: Explained) -> dict[str, Any]:
+        """Why an image was flagged, as plain values."""
+        taps = [
+            {"member": member, "tap": tap, "contribution": amount}
+            for member, names in explained.tap_names.items()
+            for tap, amount in zip(names[:-1], explained.taps[member][0].tolist(), strict=False)
+            if amount > 0
+        ]
+        members = dict(zip(explained.member_names, explained.members[0].tolist(), strict=True))
+        return {
+            "sentences": explained.sentences(),
+            "members": members if bool(explained.finite[0]) else {},
+            "taps": sorted(taps, key=lambda tap: -tap["contribution"])[:MOST_TAPS],
+        }
 
     def _verdicts(self, found: Detection) -> list[Verdict]:
         plain = found.to_dict()
@@ -68,7 +129,8 @@ class Judge:
     def warm_up(self) -> None:
         """Judge two black images, so that kernels are compiled. The monitor does not see them."""
         channels, (height, width) = len(self.preprocessing.mean), self.preprocessing.size
-        found = self.detector(torch.zeros(2, channels, height, width))
+        pixels = torch.zeros(2, height, width, channels, dtype=torch.uint8)
+        found = self.detector(pixels if self.takes_pixels else pixels.permute(0, 3, 1, 2).float())
         self.parts = tuple(found.parts or ())
 
     def save(self) -> bool:

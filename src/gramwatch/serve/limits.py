@@ -17,7 +17,8 @@ class Limits:
     images: int = 32
     """Images of a request."""
     queue: int = 128
-    """Images that are accepted and not yet judged. A request whose body is being read counts as one."""
+    """Places for images that are accepted and not yet judged. An image takes one, with reasons two. A request
+    whose body is being read takes one."""
     batch_size: int = 32
     """Images in one pass."""
     batch_seconds: float = 0.005

@@ -23,8 +23,9 @@ class Metrics:
         self.requests = Counter("gramwatch_requests", "Requests.", ["route", "status"], **new)
         self.images = Counter("gramwatch_images", "Images that were judged.", **new)
         self.flagged = Counter("gramwatch_flagged", "Images that were flagged.", **new)
+        self.reasons = Counter("gramwatch_reasons", "Flagged images whose reasons were given.", **new)
         self.batches = Histogram("gramwatch_batch_images", "Images per batch.", buckets=SIZES, **new)
-        self.waiting = Gauge("gramwatch_waiting_images", "Images that are accepted and not judged.", **new)
+        self.waiting = Gauge("gramwatch_waiting_images", "Places taken by images not yet judged.", **new)
         self.failed_saves = Counter("gramwatch_monitor_failed_saves", "States that were not saved.", **new)
         share = Gauge("gramwatch_flagged_share", "Share of flagged images since the start.", **new)
         share.set_function(self._share)
@@ -56,6 +57,7 @@ class Metrics:
         self.batches.observe(len(verdicts))
         self.images.inc(len(verdicts))
         self.flagged.inc(flagged)
+        self.reasons.inc(sum(verdict.get("reasons") is not None for verdict in verdicts))
 
     def text(self) -> bytes:
         """All of it, in Prometheus' format."""

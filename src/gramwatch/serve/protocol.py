@@ -2,6 +2,7 @@
 
 import base64
 import binascii
+import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
@@ -24,6 +25,22 @@ class Images(BaseModel):
     )
 
 
+class AtTap(BaseModel):
+    """What a watched tensor adds to the score of a member."""
+
+    member: str
+    tap: str
+    contribution: float
+
+
+class Reasons(BaseModel):
+    """Why an image was flagged."""
+
+    sentences: list[str] = Field(description="Three sentences.")
+    members: dict[str, float] = Field(description="What each member adds. The sum is the score.")
+    taps: list[AtTap] = Field(description="The watched tensors that add most, largest first.")
+
+
 class Result(BaseModel):
     """The verdict for one image."""
 
@@ -35,6 +52,9 @@ class Result(BaseModel):
     p_value: float = Field(description="How often an ordinary image scores at least as high.")
     is_ood: bool = Field(description="Whether the image is out of distribution.")
     parts: dict[str, float] = Field(description="The p-values of the members of the guard.")
+    reasons: Reasons | None = Field(
+        None, description="If they were asked for: why the image was flagged. Null if it was not."
+    )
 
 
 class Answer(BaseModel):
@@ -57,7 +77,8 @@ class Watched(BaseModel):
     since: int = Field(description="The number of images before the change, estimated.")
     strength: float
     images: int
-    parts: dict[str, int] = Field(description="What each member flags since then.")
+    parts: dict[str, int] = Field(description="How many images each member flags since then.")
+    classes: dict[str, int] = Field(description="How many images of each class are flagged since then.")
 
 
 def one_image(body: bytes) -> list[bytes]:
@@ -73,6 +94,8 @@ def several_images(body: bytes) -> list[bytes]:
 # --- version 2 ---------------------------------------------------------------------------------------
 
 INPUT = "image"
+REASONS = "reasons"
+"""An output of JSON texts, empty for images that are not flagged. A parameter of the request asks for it."""
 Datatype = Literal["BYTES", "INT64", "FP64", "BOOL"]
 
 
@@ -113,14 +136,22 @@ class InferenceRequest(BaseModel):
     id: str | None = None
     inputs: list[Encoded] = Field(min_length=1, max_length=1)
     outputs: list[Wanted] = []
-    parameters: dict[str, Any] = {}
+    parameters: dict[str, Any] = Field({}, description="reasons: true says why images are flagged.")
+
+    @property
+    def reasons(self) -> bool:
+        """Whether to say why images are flagged."""
+        asked = self.parameters.get("reasons", False)
+        if not isinstance(asked, bool):
+            raise RefusalError(400, f"parameters.reasons must be true or false, not {asked!r:.80}")
+        return asked
 
     def chosen(self, types: Mapping[str, Datatype]) -> dict[str, Datatype]:
         """The outputs that are asked for, or all."""
         names = [each.name for each in self.outputs] or list(types)
         if unknown := [name for name in names if name not in types]:
             raise RefusalError(400, f"there is no output {unknown[0]!r:.80}: choose from {', '.join(types)}")
-        return {name: types[name] for name in names}
+        return {name: types[name] for name in names} | ({REASONS: "BYTES"} if self.reasons else {})
 
     def images(self) -> list[bytes]:
         """The image files."""
@@ -194,6 +225,8 @@ def outputs(verdicts: Sequence[Verdict], types: Mapping[str, Datatype]) -> list[
 
 
 def _column(verdicts: Sequence[Verdict], name: str) -> list[Any]:
+    if name == REASONS:
+        return [json.dumps(verdict[name]) if verdict[name] else "" for verdict in verdicts]
     if name in _OUTPUTS:
         return [_OUTPUTS[name][1](verdict) for verdict in verdicts]
     return [verdict["parts"][name.removeprefix("p_")] for verdict in verdicts]

@@ -4,18 +4,31 @@ import asyncio
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
 from async_batcher.batcher import AsyncBatcher
 from starlette.requests import Request
 from torch import Tensor
 
 from gramwatch.errors import DataError
-from gramwatch.serve.judge import Judge, Verdict
+from gramwatch.serve.judge import Asked, Judge, Verdict
 from gramwatch.serve.limits import Limits, RefusalError, busy
 from gramwatch.serve.metrics import Metrics
 
-Parse = Callable[[bytes], list[bytes]]
-"""Finds the image files in the body of a request."""
+
+class Wish(NamedTuple):
+    """What a request asks for."""
+
+    images: list[bytes]
+    """Image files."""
+    reasons: bool = False
+    """Whether to say why images are flagged."""
+
+
+Parse = Callable[[bytes], Wish]
+"""Reads the body of a request."""
+PLACES_WITH_REASONS = 2
+"""The places in the queue of an image with reasons: it may take a second pass."""
 WORTH_A_THREAD = 256 * 2**10
 """Bytes of image files that are decoded by one job. Threads that decode small images wait for each other."""
 
@@ -29,7 +42,7 @@ class Batches(AsyncBatcher):  # type: ignore[misc]
         )
         self.judge, self.metrics = judge, metrics
 
-    def process_batch(self, batch: list[Tensor]) -> list[Verdict]:
+    def process_batch(self, batch: list[Asked]) -> list[Verdict]:
         """The verdicts of a batch."""
         verdicts = self.judge(batch)
         self.metrics.count(verdicts)
@@ -83,12 +96,13 @@ class Service:
         """The verdicts for the images of a request. Raises a `RefusalError`."""
         places = self._enter(1)  # before the body is read: bodies take memory, too
         try:
-            images = await self._images(request, parse)
-            places += self._enter(len(images) - 1)
+            images, reasons = await self._wish(request, parse)
+            of_each = PLACES_WITH_REASONS if reasons else 1
+            places += self._enter(of_each * len(images) - 1)
             inputs = await self._decoded(images)
-            judged = [asyncio.ensure_future(self._batches.process(each)) for each in inputs]
+            judged = [asyncio.ensure_future(self._batches.process(Asked(each, reasons))) for each in inputs]
             for each in judged:
-                each.add_done_callback(lambda _: self._leave(1))
+                each.add_done_callback(lambda _: self._leave(of_each))
             places = 0
         finally:
             self._leave(places)
@@ -110,22 +124,28 @@ class Service:
     def _leave(self, images: int) -> None:
         self.waiting -= images
 
-    async def _images(self, request: Request, parse: Parse) -> list[bytes]:
-        """The image files in the body of a request."""
+    async def _wish(self, request: Request, parse: Parse) -> Wish:
+        """What a request asks for, within the limits."""
         try:
             body = await asyncio.wait_for(self._body(request), self.limits.read_seconds)
         except asyncio.TimeoutError:
             raise RefusalError(
                 408, f"the body did not come within {self.limits.read_seconds:g} seconds"
             ) from None
-        images = await asyncio.get_running_loop().run_in_executor(self._decoding, parse, body)
-        if not images:
+        wish = await asyncio.get_running_loop().run_in_executor(self._decoding, parse, body)
+        count = len(wish.images)
+        if not count:
             raise RefusalError(400, "there is no image")
-        if len(images) > self.limits.images:
+        if count > self.limits.images:
+            raise RefusalError(413, f"there are {count} images: a request may have {self.limits.images}")
+        if wish.reasons and not self.judge.explains:
             raise RefusalError(
-                413, f"there are {len(images)} images: a request may have {self.limits.images}"
+                400, "this guard gives no reasons: an exported guard returns scores and p-values only"
             )
-        return images
+        most = self.limits.queue // PLACES_WITH_REASONS
+        if wish.reasons and count > most:
+            raise RefusalError(413, f"there are {count} images: with reasons, a request may have {most}")
+        return wish
 
     async def _body(self, request: Request) -> bytes:
         most = self.limits.body_bytes
