@@ -13,9 +13,10 @@ import functools
 import importlib
 import json
 import operator
+import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
 from itertools import chain
 from os import PathLike
@@ -211,7 +212,9 @@ def _write_pt2(graph: "Graph", example: Tensor, path: Path, facts: str) -> None:
 
 def _write_onnx(graph: "Graph", example: Tensor, path: Path, facts: str) -> None:
     program = _traced(graph, example)
-    with _explained(graph, example, "torch.onnx"), warnings.catch_warnings():
+    # Some versions of ONNX Script print what they optimise. Standard output belongs to the caller.
+    quiet = redirect_stdout(sys.stderr)
+    with _explained(graph, example, "torch.onnx"), quiet, warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=FutureWarning)  # PyTorch warns of its own code
         converted = torch.onnx.export(
             program, input_names=["images"], output_names=graph.outputs, dynamo=True, verbose=False
