@@ -2,13 +2,16 @@
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+# Python keeps what it compiles: the tests start many processes.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test test-real test-browser test-triton test-ray fuzz stress bench docs pictures lint kernels format clean
 .DEFAULT_GOAL := test
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m compileall -qq -j 2 .venv/lib || true  # pip has one process; a file is for newer Pythons
 	touch $@
 
 demo: $(INSTALLED)  ## train two small networks, guard them, show what they flag
@@ -17,7 +20,7 @@ demo: $(INSTALLED)  ## train two small networks, guard them, show what they flag
 # Two cores: the type checker takes one, the compiler of the kernels the other, then the tests take both.
 test: $(INSTALLED)  ## lint, types and the tests
 	$(MAKE) --jobs=2 lint kernels
-	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not real"
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not real"
 
 test-real: $(INSTALLED)  ## the long checks on real networks and data
 	$(BIN)/python -m pytest -m real
@@ -27,8 +30,8 @@ test-real: $(INSTALLED)  ## the long checks on real networks and data
 	npm install --silent --no-save --prefix build/axe axe-core@4.14.0
 	touch $@
 
-test-browser: .venv/.browser  ## the report in headless Chromium (apt-get install chromium chromium-driver npm)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/report/test_page_browser.py
+test-browser: .venv/.browser  ## the report and the live page in headless Chromium (apt-get install chromium chromium-driver npm)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/report/test_page_browser.py tests/live/test_app_browser.py
 
 fuzz: $(INSTALLED)  ## damaged and forged files of every kind, for four minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --seconds 240

@@ -17,20 +17,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 import gramwatch
+from benchmarks.bound_maps import by_bounds
 from benchmarks.document import filled
 from benchmarks.measure import machine, save
 from benchmarks.planted import Planted, damaged, patched
 from benchmarks.rival_maps import rival_maps
-from gramwatch import Guard, datasets, gram, networks
+from gramwatch import Guard, datasets, detector, networks, places
 from gramwatch.datasets.resize import resized
 from gramwatch.explain import Explained
-from gramwatch.methods import mahalanobis
 from gramwatch.networks import Loaded
 from gramwatch.report import write_picture
 from gramwatch.report.frame import SMALL, Words, framed, plain
@@ -41,22 +42,6 @@ BATCH = 20
 OURS = "Guard's map"
 MIDDLE = "middle of the image"
 RIVALS = ("activation norm", "Grad-CAM", "gradient of the score", MIDDLE)
-DEFINITIONS = {
-    "Gram, order 1": ("gram", 1, 0.0),
-    "Gram, orders to 2": ("gram", 2, 0.0),
-    "Gram, all orders": ("gram", 100, 0.0),
-    "profile, by parts": ("profile", 2, 0.0),
-    "profile, by pixels": ("profile", 2, 1.0),
-    "profile, half by pixels": ("profile", 2, 0.5),
-}
-"""The member that a map reads, the highest order of Gram, and the part shared by the distances of pixels."""
-SUMS = {
-    "Gram, orders to 2, and profile by parts": ("Gram, orders to 2", "profile, by parts"),
-    "Gram, orders to 2, and profile by pixels": ("Gram, orders to 2", "profile, by pixels"),
-    "Gram, orders to 2, and profile, half by pixels": ("Gram, orders to 2", "profile, half by pixels"),
-    "Gram, all orders, and profile, half by pixels": ("Gram, all orders", "profile, half by pixels"),
-}
-"""The maps of several members are added."""
 DEVELOPMENT = 500
 """The first test images. Definitions were chosen on them, and the figures are of other images."""
 NEAR = 1 / 32
@@ -86,8 +71,8 @@ class Subject:
 
 SCENES = ("scenes", 2400, 500, 128, 80)
 SUBJECTS = (
-    Subject("resnet18", "ResNet-18, scenes", "torchvision:resnet18", "resnet18_0.safetensors", *SCENES),
-    Subject("vit", "ViT, scenes", "timm:vit_tiny_patch16_224", "vit_0.safetensors", *SCENES),
+    Subject("resnet18", "ResNet-18, scenes", "torchvision:resnet18", "resnet18_scenes.safetensors", *SCENES),
+    Subject("vit", "ViT, scenes", "timm:vit_tiny_patch16_224", "vit_scenes.safetensors", *SCENES),
     Subject("densenet", "DenseNet, CIFAR-10", "densenet", "densenet.pth", "cifar10", 1500, 400, 32, 64),
 )
 
@@ -126,17 +111,71 @@ def planted(subject: Subject, images: Tensor, root: Path, seed: int) -> dict[str
 # --- maps --------------------------------------------------------------------------------------------
 
 
-def map_of(explained: Explained, member: str, highest: int, own: float) -> Tensor:
-    """The map of an explanation by another definition."""
-    parts = [part if part.name == member else replace(part, terms=None) for part in explained.parts]
-    usual = gram.MAP_ORDER, mahalanobis.OWN
-    gram.MAP_ORDER, mahalanobis.OWN = highest, own
-    try:
-        found = explained._lookup.__self__._map(parts)[1]  # type: ignore[union-attr]
-    finally:
-        gram.MAP_ORDER, mahalanobis.OWN = usual
+def map_of(explained: Explained, terms: dict[str, Tensor] | None = None) -> Tensor:
+    """The map of an explanation, with other contributions of taps by member."""
+    parts = explained.parts
+    if terms is not None:
+        parts = tuple(replace(part, terms=terms.get(part.name)) for part in parts)
+    found = explained._lookup.__self__._map(parts)[1]  # type: ignore[union-attr]
     assert found is not None
     return found
+
+
+def alike(explained: Explained) -> Tensor:
+    """The map if all taps add the same to the score."""
+    return map_of(explained, {name: torch.ones_like(terms) for name, terms in explained.taps.items()})
+
+
+def seen_by(member: str) -> Callable[[Explained], Tensor]:
+    """The map if one member alone says which pixels are unusual. Gram and profile have the same taps."""
+    return lambda explained: map_of(explained, {member: sum(t.clamp_min(0) for t in explained.taps.values())})  # type: ignore[dict-item]
+
+
+def apart(explained: Explained) -> Tensor:
+    """The map if each member shares its own contributions."""
+    return sum(map_of(explained, {name: terms}) for name, terms in explained.taps.items())  # type: ignore[return-value]
+
+
+def not_smoothed(explained: Explained) -> Tensor:
+    """The map without smoothing."""
+    with mock.patch.object(places, "smoothed", lambda maps: maps):
+        return map_of(explained)
+
+
+def not_weighed(explained: Explained) -> Tensor:
+    """The map if a tap counts by its contribution only, whatever its number of pixels."""
+    share = places.Places.share
+
+    def even(self: places.Places, amounts: Tensor, pixels: Tensor, grid: places.Grid) -> None:
+        share(self, amounts / pixels.shape[1], pixels, grid)
+
+    with mock.patch.object(places.Places, "share", even):
+        return map_of(explained)
+
+
+def stronger(explained: Explained) -> Tensor:
+    """The map if pixels that are weaker than the median pixel do not count as unusual."""
+
+    def excess(strength: Tensor) -> Tensor:
+        return (strength - strength.median(1, keepdim=True).values).clamp_min(0)
+
+    with mock.patch.object(detector, "contrasts", excess):
+        return map_of(explained)
+
+
+CHOSEN = "as chosen"
+DEFINITIONS: dict[str, Callable[[Explained], Tensor]] = {
+    CHOSEN: map_of,
+    "by strength only": seen_by("gram"),
+    "by distance only": seen_by("profile"),
+    "Gram's by strength, the profile's by distance": apart,
+    "weaker pixels not unusual": stronger,
+    "not smoothed": not_smoothed,
+    "taps not weighed by their pixels": not_weighed,
+    "all taps alike": alike,
+    "Gram's by the bounds of channels": by_bounds,
+}
+"""Definitions of the map that are compared on development images."""
 
 
 def middle(like: Tensor) -> Tensor:
@@ -291,24 +330,28 @@ def definitions(guard: Guard, loaded: Loaded, each: dict[str, Planted]) -> dict[
         for images in plants.images.split(BATCH):
             explained = guard.explain(loaded.prepare(images), places=False)
             flagged.append(explained.found.is_ood)
-            for name, how in DEFINITIONS.items():
-                maps.setdefault(name, []).append(map_of(explained, *how))
+            for name, definition in DEFINITIONS.items():
+                maps.setdefault(name, []).append(definition(explained))
         is_ood = torch.cat(flagged)
-        wholes = {name: torch.cat(parts) for name, parts in maps.items()}
-        wholes |= {name: wholes[one] + wholes[other] for name, (one, other) in SUMS.items()}
-        for name, whole in wholes.items():
+        for name, parts in maps.items():
+            whole = torch.cat(parts)
             hit, auroc = pointing(whole, plants.mask), aurocs(whole, plants.mask)
             found.setdefault(name, {})[kind] = {
                 "pointing": float(hit.mean()),
                 "pointing_flagged": float(hit[is_ood].mean()) if int(is_ood.sum()) else None,
                 "auroc": float(auroc.mean()),
+                "auroc_flagged": float(auroc[is_ood].mean()) if int(is_ood.sum()) else None,
                 "flagged": int(is_ood.sum()),
             }
     return found
 
 
-def studied(subject: Subject, args: argparse.Namespace) -> dict[str, Any]:
-    """All figures of one network; its picture is drawn."""
+Cases = list[tuple[Planted, dict[str, Any]]]
+"""Images with a planted region and what was found, for each kind of planting."""
+
+
+def studied(subject: Subject, args: argparse.Namespace) -> tuple[dict[str, Any], Cases]:
+    """All figures of one network, and its cases."""
     start = time.monotonic()
     loaded, guard, images = prepared(subject, args)
     size = args.development
@@ -320,7 +363,8 @@ def studied(subject: Subject, args: argparse.Namespace) -> dict[str, Any]:
     held = images[DEVELOPMENT : DEVELOPMENT + args.images]
     clean = torch.cat(in_batches(lambda batch: guard(loaded.prepare(batch)).is_ood, held))
     result["flagged_clean"] = float(clean.double().mean())
-    result["rows"], cases = [], []
+    cases: Cases = []
+    result["rows"] = []
     for kind, each in planted(subject, held, args.data, 8).items():
         found = compared(guard, loaded, each, clean)
         result["rows"].append(rows_of(found, each, kind))
@@ -331,15 +375,15 @@ def studied(subject: Subject, args: argparse.Namespace) -> dict[str, Any]:
         guard, loaded, each.images[: args.removed], found["maps"][OURS][: args.removed]
     )
     result["removed"] = args.removed
-    draw_cases(args.docs / "images" / f"explain-{subject.key}.png", subject.title, cases)
     result["cost"] = costs(guard, loaded, held[:BATCH])
     print(subject.key, "done", round(time.monotonic() - start), "s", flush=True)
-    return result
+    return result, cases
 
 
 def costs(guard: Guard, loaded: Loaded, images: Tensor, rounds: int = 5) -> dict[str, float]:
-    """The times of the network, of judging and of explaining, in CPU seconds of one batch: medians."""
-    inputs = loaded.prepare(images)
+    """The times of the network, of judging and of explaining, in CPU seconds of one thread: medians."""
+    inputs, threads = loaded.prepare(images), torch.get_num_threads()
+    torch.set_num_threads(1)
 
     def network() -> None:
         with torch.no_grad():
@@ -357,15 +401,14 @@ def costs(guard: Guard, loaded: Loaded, images: Tensor, rounds: int = 5) -> dict
             begun = time.process_time()
             function()
             times[name].append(time.process_time() - begun)
+    torch.set_num_threads(threads)
     return {name: float(torch.tensor(values).median()) for name, values in times.items()}
 
 
 # --- the page ----------------------------------------------------------------------------------------
 
 
-def draw_cases(
-    path: Path, title: str, cases: Sequence[tuple[Planted, dict[str, Any]]], most: int = 4
-) -> None:
+def draw_cases(path: Path, title: str, cases: Cases, most: int = 4) -> None:
     """Images that were flagged because of what was planted: found on the left, missed on the right."""
     shown: list[tuple[Tensor, Tensor, Tensor, str]] = []
     for right in (1.0, 0.0):
@@ -481,12 +524,12 @@ def definition_table(results: Sequence[dict[str, Any]]) -> str:
     """Definitions of the map on development images."""
     titles = [result["title"] for result in results]
     lines = [f"| definition | {' | '.join(titles)} |", f"| --- |{' ---: |' * len(titles)}"]
-    for name in (*DEFINITIONS, *SUMS):
+    for name in DEFINITIONS:
         cells = []
         for result in results:
             kinds = result["definitions"][name]
             cells.append(
-                f"{percent(kinds['artefact']['pointing_flagged'])} / {percent(kinds['artefact']['auroc'])} / "
+                f"{percent(kinds['artefact']['pointing'])} / {percent(kinds['artefact']['auroc'])} / "
                 f"{percent(kinds['patch']['auroc'])}"
             )
         lines.append(f"| {name} | {' | '.join(cells)} |")
@@ -548,11 +591,12 @@ def main() -> None:
     if args.data is not None:
         for subject in SUBJECTS:
             if subject.key in args.only:
-                known[subject.key] = studied(subject, args)
+                known[subject.key], cases = studied(subject, args)
                 again = json.loads(path.read_text(encoding="utf-8"))["networks"] if path.exists() else []
                 known = {result["key"]: result for result in again} | {subject.key: known[subject.key]}
                 kept = [known[each.key] for each in SUBJECTS if each.key in known]
                 save(path, {"kind": "explain", **machine(torch.device("cpu")), "networks": kept})
+                draw_cases(args.docs / "images" / f"explain-{subject.key}.png", subject.title, cases)
     results = json.loads(path.read_text(encoding="utf-8"))["networks"]
     draw_removal(args.docs / "images" / "explain_removal.png", results)
     page = args.docs / "explain.md"

@@ -171,7 +171,7 @@ def _by_maps(maps: Tensor, orders: tuple[int, ...], by_statistics: Tensor) -> Te
 
 def _last_with_places(inputs: Tensor, taps: Taps, kept: dict[int, Tensor]) -> int:
     places = Places(inputs)
-    return max(n for n in kept if places.place(kept[n].detach(), taps[n])[2] is not None)
+    return max(n for n in kept if places.place(kept[n].detach(), taps[n])[1] is not None)
 
 
 def _of_last(inputs: Tensor, tap: Tap, tensor: Tensor, pull: Tensor) -> dict[str, Tensor]:
@@ -179,7 +179,7 @@ def _of_last(inputs: Tensor, tap: Tap, tensor: Tensor, pull: Tensor) -> dict[str
     found = {}
     for name in ("activation norm", "Grad-CAM"):
         places = Places(inputs)
-        maps, _, grid = places.place(tensor, tap)
+        maps, grid = places.place(tensor, tap)
         assert grid is not None
         if name == "activation norm":
             amounts = maps.norm(dim=1)
@@ -187,7 +187,7 @@ def _of_last(inputs: Tensor, tap: Tap, tensor: Tensor, pull: Tensor) -> dict[str
             weights = places.place(pull, tap)[0].mean(2, keepdim=True)
             amounts = (weights * maps).sum(1).clamp_min(0)
         places.add(amounts, grid)
-        made = places.map()
+        made = places.whole()
         assert made is not None
         found[name] = made
     return found

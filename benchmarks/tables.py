@@ -28,7 +28,8 @@ def where(result: dict[str, Any]) -> str:
     elif "threads" in result:
         parts.append(f"{result['threads']} threads")
     parts += [f"{name} {result[name]}" for name in ("torch", "gramwatch") if name in result]
-    return ", ".join([*parts, *([result["date"]] if "date" in result else [])])
+    parts += [result["date"]] if "date" in result else []
+    return ", ".join([*parts, *(["earlier code"] if result.get("code") == "earlier" else [])])
 
 
 def ratio(value: dict[str, float]) -> str:
@@ -132,6 +133,12 @@ WAYS = {
 }
 
 
+def _on(result: dict[str, Any]) -> str:
+    """The device of a result; and whether it was measured with earlier code."""
+    device: str = result["device_name"].removeprefix("NVIDIA ")
+    return f"{device}, earlier code" if result.get("code") == "earlier" else device
+
+
 def ways_table(results: list[dict[str, Any]]) -> str:
     """What a guard costs over the plain pass in the ways people run networks: medians, all devices."""
     columns = {
@@ -141,12 +148,10 @@ def ways_table(results: list[dict[str, Any]]) -> str:
         "busy_guard": "of the GPU's time: Guard",
         "busy_full": "full effort",
         "fit": "fit, times plain",
-        "fit_further": "a further batch of a fit",
-        "fit_further_recorded": "pass recorded",
+        "fit_further": "fit: a further batch",
+        "fit_further_recorded": "fit: a further batch, pass recorded",
     }
-    rows = [
-        (result["device_name"].removeprefix("NVIDIA "), row) for result in results for row in result["rows"]
-    ]
+    rows = [(_on(result), row) for result in results for row in result["rows"]]
     names = [name for name in columns if any(name in row for _, row in rows)]
     head = ["network", "run as", "on", "plain pass, ms", *(columns[name] for name in names)]
     lines = [f"| {' | '.join(head)} |", "| --- | --- | --- |" + " ---: |" * (len(head) - 3)]

@@ -10,6 +10,8 @@ from hypothesis import settings
 
 from gramwatch import kernels
 
+# Without a network, Hugging Face's hub would be asked in vain for half a minute. Read when it is imported.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # How long an example takes depends on what else the machine does.
 settings.register_profile("tests", deadline=None)
 settings.load_profile("tests")
@@ -46,6 +48,14 @@ def shared_weights() -> Path:
 def shared_data() -> Path:
     """The folder of packed real data sets, or a skip."""
     return _shared("data", "real data")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _files_need_not_survive_a_power_cut() -> Iterator[None]:
+    """Tests write a thousand files, and waiting for the disk takes longer than all else about them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda handle: None)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from os import fsync  # tests/conftest.py puts another in its place
 from pathlib import Path
 from typing import Any
 
@@ -1023,7 +1024,7 @@ def test_a_file_and_its_folder_are_on_the_disk_before_and_after_it_is_put_in_pla
     detector: GramDetector, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done: list[str] = []
-    fsync, replace = os.fsync, Path.replace
+    replace = Path.replace
 
     def noting(handle: int) -> None:
         done.append("folder" if stat.S_ISDIR(os.fstat(handle).st_mode) else "file")

@@ -1,6 +1,7 @@
 """The pages of the documentation: programs run, commands exist, links and figures are right."""
 
 import json
+import operator
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +23,7 @@ DOCS = ROOT / "docs"
 ELSEWHERE = {ROOT / "README.md": "tests/test_examples.py", DOCS / "cli.md": "tests/cli/test_app_page.py"}
 """Pages whose programs another test runs, because it compares what they print."""
 NEEDS = {name: name for name in ("timm", "torchvision", "lightning")}
-NEEDS |= {"hugging_face": "transformers", "report": "altair"}
+NEEDS |= {"hugging_face": "transformers", "text": "transformers", "report": "altair", "live": "fastapi"}
 """The package that the program of a page needs."""
 EVERY_BLOCK = [block for page in PAGES for block in pages.blocks(page)]
 
@@ -43,6 +44,7 @@ SHOWN = {
     *("howto/own_network", "howto/lightning"),
 }
 """Pages whose program prints the verdicts for five photographs last; most before it for five digits."""
+_added = operator.attrgetter("contribution")
 HOLDS: dict[str, Callable[[dict[str, Any]], object]] = {
     "start": lambda names: names["guard"].metadata["classes"] == list("01234567"),
     "large_data": lambda names: float(names["difference"].abs().max()) < 0.01,
@@ -53,6 +55,10 @@ HOLDS: dict[str, Callable[[dict[str, Any]], object]] = {
     "tutorial": lambda names: len(list(Path("photos").rglob("*.*"))) == 13,
     "report": lambda names: (
         len(names["reasons"].groups) >= 2 and Path("report.html").stat().st_size > 900_000
+    ),
+    "live": lambda names: names["answer"]["is_ood"] and names["answer"]["map"].startswith("data:image/webp"),
+    "text": lambda names: (
+        names["flagged"].all() and max(names["explained"].tokens(0)[1:], key=_added).place == 8
     ),
     "gpus": lambda names: int(names["found"].is_ood.sum()) >= 4,
     "lightning": lambda names: names["guard"].metadata["checkpoint"] == "epoch=5-step=72.ckpt",
@@ -246,6 +252,64 @@ def test_the_tutorial_has_the_figures_of_its_file():
     seconds = found["processor_seconds"]
     each = f"{seconds['fit']} to fit, {seconds['score']} to score and {seconds['report']} for the report"
     assert f"took {sum(seconds.values())} seconds of processor time together: {each}" in text
+
+
+def test_the_page_on_texts_has_the_figures_of_its_file():
+    runs = json.loads((DOCS / "data" / "text.json").read_text(encoding="utf-8"))
+    text = " ".join((DOCS / "howto" / "text.md").read_text(encoding="utf-8").split())
+    assert len(runs) == 3
+
+    def mean(figure: Callable[[dict[str, Any]], float]) -> float:
+        return float(np.mean([figure(each) for each in runs]))
+
+    sets = list(runs[0]["auroc"]["Guard"])
+    auroc = {
+        method: np.array([100 * mean(lambda run: run["auroc"][method][name]) for name in sets])  # noqa: B023
+        for method in runs[0]["auroc"]
+    }
+    for method, row in auroc.items():
+        assert f"| {method} | {' | '.join(f'{value:.1f}' for value in (*row, row.mean()))} |" in text
+    ahead = auroc["Guard"] - auroc["MSP"]
+    assert ahead.mean() > 0
+    assert sets[ahead.argmax()] == "Python code"
+    assert ahead[sets.index("editorials")] < 0
+    assert (auroc["class ratio"] > auroc["Guard"]).all()
+    assert min(auroc, key=lambda method: auroc[method].mean()) == "profile"
+    assert all(row[sets.index("shuffled words")] < 55 for row in auroc.values())
+    flagged = {name: 100 * mean(lambda run: run["flagged"][name]) for name in runs[0]["flagged"]}  # noqa: B023
+    shares = [f"{flagged[name]:.1f} % of the {name}" for name in sets[:3]]
+    assert f"flags {flagged['test']:.1f} % of the test sentences, {', '.join(shares)}" in text
+    assert f"{flagged['French']:.1f} % of the French and {flagged['Python code']:.1f} % of the code" in text
+    assert max(flagged.values()) < 50
+    counts = runs[0]["texts"]
+    assert f"{counts['train']:,} sentences to train on, 1,200 to calibrate on, 1,200 to test on" in text
+    assert counts["calibration"] == counts["test"] == 1200
+    right = [100 * run["accuracy"] for run in runs]
+    assert f"right on {min(right):.0f} to {max(right):.0f} % of the test sentences" in text
+    train, fit = (mean(lambda run: run["processor seconds"][part]) for part in ("train", "fit"))  # noqa: B023
+    assert f"took {train:.0f} seconds of processor time to train and {fit:.0f} to fit and calibrate" in text
+    padding = [run["padding"] for run in runs]
+    assert f"of {sum(each['texts'] for each in padding)} test sentences, judged alone" in text
+    assert not any(each["other verdicts"] for each in padding)
+    largest = max(each["largest difference"] for each in padding)
+    assert f"largest difference of two scores is {largest:.4f}. It is rounding" in text
+    every, because = (
+        {
+            "texts": sum(part["texts"] for part in parts),
+            **{
+                name: 100
+                * np.average([part[name] for part in parts], weights=[part["texts"] for part in parts])
+                for name in ("auroc", "top", "chance")
+            },
+        }
+        for parts in ([run["planted"][key] for run in runs] for key in ("all", "flagged because of it"))
+    )
+    assert f"put into {every['texts']:,} test sentences" in text
+    assert (
+        f"by contribution, is {every['auroc']:.0f} %, and {because['auroc']:.0f} % in the {because['texts']}"
+        in text
+    )
+    assert f"in {every['top']:.0f} % of the sentences; chance is {every['chance']:.0f} %" in text
 
 
 def test_the_page_on_levels_has_the_fewest_images():

@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import re
 import warnings
 
 import pytest
@@ -15,7 +16,6 @@ from gramwatch import GramDetector, GramwatchWarning, Guard
 from gramwatch.errors import InputError, NotFittedError
 from gramwatch.measurement import halves
 from gramwatch.methods import METHODS, TRAINED
-from gramwatch.taps.tap import Sample, as_maps, sampled
 from tests.test_contract import CASES, guard, images, ready
 
 GUARDS = {
@@ -213,41 +213,34 @@ def test_the_map_adds_up_to_the_positive_contributions_that_have_a_place(pixels)
     torch.testing.assert_close(explained.map.sum((1, 2)).double(), wanted, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("pixels", "positions", "counted"),
-    [(None, (8, 8), 64), (16, (8, 8), 16), (16, (9, 9), 25), (256, (20, 20), 400), (256, (64, 64), 256)],
-)
-def test_a_bound_is_over_the_pixels_that_were_summed(pixels, positions, counted):
-    detector = GramDetector(Planted(), pixels=pixels)
-    assert detector._counted(positions) == counted
-    assert as_maps(*sampled(torch.zeros(1, 3, *positions), 1, Sample(pixels))).shape[2] == counted
-
-
 def test_the_map_points_at_what_is_missing():
-    """A strip without contrast: features are too short there, and the map of the profile is high there."""
-    detector = small(Planted(), images(400, 0), members=("profile", "energy"))
+    """A strip without contrast, where features are much weaker than elsewhere."""
+    network = Planted()
+    nn.init.zeros_(network.first.bias)
+    detector = small(network, images(400, 0), members=("gram", "energy"))
     given_images = images(20, 3)
     given_images[:, :, :, :3] = 0.0
     found = detector.explain(given_images).map
-    assert ((found[:, :, :3].mean((1, 2)) > found[:, :, 3:].mean((1, 2))).float().mean()) > 0.7
+    found = found[found.sum((1, 2)) > 0]
+    assert len(found) > 10
+    assert float((found[:, :, :3].mean((1, 2)) > found[:, :, 3:].mean((1, 2))).float().mean()) > 0.7
 
 
 @pytest.mark.parametrize("name", ["mahalanobis", "unit_mahalanobis", "profile"])
-def test_parts_of_pixels_have_the_distance_as_their_mean(name):
+def test_pixels_are_unusual_by_their_own_distance(name):
+    """Against the distance of a pixel's activations, scaled as the channel means of its image are."""
     detector = detector_of(name)
-    given_images = 2 * images(4, 8)
-    seen = detector._observed(given_images)[detector]
-    features, looked_at = detector._features(seen), seen.channel_means
-    for tap, means in enumerate(looked_at):
+    seen = detector._observed(2 * images(4, 8))[detector]
+    for tap, means in enumerate(seen.channel_means):
         spread = torch.randn(4, means.shape[1], 9, generator=torch.Generator().manual_seed(tap))
-        maps = means.unsqueeze(2) + spread - spread.mean(2, keepdim=True)
-        parts, own = detector._pixel_distances(tap, means.double(), maps.double())
-        distance = detector._checked(seen)[tap].distance(features[tap])
-        torch.testing.assert_close(parts.mean(1), distance, rtol=1e-4, atol=1e-4)
-        assert bool((own.mean(1) > distance).all())
-        even = means.unsqueeze(2).expand(-1, -1, 9)
-        parts, own = detector._pixel_distances(tap, means.double(), even.double())
-        torch.testing.assert_close(own, distance.unsqueeze(1).expand(-1, 9), rtol=1e-4, atol=1e-4)
+        maps = (means.unsqueeze(2) + 0.1 * spread).double()
+        nearest = detector._nearest(tap, detector._features(seen)[tap]).mean.double()
+        length = means.double().norm(dim=1) if detector.unit else torch.ones(4).double()
+        gaussian = detector._fitted_on(means.device).gaussians[tap]
+        away = (maps / length[:, None, None] - nearest.unsqueeze(2)).transpose(1, 2) @ gaussian.whitening
+        distance = away.square().sum(2)
+        expected = (distance - distance.median(1, keepdim=True).values).clamp_min(0)
+        torch.testing.assert_close(detector.unusual_at(seen, tap, maps), expected, rtol=1e-4, atol=1e-4)
 
 
 class Tokens(nn.Module):
@@ -316,6 +309,12 @@ def test_sizes_may_change(shape):
         warnings.simplefilter("ignore", GramwatchWarning)
         explained = planted().explain(torch.randn(2, *shape))
     assert explained.map.shape == (2, *shape[1:])
+
+
+def test_members_without_taps_have_no_map():
+    explained = small(Planted(), images(400, 0), members=("energy",)).explain(images(2, 3))
+    assert explained.map is None
+    assert "no map: no member has taps" in explained.notes
 
 
 def test_one_pixel_has_contributions_and_no_map():
@@ -424,6 +423,27 @@ def test_an_ordinary_input_has_no_percentages():
     assert explained.percentages(ordinary) == {}
     assert "%" not in str(explained[ordinary])
     assert str(explained[ordinary]).startswith("Not flagged")
+
+
+def test_the_largest_part_of_an_ordinary_input_stands_beside_its_score():
+    """The part may be larger than the score, because other parts may be negative."""
+    explained = planted().explain(images(200, 11), places=False)
+    ordinary = [one for one in explained if not bool(one.found.is_ood[0]) and float(one.members.max()) > 0]
+    assert ordinary
+    for one in ordinary:
+        largest, score = float(one.members.max()), float(one.found.score[0])
+        assert f"adds most to the score of {score:.2g}: {largest:.2g}" in str(one)
+
+
+def test_a_tap_with_a_number_for_a_name_is_called_a_layer():
+    network = nn.Sequential(nn.Conv2d(1, 6, 3), nn.ReLU(), nn.Conv2d(6, 6, 3), nn.Flatten(), nn.LazyLinear(3))
+    network(images(1, 1))
+    detector = GramDetector(network)
+    detector.fit([images(300, 1)], progress=False).calibrate([images(100, 2)], progress=False)
+    explained = detector.explain(20 * images(1, 3))
+    (names,) = explained.tap_names.values()
+    assert names[0].isdigit()
+    assert re.search(r", most at layer \d and layer \d; at layer \d, channel", str(explained))
 
 
 def test_a_picture_is_drawn(tmp_path):

@@ -306,6 +306,11 @@ def widened(fitted: list[list[Any]], given: list[list[Any]]) -> list[list[Any]]:
     ]
 
 
+def without_length(form: Signature, length: int) -> Signature:
+    """The signature of padded inputs. Their length is that of the longest in the batch, and may be any."""
+    return [[[None, *shape[1:]] if shape[:1] == [length] else shape, dtype] for shape, dtype in form]
+
+
 def described(inputs: list[list[Any]]) -> str:
     """A signature in words."""
 

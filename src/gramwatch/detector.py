@@ -24,11 +24,12 @@ from gramwatch import artifact
 from gramwatch.batches import Inputs, count_examples, mapped, on_device, on_device_ahead, repeated
 from gramwatch.distributed import Group, files_of_ranks, together
 from gramwatch.errors import ArtifactError, CalibrationError, GramwatchError, InputError, NotFittedError, warn
-from gramwatch.explain import Contribution, Explained, Pass, Pixels, Shares
+from gramwatch.explain import Contribution, Explained, Pass, Shares
 from gramwatch.measurement import AsMeasured, Calibration, Detection, Measurement, check_enough
 from gramwatch.observation import Needs, Observation, Plan, Statistics
+from gramwatch.places import contrasts, strengths
 from gramwatch.taps import Look, Network, Tap, Taps, unwrap
-from gramwatch.taps.running import InputsAdapter, LogitsAdapter
+from gramwatch.taps.running import InputsAdapter, LogitsAdapter, MaskAdapter
 from gramwatch.threshold import threshold
 
 CHECKPOINT_SECONDS = 60.0
@@ -53,6 +54,9 @@ class Detector(ABC):
             for a tensor, a tuple whose first item is the input, or a mapping of keyword arguments.
         logits: where the logits are in the network's output, if the network returns more than logits: a
             name, a position, or a function of the output.
+        mask: which places of an input are padding, which does not count: a function from the network's
+            arguments to a mask `(N, length)` with 0 at padding, or the name of the argument that is the mask.
+            None: `attention_mask`, if the network gets one. False: padding counts.
 
     Attributes:
         metadata: a free dictionary that is saved with the detector (preprocessing, class names, ...).
@@ -79,10 +83,11 @@ class Detector(ABC):
         level: float = 0.95,
         inputs: InputsAdapter = None,
         logits: LogitsAdapter = None,
+        mask: MaskAdapter = None,
     ) -> None:
         if not 0 < level < 1:
             raise ValueError(f"level must lie between 0 and 1, got {level}")
-        self.network = Network.of(model, inputs, logits)
+        self.network = Network.of(model, inputs, logits, mask)
         self.level = float(level)
         self.metadata: dict[str, Any] = {}
         self._begin()
@@ -227,9 +232,12 @@ class Detector(ABC):
         """The channels of a tap, for one example. Their amounts are in proportion to their parts."""
         raise NotImplementedError(f"{self.name} has terms, but does not say what is below a tap")
 
-    def pixels_of(self, observation: Observation, rule: Any, amounts: Tensor) -> Pixels | None:
-        """How contributions of taps, `(N, taps)`, are shared by pixels; None if they have no place."""
-        return None
+    def unusual_at(self, observation: Observation, tap: int, maps: Tensor) -> Tensor:
+        """How unusual each pixel of a tap is, `(N, pixels)`, from maps `(N, channels that count, pixels)`.
+
+        Pixels that are much stronger or weaker than the median pixel of their image are unusual.
+        """
+        return contrasts(strengths(maps))
 
     def contributions(
         self, measured: Measurement, observed: "Mapping[Any, Observation]"

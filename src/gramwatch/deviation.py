@@ -78,43 +78,6 @@ def tap_deviations(statistics: Tensor, predicted: Tensor, bounds: Bounds, layout
     return torch.stack(sums, 1)
 
 
-def pixel_shares(
-    maps: Tensor, order: int, limit: Tensor, high: Tensor, amounts: Tensor, counted: int
-) -> Tensor:
-    """Where in a feature map the row sums of one order lie outside their range, `(N, pixels)`.
-
-    The row sum of channel `i`, before its root, is the sum over pixels of `v_i(x) = a_i(x)^p sum_j a_j(x)^p`.
-    A pixel has a part in a channel that is too high if `v_i(x)` exceeds the bound, to the power p, over the
-    number of pixels; if the channel is too low, if it falls short of it. The parts of a channel are scaled to
-    its amount.
-
-    Args:
-        maps: `(N, channels, pixels)`, float32.
-        order: p.
-        limit: the crossed bound of each channel, `(N, channels)`.
-        high: whether the channel is above its range, `(N, channels)`.
-        amounts: what to distribute, `(N, channels)`, not negative.
-        counted: the number of pixels over which the bounded sums were taken.
-
-    """
-    most = int((amounts > 0).sum(1).max())
-    if not most:
-        return maps.new_zeros(len(maps), maps.shape[2])
-    amounts, outside = amounts.topk(most, 1)  # few channels are outside, and only they have parts
-    limit, high = limit.gather(1, outside), high.gather(1, outside)
-    scale = maps.abs().amax((1, 2), keepdim=True).clamp_min(torch.finfo(maps.dtype).tiny)
-    chosen = maps.gather(1, outside.unsqueeze(2).expand(-1, -1, maps.shape[2])) / scale
-    sums = (maps / scale if order == 1 else (maps / scale) ** order).sum(1, keepdim=True)
-    products = chosen**order * sums
-    limit = limit / scale.squeeze(2).square()
-    even = limit.sign() * limit.abs() ** order / counted
-    excess = torch.where(high.unsqueeze(2), products - even.unsqueeze(2), even.unsqueeze(2) - products)
-    excess = excess.clamp_min_(0)
-    total = excess.sum(2)
-    weights = torch.where(total > 0, amounts / total, 0)
-    return torch.bmm(weights.unsqueeze(1), excess).squeeze(1)
-
-
 class _Divisors(NamedTuple):
     """The divisors of the deviations, on a device."""
 

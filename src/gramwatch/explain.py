@@ -10,6 +10,7 @@ docs/explain.md.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from os import PathLike
 from typing import Any, NamedTuple, Protocol
 
@@ -20,7 +21,7 @@ from gramwatch.batches import Inputs
 from gramwatch.errors import InputError
 from gramwatch.measurement import Detection
 from gramwatch.observation import Observation
-from gramwatch.places import Places, observe_tensors
+from gramwatch.places import Places, observe_tensors, shares
 from gramwatch.report import reasons
 from gramwatch.taps import Network, Tap, Taps
 
@@ -95,6 +96,28 @@ class Member:
         return replace(self, total=self.total[index], terms=terms)
 
 
+class Token(NamedTuple):
+    """What one token of a text adds to the score."""
+
+    text: str
+    contribution: float
+    place: int
+    """Its place in the input."""
+
+
+class Tokens(tuple[Token, ...]):
+    """The tokens of a text, in order, with what each adds to the score. Prints as lines with bars."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return reasons.token_lines(self)
+
+    def _repr_html_(self) -> str:
+        """The same for a notebook: the text, its tokens shaded by what they add."""
+        return reasons.token_html(self)
+
+
 Lookup = Callable[[int, str, str | None], Iterator[tuple[str, Shares, float]]]
 """The channels of an example and a member, at one tap or at all: the name of the tap, its shares, and the
 divisor of its terms."""
@@ -124,6 +147,8 @@ class Explained:
     class_names: tuple[str, ...] = ()
     images: Tensor | None = field(default=None, repr=False)
     """The input that the map belongs to."""
+    mask: Tensor | None = field(default=None, repr=False)
+    """Which places of the input are not padding, `(N, length)`. None without a mask."""
     _lookup: Lookup | None = field(default=None, repr=False)
     _rows: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64), repr=False)
 
@@ -202,8 +227,8 @@ class Explained:
             return []
         found: list[Channel] = []
         for name in names if member is None else [member]:
-            for where, shares, divisor in self._lookup(int(self._rows[i]), name, tap):
-                found += _largest(name, where, shares, divisor, most)
+            for where, below, divisor in self._lookup(int(self._rows[i]), name, tap):
+                found += _largest(name, where, below, divisor, most)
         return sorted(found, key=lambda channel: -channel.contribution)[:most]
 
     @property
@@ -222,6 +247,34 @@ class Explained:
         positive = {part.name: max(0.0, float(part.total[i])) for part in self.parts}
         total = sum(positive.values())
         return {name: 100 * value / total for name, value in positive.items() if value} if total else {}
+
+    def tokens(
+        self, i: int, tokenizer: "Any | Callable[[list[int]], Sequence[str]] | None" = None
+    ) -> "Tokens":
+        """The tokens of a text with what each adds to the score, in the order of the text, without padding.
+
+        `print(explained.tokens(0, tokenizer))` shows them as lines, a notebook as a shaded text. They are the
+        numbers of `map`: the positive contributions that have a place.
+
+        Args:
+            i: the number of the example.
+            tokenizer: a tokenizer of transformers, or a function from the numbers of tokens to their texts.
+                None: the numbers are the texts.
+
+        """
+        self._check(i)
+        numbers = None if self.images is None else self.images[i]
+        if self.map is None or numbers is None or numbers.ndim != 1 or numbers.is_floating_point():
+            why = "; ".join(note for note in self.notes if note.startswith("no map")) or "explain its places"
+            raise InputError(f"there are no contributions by token, only those of a text have them: {why}")
+        real = torch.ones_like(numbers, dtype=torch.bool) if self.mask is None else self.mask[i]
+        ids, amounts = numbers[real].tolist(), self.map[i][real].tolist()
+        words = getattr(tokenizer, "convert_ids_to_tokens", tokenizer) or (lambda ids: list(map(str, ids)))
+        texts = [str(text) for text in words(ids)]
+        if len(texts) != len(ids):
+            raise InputError(f"the tokenizer makes {len(texts)} texts of {len(ids)} tokens")
+        places = real.nonzero().flatten().tolist()
+        return Tokens(Token(*each) for each in zip(texts, amounts, places, strict=True))
 
     # --- one by one ----------------------------------------------------------------------------------
 
@@ -248,6 +301,7 @@ class Explained:
             map=chosen(self.map),
             confidence=chosen(self.confidence),
             images=chosen(self.images),
+            mask=chosen(self.mask),
             _rows=self._rows[index],
         )
 
@@ -288,27 +342,23 @@ class Explained:
         return reasons.draw(self[i], path, image)
 
 
-def _largest(member: str, tap: str, shares: Shares, divisor: float, most: int | None) -> list[Channel]:
+def _largest(member: str, tap: str, found: Shares, divisor: float, most: int | None) -> list[Channel]:
     """The channels of a tap with the largest contributions."""
-    amounts = shares.amount / divisor
+    amounts = found.amount / divisor
     count = len(amounts) if most is None else min(most, len(amounts))
     channels = []
     for k in amounts.topk(count).indices.tolist():
-        number, amount = shares.channel[k].tolist(), float(amounts[k])
+        number, amount = found.channel[k].tolist(), float(amounts[k])
         if amount:
-            low, high, value = (float(each[k]) for each in (shares.low, shares.high, shares.value))
+            low, high, value = (float(each[k]) for each in (found.low, found.high, found.value))
             which = number if isinstance(number, int) else (number[0], number[1])
             channels.append(
-                Channel(member, tap, which, shares.of[k], amount, value, low, high, shares.examples)
+                Channel(member, tap, which, found.of[k], amount, value, low, high, found.examples)
             )
     return channels
 
 
 # --- how a detector is explained ---------------------------------------------------------------------
-
-Pixels = Callable[[int, Tensor, Sequence[int]], Tensor]
-"""From the number of a tap, its maps `(N, channels that count, pixels)` and the sizes of the axes of its
-pixels to what each pixel adds, `(N, pixels)`."""
 
 
 class Part(Protocol):
@@ -335,18 +385,8 @@ class Part(Protocol):
     def shares_at(self, observation: Observation, rule: Any, example: int, tap: int) -> Shares:
         """What the channels of a tap that count add to its term, without the factor that all taps share."""
 
-    def pixels_of(self, observation: Observation, rule: Any, amounts: Tensor) -> Pixels | None:
-        """How the contributions of taps, `(N, taps)`, are shared by pixels; None if they have no place."""
-
-
-class _Shared(NamedTuple):
-    """A member whose contributions have places."""
-
-    member: Member
-    part: Part
-    amounts: Tensor
-    """The contributions of its taps that are shared by pixels, `(N, taps)`."""
-    pixels: Pixels
+    def unusual_at(self, observation: Observation, tap: int, maps: Tensor) -> Tensor:
+        """How unusual each pixel of a tap is, `(N, pixels)`, from the channels that count."""
 
 
 @dataclass(frozen=True)
@@ -400,9 +440,9 @@ class Pass:
             part.member(finite, of_part) for part, of_part in zip(self.contributions, taps, strict=True)
         ]
         notes = [f"{member.title}: {member.why_no_parts}" for member in members if member.why_no_parts]
-        tensor, found_map = None, None
+        tensor, found_map, mask = None, None, self.network.mask_of(self.inputs)
         if places:
-            tensor, found_map, without = self._map(members)
+            tensor, found_map, without = self._map(members, mask)
             notes += without
         return Explained(
             found=self.found,
@@ -412,6 +452,7 @@ class Pass:
             confidence=self.confidence,
             class_names=self.class_names,
             images=tensor,
+            mask=mask,
             _lookup=self._channels,
             _rows=torch.arange(len(self.found)),
         )
@@ -425,56 +466,70 @@ class Pass:
                     if at is not None and tap.name != at:
                         continue
                     term = each.terms[example, number]
-                    shares = each.part.shares_at(observation, each.rule, example, number)
-                    total = shares.amount.sum()
+                    found = each.part.shares_at(observation, each.rule, example, number)
+                    total = found.amount.sum()
                     # The shares of a tap that does not deviate are all zero.
-                    amount = shares.amount * torch.where(total == 0, 0, term / total)
-                    channel = each.part.channels_at(tap)[shares.channel]
-                    yield tap.name, shares._replace(amount=amount, channel=channel), each.divisor
+                    amount = found.amount * torch.where(total == 0, 0, term / total)
+                    channel = each.part.channels_at(tap)[found.channel]
+                    yield tap.name, found._replace(amount=amount, channel=channel), each.divisor
 
-    def _map(self, members: Sequence[Member]) -> tuple[Tensor | None, Tensor | None, list[str]]:
-        """The input that has places, the map, and why there is none for some members."""
-        places, notes = Places(self.inputs), []
-        shared: list[_Shared] = []
-        for each, member in zip(self.contributions, members, strict=True):
-            if member.terms is not None:
-                amounts = member.terms[:, :-1].nan_to_num(0.0).clamp_min(0)
-                pixels = each.part.pixels_of(self.observed[each.part], each.rule, amounts)
-                if pixels is None:
-                    notes.append(f"{member.title}: its parts have no place in the input")
-                else:
-                    shared.append(_Shared(member, each.part, amounts, pixels))
+    def _map(
+        self, members: Sequence[Member], mask: Tensor | None
+    ) -> tuple[Tensor | None, Tensor | None, list[str]]:
+        """The input that has places, the map, and why there is none."""
+        places = Places(self.inputs, mask)
         found = None
-        if places.sizes and shared:
-            self._collect(places, shared, only_positive=True)
+        if places.sizes:
+            self._share(places, members, only_positive=True)
             found = places.map()
             if found is None:  # what is unusual has no place, if anything is: other taps may have places
-                self._collect(places, shared, only_positive=False)
+                self._share(places, members, only_positive=False)
                 found = places.map()
         if found is None:
-            notes.append("no map: " + ("no tap has places" if places.sizes else "the input has no places"))
-            return places.tensor, None, notes
-        return places.tensor, found.nan_to_num(0.0), notes
+            why = "no tap has places" if places.sizes else "the input has no places"
+            if all(member.terms is None for member in members):
+                why = "no member has taps"
+            return places.tensor, None, [f"no map: {why}"]
+        return places.tensor, found.nan_to_num(0.0), []
 
-    def _collect(self, places: Places, shared: Sequence["_Shared"], only_positive: bool) -> None:
-        """Run the network again, and collect what the pixels of the taps add."""
+    def _share(self, places: Places, members: Sequence[Member], only_positive: bool) -> None:
+        """Run the network again, and share the positive contributions of taps among their pixels.
+
+        Every member with a term at a tap says how unusual its pixels are. The mean of what they say counts.
+        """
         watched: dict[int, Tap] = {}
-        wanted: dict[int, list[tuple[int, Tensor, Pixels]]] = {}
-        for each in shared:
-            for number, tap in enumerate(each.member.taps):
-                if not only_positive or bool(each.amounts[:, number].any()):
-                    watched[tap.call] = tap
-                    counted = each.part.channels_at(tap)
-                    wanted.setdefault(tap.call, []).append((number, counted, each.pixels))
-        taps = Taps([watched[call] for call in sorted(watched)], self.plan.taps.operations)
+        amounts: dict[int, Tensor] = {}
+        views: dict[int, list[Callable[[Tensor, Tensor | slice], Tensor]]] = {}
+        for each, member in zip(self.contributions, members, strict=True):
+            if member.terms is None:
+                continue
+            positive = member.terms[:, :-1].nan_to_num(0.0).clamp_min(0)
+            for number, tap in enumerate(member.taps):
+                watched[tap.call] = tap
+                amounts[tap.call] = positive[:, number] + amounts.get(tap.call, 0)
+                views.setdefault(tap.call, []).append(partial(self._view, each.part, tap, number))
+        calls = [call for call in sorted(watched) if not only_positive or bool(amounts[call].any())]
+        taps = Taps([watched[call] for call in calls], self.plan.taps.operations)
 
         def receive(number: int, tensor: Tensor) -> None:
-            maps, positions, grid = places.place(tensor, taps[number])
+            maps, grid = places.place(tensor, taps[number])
             if grid is not None:
-                for column, counted, pixels in wanted[taps[number].call]:
-                    some = maps if len(counted) == maps.shape[1] else maps[:, counted.to(maps.device)]
-                    places.add(pixels(column, some.float(), positions), grid)
+                call, inside = calls[number], maps[:, :, grid[0] :].float()
+                places.share(amounts[call], places.pixels(inside, partial(_mean_shares, views[call])), grid)
 
-        if watched:
+        if calls:
             with places.noting(self.network.module):
                 observe_tensors(self.network, taps, self.inputs, receive)
+
+    def _view(self, part: Part, tap: Tap, number: int, maps: Tensor, rows: Tensor | slice) -> Tensor:
+        """How unusual the pixels of a tap are to a detector, `(N, pixels)`, for some examples."""
+        counted = part.channels_at(tap)
+        some = maps if len(counted) == maps.shape[1] else maps[:, counted.to(maps.device)]
+        return part.unusual_at(self.observed[part][rows], number, some)
+
+
+def _mean_shares(
+    views: Sequence[Callable[[Tensor, Tensor | slice], Tensor]], maps: Tensor, rows: Tensor | slice
+) -> Tensor:
+    """The shares of pixels, `(N, pixels)`, in the mean over what detectors say of them."""
+    return torch.stack([shares(view(maps, rows)) for view in views]).mean(0)

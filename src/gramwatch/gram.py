@@ -5,7 +5,7 @@ predicted class (Algorithm 1, Eq. 3-4). The deviations are divided by their expe
 summed (Eq. 5).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -32,25 +32,22 @@ from gramwatch.deviation import (
     Layout,
     TotalDeviation,
     outside_range,
-    pixel_shares,
     squared_distance,
     tap_deviations,
 )
 from gramwatch.errors import CalibrationError, InputError, NotFittedError, warn
-from gramwatch.explain import Pixels, Shares
+from gramwatch.explain import Shares
 from gramwatch.measurement import Calibration, Measurement, how_many_rank
 from gramwatch.observation import WIDEST_TRIANGLE, Needs, Observation, Plan, Statistics, StatisticsAtTap
 from gramwatch.statistics import STATISTICS, check_count, check_orders
 from gramwatch.taps import Network, Tap, Taps, unwrap
-from gramwatch.taps.running import InputsAdapter, LogitsAdapter
-from gramwatch.taps.tap import TOGETHER, Sample, as_maps, sampled
+from gramwatch.taps.running import InputsAdapter, LogitsAdapter, MaskAdapter
+from gramwatch.taps.tap import TOGETHER, Sample
 
 FEW_EXAMPLES = 20
 """A warning names classes with fewer training examples than this. Their bounds are too narrow."""
 NO_WIDTH = 2**-8
 """Bounds narrower than this share of their value count as one value. float16 rounds by a quarter of it."""
-MAP_ORDER = 2
-"""The highest order that a map reads. High orders are nearly one pixel: see docs/explain.md."""
 MOST_GROUPS = 10**6
 """The most taps times orders of a file. Large networks have ten thousand; a file with more is refused."""
 LATER_DEFAULTS = (("storage", "float32"), ("pixels", None), ("channels", None))
@@ -130,6 +127,9 @@ class GramDetector(Detector):
             for a tensor, a tuple whose first item is the input, or a mapping of keyword arguments.
         logits: where the logits are in the network's output, if the network returns more than logits: a
             name, a position, or a function of the output.
+        mask: which places of an input are padding, which does not count: a function from the network's
+            arguments to a mask `(N, length)` with 0 at padding, or the name of the argument that is the mask.
+            None: `attention_mask`, if the network gets one. False: padding counts.
         storage: `"float32"`, or `"float16"` for `min_max` bounds. `"float16"` halves memory and file. It
             widens the bounds by up to a thousandth of their value, so no training example lies outside.
 
@@ -162,6 +162,7 @@ class GramDetector(Detector):
         level: float = 0.95,
         inputs: InputsAdapter = None,
         logits: LogitsAdapter = None,
+        mask: MaskAdapter = None,
         storage: str = "float32",
     ) -> None:
         _check_choice("statistic", statistic, ["auto", *STATISTICS])
@@ -178,7 +179,7 @@ class GramDetector(Detector):
         self.normalise = normalise
         self.confidence: Confidence = confidence
         self.selection = taps if isinstance(taps, str) else list(taps)
-        super().__init__(model, level=level, inputs=inputs, logits=logits)
+        super().__init__(model, level=level, inputs=inputs, logits=logits, mask=mask)
 
     def _begin(self) -> None:
         self._taps: Taps | None = None
@@ -537,38 +538,9 @@ class GramDetector(Detector):
             examples=int(self.class_support(observation.predicted[example])),
         )
 
-    def _counted(self, positions: Sequence[int]) -> int:
-        """The number of pixels over which statistics are summed, of a tensor with pixels along these axes."""
-        some = sampled(torch.empty(1, 1, *positions, device="meta"), 1, Sample(self.pixels))
-        return as_maps(*some).shape[2]
-
     def channels_at(self, tap: Tap) -> Tensor:
         """The numbers of the channels that count at a tap."""
         return self._statistics.sample.numbers(tap.channels)
-
-    def pixels_of(self, observation: Observation, rule: Any, amounts: Tensor) -> Pixels:
-        """How the contributions of taps are shared by pixels: see `deviation.pixel_shares`."""
-
-        def pixels(tap: int, maps: Tensor, positions: Sequence[int]) -> Tensor:
-            at, asked = self._at(observation, tap), self._statistics.at(self.taps[tap])
-            orders = map_orders(asked.orders)
-            placed = maps.new_zeros(len(maps), maps.shape[2])
-            used = [asked.orders.index(order) for order in orders]
-            total = at.outside[:, used].sum((1, 2))
-            factor = torch.where(total > 0, amounts[:, tap].to(maps) / total, 0).view(-1, 1)
-            for number, order in zip(used, orders, strict=True):
-                value, low, high, outside = (each[:, number] for each in at)
-                above = value > high
-                parts = _by_channel((factor * outside).to(maps), asked.statistic, maps.shape[1])
-                limit = torch.where(above, high, low)
-                if len(limit[0]) != maps.shape[1]:  # pairs: a channel has the parts of all its pairs
-                    limit, above = torch.zeros_like(parts), torch.ones_like(parts, dtype=torch.bool)
-                placed = placed + pixel_shares(
-                    maps, order, limit.to(maps), above, parts, self._counted(positions)
-                )
-            return placed
-
-        return pixels
 
     # --- save and load -------------------------------------------------------------------------------
 
@@ -677,21 +649,6 @@ class _AtTap(NamedTuple):
     high: Tensor
     outside: Tensor
     """The deviation of each statistic; the sum is delta_l."""
-
-
-def map_orders(orders: Sequence[int]) -> list[int]:
-    """The orders that a map reads: those up to `MAP_ORDER`, or the lowest."""
-    low = [order for order in orders if order <= MAP_ORDER]
-    return low or [min(orders)]
-
-
-def _by_channel(amounts: Tensor, statistic: str, channels: int) -> Tensor:
-    """The amounts of channels, `(N, channels)`. A pair of channels gives each one half."""
-    if statistic != "triangle":
-        return amounts
-    first, second = torch.triu_indices(channels, channels, device=amounts.device)
-    total = amounts.new_zeros(len(amounts), channels)
-    return total.index_add(1, first, amounts / 2).index_add(1, second, amounts / 2)
 
 
 def _check_choice(name: str, value: str, choices: Iterable[str]) -> None:

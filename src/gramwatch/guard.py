@@ -26,7 +26,7 @@ from gramwatch.methods.base import Method
 from gramwatch.observation import Observation
 from gramwatch.replay import Nest, Replay
 from gramwatch.taps import Look, Network, unwrap
-from gramwatch.taps.running import InputsAdapter, LogitsAdapter
+from gramwatch.taps.running import InputsAdapter, LogitsAdapter, MaskAdapter
 from gramwatch.threshold import Ranks
 
 MEMBERS = ("gram", "profile", "class_ratio", "energy")
@@ -124,6 +124,9 @@ class Guard(Detector):
             for a tensor, a tuple whose first item is the input, or a mapping of keyword arguments.
         logits: where the logits are in the network's output, if the network returns more than logits: a
             name, a position, or a function of the output.
+        mask: which places of an input are padding, which does not count: a function from the network's
+            arguments to a mask `(N, length)` with 0 at padding, or the name of the argument that is the mask.
+            None: `attention_mask`, if the network gets one. False: padding counts.
 
     Attributes:
         members: the joined detectors, by name.
@@ -152,6 +155,7 @@ class Guard(Detector):
         members: Iterable[str] = MEMBERS,
         inputs: InputsAdapter = None,
         logits: LogitsAdapter = None,
+        mask: MaskAdapter = None,
     ) -> None:
         if effort not in EFFORTS:
             raise ValueError(f"effort must be one of {', '.join(EFFORTS)}; got {effort!r}")
@@ -160,7 +164,7 @@ class Guard(Detector):
         for name in ("pixels", "channels"):
             gram[name] = None if gram[name] == "all" else gram[name]
         detectors: dict[str, Detector] = {}
-        network = Network.of(model, inputs, logits)
+        network = Network.of(model, inputs, logits, mask)
         for name in members:
             if name == "gram":
                 detectors[name] = GramDetector(
@@ -603,7 +607,7 @@ class Guard(Detector):
     def from_pretrained(cls, folder: str | PathLike[str], model: nn.Module, **options: Any) -> "Guard":
         """The guard of a folder that `save_pretrained` wrote. Nothing in the folder is executed.
 
-        `options` are those of `gramwatch.load`: `accept_other_weights`, `inputs`, `logits`.
+        `options` are those of `gramwatch.load`: `accept_other_weights`, `inputs`, `logits`, `mask`.
         """
         return pretrained.load(cls, folder, model, **options)
 

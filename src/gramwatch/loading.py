@@ -8,7 +8,7 @@ from gramwatch import artifact
 from gramwatch.detector import Detector
 from gramwatch.guard import Guard, single
 from gramwatch.taps import Network
-from gramwatch.taps.running import InputsAdapter, LogitsAdapter, adapted
+from gramwatch.taps.running import InputsAdapter, LogitsAdapter, MaskAdapter, adapted
 
 
 def load(
@@ -18,6 +18,7 @@ def load(
     accept_other_weights: bool = False,
     inputs: InputsAdapter = None,
     logits: LogitsAdapter = None,
+    mask: MaskAdapter = None,
 ) -> Detector:
     """Read a saved detector for the network it was fitted on. Nothing in the file is executed.
 
@@ -29,9 +30,10 @@ def load(
         inputs: the same function as when the detector was constructed, if it was a function. A key is in the
             file.
         logits: the same for `logits`.
+        mask: the same for `mask`.
 
     """
-    return restored(artifact.read(path), model, accept_other_weights, inputs, logits)
+    return restored(artifact.read(path), model, accept_other_weights, inputs, logits, mask)
 
 
 def restored(
@@ -40,9 +42,10 @@ def restored(
     accept_other_weights: bool = False,
     inputs: InputsAdapter = None,
     logits: LogitsAdapter = None,
+    mask: MaskAdapter = None,
 ) -> Detector:
     """The detector of an opened file; the other arguments are those of `load`."""
-    network = adapted(saved.header.get("adapters", {}), Network.of(model, inputs, logits))
+    network = adapted(saved.header.get("adapters", {}), Network.of(model, inputs, logits, mask))
     with artifact.reading(saved.path):
         name = saved.header["detector"]
         kind = Guard if name == Guard.name else single(name)

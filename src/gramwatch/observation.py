@@ -6,7 +6,7 @@ features are. One forward pass by the plan gives every detector its `Observation
 """
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,13 +17,23 @@ import torch
 from torch import Tensor, nn
 
 from gramwatch import kernels
-from gramwatch.batches import Inputs, Signature, count_examples, finite_with, mapped, on_device, signature
+from gramwatch.batches import (
+    Inputs,
+    Signature,
+    count_examples,
+    finite_with,
+    mapped,
+    on_device,
+    signature,
+    without_length,
+)
 from gramwatch.compiled import channel_means, compiled_as, statistics
 from gramwatch.errors import InputError, TapError
 from gramwatch.replay import Nest, Replay
 from gramwatch.statistics import distinct_orders
 from gramwatch.taps import Look, Network, Tap, Taps, judging, unwrap
 from gramwatch.taps.observe import OtherCallsError, observe_apart, ordinary, run_watched
+from gramwatch.taps.padding import Real, real_means
 from gramwatch.taps.running import is_compiled, warn_uncompiled, wrappers
 from gramwatch.taps.tap import WHOLE, Chosen, Sample
 
@@ -298,6 +308,7 @@ class Plan:
             watched[0].operations if watched else look.operations if self._head_call is not None else ()
         )
         self.taps = Taps((calls[call] for call in sorted(calls)), operations)
+        look.warn_of_padding(self.taps)
         self._makers = self._makers_of(look)
         self._assign_taps()
 
@@ -418,8 +429,13 @@ class Plan:
     def observed(
         self, read: "Read", inputs: Inputs, labels: Tensor | None, form: Signature | None
     ) -> list[Observation]:
-        """The observations of all detectors, from what was read in one pass."""
-        logits = read.logits.float()
+        """The observations of all detectors, from what was read in one pass.
+
+        An example that is nothing but padding counts as not finite.
+        """
+        logits, mask = read.logits.float(), self.network.mask_of(inputs)
+        if mask is not None and form is not None:
+            form = without_length(form, mask.shape[1])
         base = Observation(
             logits,
             read.features[0] if read.features else None,
@@ -431,6 +447,7 @@ class Plan:
         distinct = list(dict.fromkeys(self.needs))
         observations = [self._observation(base, needs, read.means, tables) for needs in distinct]
         finite = finite_with([inputs, logits], [observation.averages for observation in observations])
+        finite = finite if mask is None else [examples & mask.any(1) for examples in finite]
         by_needs = {
             needs: replace(observation, finite=finite_examples)
             for needs, observation, finite_examples in zip(distinct, observations, finite, strict=True)
@@ -524,14 +541,22 @@ class Plan:
         layouts = list(self.tables.values())
 
         def read(inputs: Inputs) -> tuple[Any, ...]:
-            examples = count_examples(inputs)
+            examples, real = count_examples(inputs), Real.of(network.mask_of(inputs))
             columns: list[dict[int, Tensor]] = [{} for _ in layouts]
             means: dict[_Mean, Tensor] = {}
             features: list[Tensor] = []
 
+            def write(i: int, column: int, maps: Tensor) -> None:
+                at = layouts[i].at[column]
+                arguments = (at.statistic, at.orders, at.features, False, None, None)
+                columns[i][column], _ = statistics(maps, 1, *WHOLE, *arguments)
+
             def receive(number: int, tensor: Tensor) -> None:
                 averaged, tables = uses[number]
                 x, axis = taps.listed[number].examples_apart(tensor, examples)
+                if real is not None and real.fits(x.shape, axis):
+                    self._read_real(number, x, axis, real, write, means)
+                    return
                 left = list(averaged)
                 for i, column in tables:
                     at, sample = layouts[i].at[column], layouts[i].sample
@@ -581,6 +606,32 @@ class Plan:
             self._known_reads[key] = _paired(list(reads.values()))
         return self._known_reads[key]
 
+    def _read_real(
+        self,
+        number: int,
+        x: Tensor,
+        axis: int,
+        real: Real,
+        write: Callable[[int, int, Tensor], None],
+        means: dict[_Mean, Tensor],
+    ) -> None:
+        """Read a tap without its padding. `write` computes a statistic of the tap, of a table, from maps."""
+        averaged, tables = self._uses[number]
+        layouts = list(self.tables.values())
+        parts: dict[Hashable, tuple[Tensor, Tensor]] = {}
+
+        def part(sample: Sample) -> tuple[Tensor, Tensor]:
+            """The part that counts, and its pixels. Different samples of short texts are the same part."""
+            key = real.whole(sample.pixels), sample.of(x.shape, axis).step
+            if key not in parts:
+                parts[key] = real.part(x, axis, sample)
+            return parts[key]
+
+        for i, column in tables:
+            write(i, column, part(layouts[i].sample)[0])
+        for sample in averaged:
+            means[number, sample] = real_means(*part(sample))
+
     def _wanted(self, read: _ToRead, x: Tensor, place: "_Place") -> kernels.Wanted:
         """The statistics to compute of one part of a tap, and where they belong."""
         layouts = list(self.tables.values())
@@ -608,12 +659,18 @@ class Plan:
         layouts, filled = list(self.tables.values()), [torch.empty(0)] * len(self.tables)
         features: list[Tensor] = []
         scratch: Tensor | None = None
+        real = Real.of(self.network.mask_of(inputs))
 
         def place(x: Tensor, i: int, column: int) -> Tensor:
             """Where the statistics of a tap belong."""
             if not filled[i].numel():
                 filled[i] = layouts[i].empty(x)
             return layouts[i].place(filled[i], column)
+
+        def write(i: int, column: int, maps: Tensor) -> None:
+            """Compute the statistics of a tap from maps."""
+            at = layouts[i].at[column]
+            kernels.compute(at.statistic, maps, at.orders, place(maps, i, column))
 
         def launch(number: int, x: Tensor, axis: int) -> bool:
             """Read a tensor by prepared kernels. False if there are none."""
@@ -630,6 +687,9 @@ class Plan:
             return bool(steps)
 
         def receive(number: int, x: Tensor, axis: int) -> None:
+            if real is not None and real.fits(x.shape, axis):
+                self._read_real(number, x, axis, real, write, means)
+                return
             if x.is_cuda and not gradients:
                 try:
                     if launch(number, x, axis):

@@ -1,9 +1,9 @@
-"""Places: where the pixels and tokens of a network's tensors lie in its input."""
+"""Places: where the pixels and tokens of a network's tensors lie in its input, and which are unusual."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -21,13 +21,26 @@ MOST_PREFIX = 8
 STRIDING = (nn.Conv2d, nn.MaxPool2d, nn.AvgPool2d)
 """Modules that make maps of images smaller."""
 INTERPOLATIONS = {1: "linear", 2: "bilinear", 3: "trilinear"}
+TOKENS = "input_ids"
+"""The argument of a network that usually holds the tokens of a text."""
+Grid = tuple[int, tuple[int, ...]]
+"""How many tokens come before the grid, and its shape."""
+FAINTEST = 0.01
+"""The strength of a pixel below this share of the mean strength counts as this share."""
+FAINTEST_CHANNEL = 0.001
+"""The mean square of a channel below this share of the largest counts as this share."""
+SMOOTHED = 8
+"""A map is averaged over about this part of its sides: single pixels say little."""
 
 
 def sizes_of(inputs: Inputs) -> tuple[Tensor | None, tuple[int, ...]]:
     """The tensor of an input that has places, and their sizes: height and width, or the length of a sequence.
 
-    Of several tensors, the first with the most axes is taken. A plain vector has no places.
+    Of several tensors, the tokens of a text are taken, or the first with the most axes. A plain vector has no
+    places.
     """
+    if isinstance(inputs, Mapping) and isinstance(inputs.get(TOKENS), Tensor):
+        inputs = inputs[TOKENS]
     tensors = [tensor for tensor in tensors_in(inputs) if tensor.ndim > 1]
     if not tensors:
         return None, ()
@@ -44,7 +57,7 @@ def _sizes(tensor: Tensor) -> tuple[int, ...]:
     return shape[1:]
 
 
-def grid_of(positions: Sequence[int], sizes: Sequence[int]) -> tuple[int, tuple[int, ...]] | None:
+def grid_of(positions: Sequence[int], sizes: Sequence[int]) -> Grid | None:
     """How many tokens to leave out, and the grid of the others; None if the positions have no place.
 
     Positions along as many axes as the input are its grid. Tokens along one axis are a grid of the shape of
@@ -64,27 +77,71 @@ def grid_of(positions: Sequence[int], sizes: Sequence[int]) -> tuple[int, tuple[
     return None
 
 
+def strengths(maps: Tensor) -> Tensor:
+    """How strong each pixel of a tap is, `(N, pixels)`, from maps `(N, channels, pixels)`.
+
+    This is the part of the pixel in the Gram row sums of order 2, `v_i(x) = a_i(x)^2 sum_j a_j(x)^2`, in the
+    mean over channels. A channel is measured by its mean square in the image: strong channels do not outweigh
+    weak ones.
+    """
+    scale = maps.abs().amax((1, 2), keepdim=True).clamp_min(torch.finfo(maps.dtype).tiny)
+    squares = (maps / scale).square_()
+    usual = squares.mean(2)
+    weights = 1 / usual.maximum(FAINTEST_CHANNEL * usual.amax(1, keepdim=True)).clamp_min(1e-30)
+    weights = torch.stack([torch.ones_like(weights), weights], 1)
+    return torch.bmm(weights, squares).prod(1)
+
+
+def contrasts(strength: Tensor) -> Tensor:
+    """How much stronger or weaker than the median pixel each pixel is, `(N, pixels)`.
+
+    This is the square of the logarithm of the ratio of their strengths.
+    """
+    strength = strength.maximum(FAINTEST * strength.mean(1, keepdim=True)).clamp_min(1e-37)
+    ratio = strength.log()
+    return (ratio - ratio.median(1, keepdim=True).values).square()
+
+
+def shares(parts: Tensor) -> Tensor:
+    """Parts of pixels, `(N, pixels)`, over their sum. Without parts, all pixels have the same share."""
+    total = parts.sum(1, keepdim=True)
+    return torch.where(total > 0, parts / total, 1 / parts.shape[1])
+
+
+class Alike(NamedTuple):
+    """Examples of a batch that have as many real places as each other."""
+
+    rows: Tensor | slice
+    """The numbers of the examples."""
+    real: Tensor | None
+    """Their real places, `(examples, places)`. None: there is no padding."""
+
+
 class Places:
-    """Collects what pixels of taps add, and brings it to the size of the input.
+    """Shares the contributions of taps among their pixels, and brings them to the size of the input.
 
     Args:
         inputs: a batch.
+        mask: True at places that are not padding, `(N, length)`. None: there is no padding.
 
     """
 
-    def __init__(self, inputs: Inputs) -> None:
+    def __init__(self, inputs: Inputs, mask: Tensor | None = None) -> None:
         self.tensor, self.sizes = sizes_of(inputs)
         self.examples = count_examples(inputs)
+        self._alike = [Alike(slice(None), None)] if mask is None else list(_alike(mask))
+        self._length = None if mask is None else mask.shape[1]
         self._sums: dict[tuple[int, ...], Tensor] = {}
+        self._shared: Tensor | float = 0.0  # the contributions so far, `(N,)`
         self._first: dict[tuple[int, ...], tuple[float, ...]] = {}
 
-    def place(self, tensor: Tensor, tap: Tap) -> tuple[Tensor, list[int], tuple[int, tuple[int, ...]] | None]:
-        """The maps of a tap, `(N, channels, pixels)`, the sizes of their axes, and their grid."""
+    def place(self, tensor: Tensor, tap: Tap) -> tuple[Tensor, Grid | None]:
+        """The maps of a tap, `(N, channels, pixels)`, and their grid; None if they have no place."""
         apart, axis = tap.examples_apart(tensor, self.examples)
         positions = [size for number, size in enumerate(apart.shape) if number not in (0, axis)]
         folded = tap.shape[tap.batch_axis] > 1  # windows or frames: their order is not known
         grid = None if folded else grid_of(positions, self.sizes_for(positions))
-        return as_maps(apart, axis), positions, grid
+        return as_maps(apart, axis), grid
 
     def sizes_for(self, positions: Sequence[int]) -> tuple[int, ...]:
         """The sizes of the input. Of two axes without channels, the sequence is the one that taps follow."""
@@ -93,8 +150,38 @@ class Places:
         self.sizes = (min(self.sizes, key=lambda size: abs(math.log(size / positions[0]))),)
         return self.sizes
 
-    def add(self, amounts: Tensor, grid: tuple[int, tuple[int, ...]]) -> None:
-        """Add the amounts of the pixels of a tap, `(N, pixels)`."""
+    def pixels(self, maps: Tensor, unusual: Callable[[Tensor, Tensor | slice], Tensor]) -> Tensor:
+        """What `unusual` says of the pixels of a tap, `(N, pixels)`. It says nothing of padding.
+
+        Args:
+            maps: `(N, channels, pixels)`
+            unusual: from maps without padding, and the numbers of their examples, to `(examples, pixels)`.
+
+        """
+        if self._length is None:
+            return unusual(maps, slice(None))
+        found = maps.new_zeros(len(maps), maps.shape[2])
+        for rows, real in self._alike:
+            some = maps[rows]
+            if real is None or maps.shape[2] != self._length:  # its places are not those of the mask
+                found[rows] = unusual(some, rows).to(found)
+            else:
+                some = some.gather(2, real.unsqueeze(1).expand(-1, some.shape[1], -1))
+                found[rows] = found[rows].scatter(1, real, unusual(some, rows).to(found))
+        return found
+
+    def share(self, amounts: Tensor, pixels: Tensor, grid: Grid) -> None:
+        """Share the contributions of a tap, `(N,)`, among its pixels, by shares `(N, pixels of the grid)`.
+
+        A tap with many pixels says more exactly where something is. So a tap is weighed by its number of
+        pixels.
+        """
+        amounts, shape = amounts.to(pixels), grid[1]
+        self.add(math.prod(shape) * amounts.unsqueeze(1) * pixels, (0, shape))
+        self._shared = self._shared + amounts
+
+    def add(self, amounts: Tensor, grid: Grid) -> None:
+        """Add amounts of the pixels of a tap, `(N, pixels)`."""
         skipped, shape = grid
         placed = amounts[:, skipped:].unflatten(1, shape)
         self._sums[shape] = self._sums[shape] + placed if shape in self._sums else placed
@@ -135,7 +222,18 @@ class Places:
         return tuple((whole / size - 1) / 2 for size, whole in zip(shape, self.sizes, strict=True))
 
     def map(self) -> Tensor | None:
-        """All amounts at the size of the input. The sums stay. None if there are none."""
+        """The shared contributions at the size of the input. None if nothing was shared.
+
+        They are smoothed, but for the tokens of a text: neighbours there need not be alike.
+        """
+        whole = self.whole()
+        if whole is None:
+            return None
+        is_text = len(self.sizes) == 1 and self.tensor is not None and not self.tensor.is_floating_point()
+        return _scaled(whole if is_text else smoothed(whole), self._shared)
+
+    def whole(self) -> Tensor | None:
+        """The amounts of all pixels at the size of the input. None if there are none."""
         total: Tensor | None = None
         for placed in self._sums.values():
             large = self._enlarged(placed)
@@ -152,9 +250,33 @@ class Places:
         for axis, (at, usual) in enumerate(zip(self._first.get(shape, even), even, strict=True), 1):
             positions = torch.arange(large.shape[axis], device=large.device) - round(at - usual)
             large = large.index_select(axis, positions.clamp(0, large.shape[axis] - 1))
-        before, after = placed.flatten(1).sum(1), large.flatten(1).sum(1)
-        share = torch.where(after > 0, before / after, 0)
-        return large * share.view(-1, *(1 for _ in self.sizes))
+        return _scaled(large, placed.flatten(1).sum(1))
+
+
+def _scaled(maps: Tensor, sums: Tensor | float) -> Tensor:
+    """Maps `(N, ...)` with the given sums `(N,)`. Maps of zeros stay."""
+    now = maps.flatten(1).sum(1)
+    return maps * torch.where(now > 0, sums / now, 0).view(-1, *(1 for _ in maps.shape[1:]))
+
+
+def smoothed(maps: Tensor) -> Tensor:
+    """Means of maps `(N, ...)` over about an eighth of each side. Beyond the border there is nothing."""
+    for axis in range(1, maps.ndim):
+        reach = maps.shape[axis] // (2 * SMOOTHED)
+        if reach:
+            lines = maps.movedim(axis, -1)
+            means = F.avg_pool1d(lines.flatten(0, -2).unsqueeze(1), 2 * reach + 1, 1, reach)
+            maps = means.view_as(lines).movedim(-1, axis)
+    return maps
+
+
+def _alike(mask: Tensor) -> Iterator[Alike]:
+    """The examples of a batch by their number of real places. Those without any are left out."""
+    counts = mask.sum(1)
+    for count in counts.unique().tolist():
+        if count:
+            rows = (counts == count).nonzero().flatten()
+            yield Alike(rows, mask[rows].nonzero()[:, 1].view(len(rows), count))
 
 
 def observe_tensors(

@@ -19,7 +19,7 @@ from gramwatch.detector import Detector
 from gramwatch.errors import ArtifactError
 from gramwatch.measurement import how_many_rank
 from gramwatch.taps import Network, unwrap
-from gramwatch.taps.running import InputsAdapter, LogitsAdapter, adapted
+from gramwatch.taps.running import InputsAdapter, LogitsAdapter, MaskAdapter, adapted
 from gramwatch.threshold import range_of_rates
 
 FILE = "guard.safetensors"
@@ -55,6 +55,7 @@ def load(
     accept_other_weights: bool = False,
     inputs: InputsAdapter = None,
     logits: LogitsAdapter = None,
+    mask: MaskAdapter = None,
 ) -> _D:
     """The detector of a folder. The arguments are those of `gramwatch.load`."""
     path = Path(folder) / FILE
@@ -64,7 +65,7 @@ def load(
             "folder first: huggingface_hub.snapshot_download(NAME) returns the folder"
         )
     saved = artifact.read(path)
-    network = adapted(saved.header.get("adapters", {}), Network.of(model, inputs, logits))
+    network = adapted(saved.header.get("adapters", {}), Network.of(model, inputs, logits, mask))
     return kind.from_artifact(saved, network, accept_other_weights)
 
 

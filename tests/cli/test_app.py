@@ -5,10 +5,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 
 import gramwatch
-from gramwatch.errors import DataError
+from gramwatch.errors import DataError, GramwatchWarning
 from tests.cli.invoking import invoke, raising, told
+from tests.cli.own import PREPARED, QUICK
 
 
 def test_the_command_knows_its_version():
@@ -51,3 +53,23 @@ def test_help_does_not_wait_for_pytorch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_help_has_no_line_breaks_inside_paragraphs() -> None:
+    """A narrow terminal would show them beside its own."""
+    from gramwatch.cli.app import COMMANDS, app
+
+    for command in typer.main.get_command(app).commands.values():
+        for paragraph in (command.help or "").split("\n\n"):
+            first, *others = paragraph.split("\n")
+            assert not others or (first, len(others)) == ("Examples:", 1), command.name
+    assert len(COMMANDS) > 14
+
+
+def test_quiet_silences_warnings_too(own, tmp_path) -> None:
+    some = next(path for path in own.train.iterdir() if path.is_dir())
+    words = ["fit", own.model, some, "--weights", own.weights, "--hold-out", 0, *PREPARED, *QUICK]
+    with pytest.warns(GramwatchWarning, match="predicted for fewer than"):
+        invoke(*words, "-o", tmp_path / "a.safetensors")
+    result = invoke(*words, "-o", tmp_path / "b.safetensors", "-q")
+    assert (result.exit_code, result.output) == (0, "")

@@ -123,8 +123,7 @@ def test_folders_that_the_network_does_not_know_give_no_names(own, tmp_path):
         ("NETS:build", [*PREPARED, "--members", "gram,magic"], "there is no member 'magic'"),
     ],
 )
-def test_what_cannot_be_fitted_is_refused_in_one_line(own, tmp_path, model, extra, reason, monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+def test_what_cannot_be_fitted_is_refused_in_one_line(own, tmp_path, model, extra, reason):
     name = model.replace("NETS", own.model.partition(":")[0])
     result = invoke("fit", name, own.train, "-o", tmp_path / "g.safetensors", *extra, *QUICK, "-q")
     assert result.exit_code in (1, 2)

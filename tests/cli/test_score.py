@@ -345,7 +345,7 @@ def test_a_guard_that_is_not_calibrated_says_so(own, tmp_path):
         *QUICK, "-q",
     )  # fmt: skip
     assert result.exit_code == 1
-    assert "is not calibrated" in told(result)
+    assert f"{guard} is not calibrated, so it cannot judge: fit it with --calibrate FOLDER" in told(result)
 
 
 def test_weights_that_were_moved_are_asked_for(own, tmp_path):

@@ -340,6 +340,9 @@ def test_the_sentences_beside_openood_hold() -> None:
         f'"energy", "knn"))` has {near["Guard + KNN"]:.2f}.',
     ):
         assert said in page, said
+    readme = " ".join((DOCS.parent / "README.md").read_text(encoding="utf-8").split())
+    assert f"is {far['Guard']:.1f} on far sets and {near['Guard']:.1f} on near sets" in readme
+    assert round(cifar["KNN"] - cifar["Guard"]) == 1
     singles = studies[0].singles
     best = max(singles, key=lambda name: near[name])
     assert (best, max(singles, key=lambda name: cifar[name])) == ("KNN", "KNN")

@@ -3,8 +3,6 @@
 `make test-browser` installs what is needed but Chromium itself: apt-get install chromium chromium-driver.
 """
 
-import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,9 +13,6 @@ from PIL import Image
 pytest.importorskip("altair", reason="the extra 'report' is not installed")
 pytest.importorskip("selenium", reason="selenium is not installed: make test-browser")
 
-from selenium import webdriver
-from selenium.webdriver.chrome.options import Options
-from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select, WebDriverWait
@@ -25,32 +20,18 @@ from selenium.webdriver.support.ui import Select, WebDriverWait
 from gramwatch.report.page import About, Group, Reasons, page
 from gramwatch.report.scores import read
 from gramwatch.report.thumbnails import thumbnail
+from tests.browser import asked_for, check_accessible, chromium, errors, needs_axe, needs_chromium, size
 from tests.report.tables import many, write_csv
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-DRIVER = shutil.which("chromedriver")
-AXE = Path(os.environ.get("GRAMWATCH_AXE", "build/axe/node_modules/axe-core/axe.min.js"))
 EVIL = "<img src=x onerror=alert(1)>.png"
-SWITCHES = (
-    "--headless=new --no-sandbox --disable-background-networking --disable-gpu --disable-dev-shm-usage "
-    "--force-prefers-reduced-motion"  # a click does not wait for scrolling
-)
 
-pytestmark = pytest.mark.skipif(
-    not CHROMIUM or not DRIVER, reason="there is no Chromium here: apt-get install chromium chromium-driver"
-)
+pytestmark = needs_chromium
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    options = Options()
-    options.binary_location = str(CHROMIUM)
-    for switch in SWITCHES.split():
-        options.add_argument(switch)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=Service(str(DRIVER)))
-    yield driver
-    driver.quit()
+    with chromium() as opened:
+        yield opened
 
 
 def picture(key: str, grey: bool = False) -> tuple[Image.Image, str]:
@@ -93,11 +74,6 @@ def opened(browser: Any, file: Path) -> Any:
     return browser
 
 
-def size(browser: Any, width: int, height: int, mobile: bool = False) -> None:
-    metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": mobile}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-
-
 def drawn(browser: Any) -> None:
     WebDriverWait(browser, 60).until(
         lambda b: (
@@ -106,12 +82,6 @@ def drawn(browser: Any) -> None:
             > 0
         )
     )
-
-
-def errors(browser: Any) -> list[str]:
-    return [
-        entry["message"] for entry in browser.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")
-    ]
 
 
 def cells(browser: Any, number: int) -> list[str]:
@@ -133,8 +103,7 @@ def status(browser: Any) -> str:
 
 def test_it_opens_without_errors_and_asks_for_nothing(opened):
     assert errors(opened) == []
-    asked = opened.execute_script("return performance.getEntriesByType('resource').map((e) => e.name)")
-    assert [name for name in asked if not name.startswith("data:")] == []
+    assert asked_for(opened) == []
     assert len(opened.find_elements(By.CSS_SELECTOR, ".drawing svg")) == 7
 
 
@@ -247,21 +216,9 @@ def test_it_fits_a_phone(opened, width):
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.skipif(not AXE.is_file(), reason="axe-core is not there: make test-browser fetches it")
+@needs_axe
 def test_axe_finds_nothing_serious(opened, theme):
     for _ in range(1 if theme == "light" else 2):
         opened.find_element(By.ID, "theme").click()
     drawn(opened)
-    opened.execute_script("document.querySelectorAll('details').forEach((e) => { e.open = true; });")
-    opened.execute_script(AXE.read_text(encoding="utf-8"))
-    found = opened.execute_async_script(
-        "const done = arguments[arguments.length - 1]; axe.run(document).then(done, (e) => done(String(e)));"
-    )
-    assert isinstance(found, dict), found
-    serious = [
-        (each["id"], each["impact"], [node["html"][:120] for node in each["nodes"]][:3])
-        for each in found["violations"]
-        if each["impact"] in ("serious", "critical")
-    ]
-    assert serious == []
-    assert len(found["passes"]) > 20
+    check_accessible(opened, fewest_passes=20)

@@ -1,6 +1,8 @@
 """All commands, and how their errors are shown."""
 
 import errno
+import inspect
+import re
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -15,6 +17,7 @@ from gramwatch.cli.export import export
 from gramwatch.cli.fit import fit
 from gramwatch.cli.info import info
 from gramwatch.cli.launch import first
+from gramwatch.cli.live import live
 from gramwatch.cli.merge import merge
 from gramwatch.cli.paper import paper
 from gramwatch.cli.report import report
@@ -51,21 +54,20 @@ def _fail(reason: str, code: int) -> NoReturn:
 
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False)
-app.command()(fit)
-app.command()(score)
-app.command()(report)
-app.command()(explain)
-app.command()(serve)
-app.command()(info)
-app.command()(merge)
-app.command()(export)
-app.command()(taps)
-app.command()(doctor)
-app.command()(demo)
-app.command()(evaluate)
-app.command()(paper)
-app.command()(study)
-app.command()(train)
+
+
+def _unwrapped(text: str | None) -> str:
+    """A docstring without line breaks inside paragraphs, so that a terminal of any width wraps it well."""
+    paragraphs = inspect.cleandoc(text or "").split("\n\n")
+    return "\n\n".join(re.sub(r"(?<!Examples:)\n", " ", paragraph) for paragraph in paragraphs)
+
+
+COMMANDS = (
+    *(fit, score, report, explain, live, serve, info, merge, export),
+    *(taps, doctor, demo, evaluate, paper, study, train),
+)
+for command in COMMANDS:
+    app.command(help=_unwrapped(command.__doc__))(command)
 app.add_typer(data, name="data")
 
 

@@ -1,6 +1,7 @@
 """What the commands for a person's own network share: options, images, and opening a guard."""
 
 import json
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ import typer
 
 from gramwatch.cli.checks import about
 from gramwatch.cli.launch import cores, processes
-from gramwatch.errors import ArtifactError, InputError
+from gramwatch.errors import ArtifactError, GramwatchWarning, InputError, NotFittedError
 
 if TYPE_CHECKING:
     from gramwatch.artifact import Saved
@@ -39,7 +40,18 @@ BatchSize = typer.Option(min=1, help="The number of images in one pass.")
 Workers = typer.Option(
     min=0, help="Processes that decode images. By default one less than the cores, at most 8."
 )
-Quiet = typer.Option("--quiet", "-q", help="Print nothing but errors, and what --json asks for.")
+
+
+def _silenced(quiet: bool) -> bool:
+    """With --quiet, the library's warnings are not shown either."""
+    if quiet:
+        warnings.simplefilter("ignore", GramwatchWarning)
+    return quiet
+
+
+Quiet = typer.Option(
+    "--quiet", "-q", callback=_silenced, help="Print nothing but errors, and what --json asks for."
+)
 Json = typer.Option("--json", help="Print a summary as one JSON object on standard output.")
 
 
@@ -190,10 +202,13 @@ def opened_guard(
     weights: Path | None,
     device: str,
     built: "dict[tuple[Any, ...], Model] | None" = None,
+    *,
+    calibrated: bool = True,
 ) -> Opened:
     """The guard of a file, with the network that the file or the options name.
 
-    Guards that are opened with the same `built` share a network if they name the same one.
+    Guards that are opened with the same `built` share a network if they name the same one. If the guard must
+    be `calibrated` and is not, an error says how to get one that is.
     """
     from gramwatch import artifact, loading
     from gramwatch.models import resolve
@@ -213,7 +228,20 @@ def opened_guard(
         built[key] = resolve(name, weights, pretrained=pretrained and weights is None, size=size)
     resolved = built[key]
     resolved.network.to(device)
-    return Opened(loading.restored(found, resolved.network), resolved, recorded_preprocessing(found))
+    detector = loading.restored(found, resolved.network)
+    if calibrated:
+        _check_calibrated(guard, detector)
+    return Opened(detector, resolved, recorded_preprocessing(found))
+
+
+def _check_calibrated(guard: Path, detector: "Detector") -> None:
+    try:
+        detector.calibration()
+    except NotFittedError:
+        raise ArtifactError(
+            f"{guard} is not calibrated, so it cannot judge: fit it with --calibrate FOLDER or "
+            "--hold-out 0.2, or merge guards with --calibrate FOLDER"
+        ) from None
 
 
 def network_name(saved: "Saved", given: str | None) -> tuple[str, Any]:

@@ -26,7 +26,11 @@ PACKAGES = {
     "timm": "gramwatch[networks]",
     "torchvision": "gramwatch[networks]",
     "transformers": "gramwatch[hf]",
+    "lightning": "gramwatch[lightning]",
     "pyarrow": "gramwatch[parquet]",
+    "altair": "gramwatch[report]",
+    "fastapi": "gramwatch[serve]",
+    "onnxruntime": "gramwatch[export]",
 }
 """The packages, and what to install for each. Empty: it comes with gramwatch."""
 

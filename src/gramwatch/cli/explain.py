@@ -43,7 +43,6 @@ def explain(
     if output is not None:
         writable_file(output)
     opened = opened_guard(guard, model, weights, chosen_device(device))
-    opened.detector.calibration()  # raises the error that says what is missing
     preprocessing = given.applied(opened.recorded or opened.model.preprocessing, opened.model.name)
     for text in differences(opened, preprocessing):
         Voice(False).note(text)

@@ -1,5 +1,6 @@
 """`gramwatch export`: a network and its guard as one graph."""
 
+import warnings
 from pathlib import Path
 from typing import Annotated
 
@@ -53,7 +54,8 @@ def export(
         raise InputError(f"{guard} does not say how large images are: export in Python, guard.export(...)")
     opened.detector.metadata["preprocessing"] = prepared.to_json()
     images = torch.randn(1, len(prepared.mean), *prepared.size, generator=torch.Generator().manual_seed(0))
-    with interruptible(lambda: "Nothing was written."), about("GUARD"):
+    with interruptible(lambda: "Nothing was written."), about("GUARD"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of PyTorch, about its own exporter
         opened.detector.export(output, images, preprocessing=preprocessing)
     voice.say(f"written: {output}, for {'uint8 pixels' if preprocessing else 'inputs'} after: {prepared}")
     voice.summary({"output": str(output), "pixels": preprocessing, "bytes": output.stat().st_size})

@@ -12,6 +12,21 @@ from gramwatch.cli.common import Json, metadata_of, recorded_preprocessing
 if TYPE_CHECKING:
     from gramwatch.artifact import Saved
 
+NAMES = {
+    "network": "network",
+    "weights": "weights",
+    "fitted_on": "fitted on",
+    "calibrated_on": "calibrated on",
+    "level": "level",
+    "members": "members",
+    "preprocessing": "images",
+    "classes": "classes",
+    "file": "file",
+    "written_by": "written by",
+    "fingerprint": "fingerprint of the weights",
+}
+"""The facts of a guard on a page, and what they are called there."""
+
 
 def info(
     guard: Annotated[
@@ -56,6 +71,12 @@ def facts(saved: "Saved") -> dict[str, Any]:
         "calibrated_on": calibration.get("examples") if isinstance(calibration, dict) else None,
         "classes": metadata.get("classes"),
     }
+
+
+def named_facts(saved: "Saved") -> list[tuple[str, str]]:
+    """What a page says about a guard: names and texts."""
+    found = facts(saved)
+    return [(NAMES[name], shown(found[name])) for name in NAMES if found.get(name) is not None]
 
 
 def shown(value: Any) -> str:

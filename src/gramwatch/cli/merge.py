@@ -54,7 +54,7 @@ def merge(
     writable_file(output)
     place = chosen_device(device)
     built: dict[tuple[Any, ...], Model] = {}
-    first, *others = (opened_guard(guard, model, weights, place, built) for guard in guards)
+    first, *others = (opened_guard(guard, model, weights, place, built, calibrated=False) for guard in guards)
     images = None if calibrate is None else pictures(calibrate, "test")
     if images is not None:
         check_enough_images(images.count or 0, first.detector.level)

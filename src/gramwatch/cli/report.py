@@ -22,7 +22,7 @@ from gramwatch.cli.common import (
     default_workers,
     opened_guard,
 )
-from gramwatch.cli.info import facts, shown
+from gramwatch.cli.info import facts, named_facts
 from gramwatch.errors import DataError
 
 if TYPE_CHECKING:
@@ -34,20 +34,6 @@ if TYPE_CHECKING:
 
 IMAGES = 24
 """The number of the most suspicious images on a page."""
-NAMES = {
-    "network": "network",
-    "weights": "weights",
-    "fitted_on": "fitted on",
-    "calibrated_on": "calibrated on",
-    "level": "level",
-    "members": "members",
-    "preprocessing": "images",
-    "classes": "classes",
-    "file": "file",
-    "written_by": "written by",
-    "fingerprint": "fingerprint of the weights",
-}
-"""The facts of a guard on the page, and what they are called there."""
 
 
 def report(
@@ -201,9 +187,7 @@ def about_guard(saved: "Saved") -> "About":
     from gramwatch.report.page import About
     from gramwatch.threshold import range_of_rates, threshold
 
-    found = facts(saved)
-    told = [(NAMES[name], shown(found[name])) for name in NAMES if found.get(name) is not None]
-    level, scores = found["level"], _calibration_scores(saved)
+    told, level, scores = named_facts(saved), facts(saved)["level"], _calibration_scores(saved)
     if scores is None or not isinstance(level, float) or not 0 < level < 1:
         return About(told)
     whole = not (saved.header.get("settings") or {}).get("per_class")

@@ -16,7 +16,7 @@ from gramwatch.errors import InputError
 from gramwatch.measurement import AsMeasured, Calibration, Measurement, how_many_rank
 from gramwatch.observation import Needs, Observation
 from gramwatch.taps import Network
-from gramwatch.taps.running import InputsAdapter, LogitsAdapter
+from gramwatch.taps.running import InputsAdapter, LogitsAdapter, MaskAdapter
 
 _M = TypeVar("_M", bound="Method")
 NEEDS = ("features", "head", "channel_means")
@@ -64,6 +64,7 @@ class Method(Detector):
         level: the share of in-distribution inputs to keep; `1 - level` is the false-alarm rate.
         inputs: how a batch becomes the network's input, as for `Guard`.
         logits: where the logits are in the network's output, as for `Guard`.
+        mask: which places of an input are padding, as for `Guard`.
         features: the name of a tap. Its channel means are used as the penultimate features.
         taps: the taps whose channel means are used, by methods that look at channel means.
         most_examples: the most training examples to keep. Of more, a random sample is kept.
@@ -91,6 +92,7 @@ class Method(Detector):
         level: float = 0.95,
         inputs: InputsAdapter = None,
         logits: LogitsAdapter = None,
+        mask: MaskAdapter = None,
         features: str | None = None,
         taps: str | Iterable[str] = "all",
         most_examples: int = 50_000,
@@ -105,7 +107,7 @@ class Method(Detector):
         self.selection = taps if isinstance(taps, str) else list(taps)
         self.width_: Tensor | None = None  # of the features, after `fit`
         self.tuned_: Tensor | None = None  # true after `tune`, by methods that have it
-        super().__init__(model, level=level, inputs=inputs, logits=logits)
+        super().__init__(model, level=level, inputs=inputs, logits=logits, mask=mask)
 
     def _begin(self) -> None:
         self._sample: _Sample | None = None

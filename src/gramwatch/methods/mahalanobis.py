@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from gramwatch.artifact import FINITE, NOT_NEGATIVE, POSITIVE, Field
 from gramwatch.batches import Inputs
 from gramwatch.errors import InputError, NotFittedError, warn
-from gramwatch.explain import Pixels, Shares
+from gramwatch.explain import Shares
 from gramwatch.methods.base import Method, Record
 from gramwatch.methods.features import TINY
 from gramwatch.methods.perturb import (
@@ -29,8 +29,6 @@ from gramwatch.taps import Tap
 
 COPIED = 2**23
 """So many numbers of covariances are inverted at once."""
-OWN = 0.5
-"""Of a distance that is too large: the part that a map shares by the distances of single pixels."""
 STEPS = (0.0, 0.01, 0.005, 0.002, 0.0014, 0.001, 0.0005)
 """The steps that the authors choose from."""
 JOINS = ("equal", "normalised", "regression")
@@ -327,48 +325,22 @@ class ClassDistances(Method):
             examples=int(nearest.examples),
         )
 
-    def pixels_of(self, observation: Observation, rule: Any, amounts: Tensor) -> Pixels | None:
-        """How contributions are shared by pixels: see `by_distance`."""
-        means = [in_float64(each) for each in observation.channel_means]
+    def unusual_at(self, observation: Observation, tap: int, maps: Tensor) -> Tensor:
+        """How much further than the median pixel each pixel lies from the nearest class of its image.
 
-        def pixels(tap: int, maps: Tensor, _: Sequence[int]) -> Tensor:
-            return by_distance(*self._pixel_distances(tap, means[tap], maps), amounts[:, tap])
-
-        return pixels
-
-    def _pixel_distances(self, tap: int, means: Tensor, maps: Tensor) -> tuple[Tensor, Tensor]:
-        """What each pixel adds to the squared distance, and its own squared distance, `(N, pixels)` each.
-
-        The activations at a pixel, `a(x)`, have the mean `f`. Whitened, `w(x) = W^T (a(x) / |f| - mu)` has
-        the mean `d`. A pixel adds `w(x)^T d`: the mean of this over pixels is the squared distance. The
-        squared distance of the pixel by itself is `w(x)^T w(x)`.
+        The distance of a pixel is that of its activations, in place of the channel means.
         """
+        means = in_float64(observation.channel_means[tap])
         gaussian = self._fitted_on(means.device).gaussians[tap]
         length = (
             means.norm(dim=1, keepdim=True).clamp_min(TINY) if self.unit else torch.ones_like(means[:, :1])
         )
-        nearest, difference = gaussian.nearest(means / length)
-        white = (gaussian.whitening.T.to(maps) @ maps) / length.unsqueeze(2).to(maps)
-        white = white + (gaussian.shift - gaussian.points[nearest]).unsqueeze(2).to(maps)
-        return torch.bmm(difference.unsqueeze(1).to(maps), white).squeeze(1), white.square().sum(1)
-
-
-def by_distance(parts: Tensor, own: Tensor, amounts: Tensor) -> Tensor:
-    """Amounts `(N,)` of a distance that is too large, shared by pixels, `(N, pixels)`.
-
-    The part `OWN` is shared by how much further than the median pixel a pixel itself lies from the mean. The
-    rest is shared by what pixels add to the distance.
-    """
-    further = own - own.median(1, keepdim=True).values
-    return proportional(parts, (1 - OWN) * amounts) + proportional(further, OWN * amounts)
-
-
-def proportional(parts: Tensor, amounts: Tensor) -> Tensor:
-    """Amounts `(N,)` shared by pixels in proportion to their positive parts, `(N, pixels)`; else evenly."""
-    positive = parts.clamp_min(0)
-    total = positive.sum(1, keepdim=True)
-    even = torch.full_like(positive, 1 / parts.shape[1])
-    return amounts.unsqueeze(1).to(parts) * torch.where(total > 0, positive / total, even)
+        nearest, _ = gaussian.nearest(means / length)
+        white = gaussian.whitening.T.to(maps) @ maps  # as large as the maps: changed in place
+        white.div_(length.unsqueeze(2).to(maps))
+        white.add_((gaussian.shift - gaussian.points[nearest]).unsqueeze(2).to(maps))
+        distance = white.square_().sum(1)
+        return (distance - distance.median(1, keepdim=True).values).clamp_min(0)
 
 
 class _Nearest(NamedTuple):

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 from gramwatch import artifact
 from gramwatch.artifact import FINITE, Field
-from gramwatch.explain import Pixels, Shares
+from gramwatch.explain import Shares
 from gramwatch.measurement import Measurement
 from gramwatch.methods.base import Record
 from gramwatch.methods.features import TINY
-from gramwatch.methods.mahalanobis import ClassDistances, Gaussian, by_distance, in_float64, proportional
+from gramwatch.methods.mahalanobis import ClassDistances, Gaussian, in_float64
 from gramwatch.observation import Needs, Observation
 from gramwatch.statistics import check_count
 from gramwatch.taps.tap import Sample, Tap
@@ -273,37 +273,6 @@ class Profile(ClassDistances):
             high=torch.cat([distance.high, usual]),
             examples=distance.examples,
         )
-
-    def pixels_of(self, observation: Observation, rule: ProfileRule, amounts: Tensor) -> Pixels | None:
-        """How contributions are shared by pixels.
-
-        A distance or length that is too large is shared by pixels that add more than usual to it, one that is
-        too small by pixels that add less. Half of a distance that is too large is shared by the distances of
-        single pixels: see `by_distance`.
-        """
-        assert rule.mean_ is not None
-        measured = self.measured(observation)
-        shares = rule.shares(measured).clamp_min(0)
-        shares = shares / shares.unflatten(1, (-1, 2)).sum(2).clamp_min(TINY).repeat_interleave(2, 1)
-        shares = shares * amounts.repeat_interleave(2, 1)
-        too_large, usual = measured.values > rule.mean_, rule.mean_.exp()
-        expected = self._fitted_on(observation.logits.device).expected
-        means = [in_float64(each) for each in observation.channel_means]
-
-        def pixels(tap: int, maps: Tensor, _: Sequence[int]) -> Tensor:
-            distances, own = self._pixel_distances(tap, means[tap], maps)
-            lengths = torch.bmm(means[tap].to(maps).unsqueeze(1), maps).squeeze(1)
-            above = (distances - usual[2 * tap] * expected[tap], lengths - usual[2 * tap + 1])
-            placed = torch.zeros_like(distances)
-            for number, parts in enumerate(above, 2 * tap):
-                large, share = too_large[:, number], shares[:, number]
-                placed = placed + proportional(-parts, torch.where(large, 0, share))
-                share = torch.where(large, share, 0)
-                by_own = number == 2 * tap
-                placed = placed + (by_distance(parts, own, share) if by_own else proportional(parts, share))
-            return placed
-
-        return pixels
 
     def score(self, observation: Observation) -> Tensor:
         """The distance of each profile, `(N,)`. The detector must be calibrated."""

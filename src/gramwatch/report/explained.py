@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from gramwatch.detector import Detector
 from gramwatch.errors import InputError
@@ -15,7 +13,7 @@ from gramwatch.preprocessing import Preprocessing
 from gramwatch.readers import Images, Opener, Tally
 from gramwatch.report.page import Group, Reasons
 from gramwatch.report.scores import Scores, Truths
-from gramwatch.report.thumbnails import over, thumbnail
+from gramwatch.report.thumbnails import network_input, over, thumbnail
 
 MOST = 600
 """The most flagged images that are explained for groups and layers. More are drawn at random."""
@@ -68,18 +66,8 @@ class Explainer:
                 sentences[row] = explained.sentences(place)[1:]  # the verdict stands beside them
                 heat = None if explained.map is None else explained.map[place].cpu()
                 if heat is not None and heat.ndim == 2 and bool(heat.isfinite().all()):
-                    maps[row] = thumbnail(over(self._picture(inputs[place]), heat))
+                    maps[row] = thumbnail(over(network_input(inputs[place], self.preprocessing), heat))
         return sentences, maps
-
-    def _picture(self, inputs: Tensor) -> Any:
-        """The input of the network as an image: what the map belongs to."""
-        from PIL import Image
-
-        mean, std = (
-            torch.tensor(v)[:, None, None] for v in (self.preprocessing.mean, self.preprocessing.std)
-        )
-        pixels = (255 * (inputs.cpu() * std + mean)).round().clamp(0, 255).byte()
-        return Image.fromarray(pixels.permute(1, 2, 0).expand(-1, -1, 3).contiguous().numpy())
 
     def _batches(self, rows: Sequence[int], size: int) -> Any:
         """The rows of the readable images, and their inputs."""

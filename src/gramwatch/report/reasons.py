@@ -42,7 +42,8 @@ def _first(one: Any, part: Any) -> str:
     if len(one.parts) == 1:
         start = f"The score of {part.title} is {score:.3g}"
     elif share is None:
-        start = f"The largest part of its score, {total:.2g} of {score:.2g}, comes from {part.title}"
+        name = f"{part.title[0].upper()}{part.title[1:]}"
+        start = f"{name} adds most to the score of {score:.2g}: {total:.2g}"
     else:
         sees = f"Mostly {part.sees}: " if share > 50 and part.sees else ""
         start = f"{sees}{share:.0f} % of the score comes from {part.title}"
@@ -58,7 +59,13 @@ def _where(one: Any, part: Any) -> str:
         return ""
     names = [part.taps[i].name for i in largest]
     channels = one.channels(0, member=part.name, tap=names[0], most=None)
-    return f", most at {_joined(names)}{_which(one, channels, names)}"
+    shown = [_layer(name) for name in names]
+    return f", most at {_joined(shown)}{_which(one, channels, shown)}"
+
+
+def _layer(name: str) -> str:
+    """The name of a tap in a sentence. Modules of `nn.Sequential` have numbers for names."""
+    return f"layer {name}" if name[0].isdigit() else name
 
 
 def _which(one: Any, channels: Sequence[Any], names: Sequence[str]) -> str:
@@ -75,16 +82,24 @@ def _which(one: Any, channels: Sequence[Any], names: Sequence[str]) -> str:
     where = (
         f", where {word} {_joined(plain)}" if len(names) == 1 else f"; at {names[0]}, {word} {_joined(plain)}"
     )
-    examples = f"{channels[0].examples:,} training images"
+    thing = _thing(one)
+    examples = f"{channels[0].examples:,} training {thing}s"
     high = channels[0].direction == "too high"
     if not kind.startswith("order"):
         average = "average" if len(plain) > 1 else "averages"
         return f"{where} {average} {'higher' if high else 'lower'} than the mean of {examples}"
     pooled = channels[0].examples == 0
-    behind = "training image" if pooled else f"of the {examples} predicted {_class(one)}"
+    behind = f"training {thing}" if pooled else f"of the {examples} predicted {_class(one)}"
     act = "acts" if len(plain) == 1 else "act"
     how = "more strongly" if high else "less"
     return f"{where} {act} together with the others {how} than in any {behind}"
+
+
+def _thing(one: Any) -> str:
+    """What the inputs are called: sequences of whole numbers are texts."""
+    inputs = one.images
+    numbers = inputs is not None and inputs.ndim == 2 and not inputs.is_floating_point()
+    return "text" if numbers or one.mask is not None else "image"
 
 
 def _class(one: Any) -> str:
@@ -134,6 +149,33 @@ def html(explained: Any, most: int = 10) -> str:
         blocks.append(f"<p><b>{i}</b> {text}</p><table>{rows}{total}</table>")
     more = f"<p>{len(explained) - most} more</p>" if len(explained) > most else ""
     return "".join(blocks) + more
+
+
+LONGEST_BAR = 30
+"""The bar of the token that adds most, in letters."""
+
+
+def token_lines(tokens: Sequence[Any]) -> str:
+    """One line for each token: what it adds, a bar, and the token."""
+    most = max((token.contribution for token in tokens), default=0.0) or 1.0
+    lines = [
+        f"{token.contribution:8.3f} {'█' * round(LONGEST_BAR * token.contribution / most):{LONGEST_BAR}} "
+        f"{token.text}"
+        for token in tokens
+    ]
+    return "\n".join([f"{'adds':>8} {'':{LONGEST_BAR}} token", *lines])
+
+
+def token_html(tokens: Sequence[Any]) -> str:
+    """The tokens as a text. The more a token adds, the redder it is."""
+    most = max((token.contribution for token in tokens), default=0.0) or 1.0
+    red = ", ".join(str(int(OUTSIDE[start : start + 2], 16)) for start in (1, 3, 5))
+    spans = [
+        f"<span style='background: rgba({red}, {0.8 * token.contribution / most:.2f}); padding: 0 0.15em' "
+        f"title='{token.contribution:.3f}'>{escaping.escape(token.text)}</span>"
+        for token in tokens
+    ]
+    return f"<p>{' '.join(spans)}</p>"
 
 
 # --- the picture -------------------------------------------------------------------------------------

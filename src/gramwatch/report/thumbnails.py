@@ -5,9 +5,12 @@ import io
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from gramwatch.datasets import CATALOGUE, decoding
 from gramwatch.errors import DataError, GramwatchError
+from gramwatch.preprocessing import Preprocessing
 from gramwatch.readers import NamedSet
 
 SIDE = 192
@@ -63,6 +66,15 @@ def thumbnail(image: Any, side: int = SIDE) -> str:
     file = io.BytesIO()
     shown.convert("RGB").save(file, "WEBP", quality=80, method=4)
     return "data:image/webp;base64," + base64.b64encode(file.getvalue()).decode()
+
+
+def network_input(inputs: Tensor, preprocessing: Preprocessing) -> Any:
+    """The input of a network as a picture: what a map belongs to."""
+    from PIL import Image
+
+    mean, std = (torch.tensor(values)[:, None, None] for values in (preprocessing.mean, preprocessing.std))
+    pixels = (255 * (inputs.cpu() * std + mean)).round().clamp(0, 255).byte()
+    return Image.fromarray(pixels.permute(1, 2, 0).expand(-1, -1, 3).contiguous().numpy())
 
 
 def _size(width: int, height: int, scale: float) -> tuple[int, int]:

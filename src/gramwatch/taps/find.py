@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from gramwatch.batches import Inputs, mapped, on_device, repeated, tensors_in
 from gramwatch.errors import NoTapError, TapError, warn_once
-from gramwatch.taps.observe import Watch
+from gramwatch.taps.observe import Watch, ordinary
 from gramwatch.taps.operations import (
     KINDS,
     LAYOUTS,
@@ -94,7 +94,6 @@ class Look:
     def __init__(self, network: Network, inputs: Inputs) -> None:
         self.network, self._given = network, inputs
         self._model = unwrap(network.model)
-        self._all: Taps | None = None
         self.head_layer: tuple[Tensor, Tensor | None] | None = None
         """The weight `(classes, features)` and the bias of the head, after `head` has found it."""
 
@@ -132,13 +131,15 @@ class Look:
 
     def taps(self, select: str | Iterable[str] = "all") -> Taps:
         """The chosen taps."""
-        if self._all is None:
-            self._all = self._all_taps()
-        return _chosen(self._model, self._all, select, _HINT_PACKED * self._probe.packed)
+        return _chosen(self._model, self._every, select, _HINT_PACKED * self._probe.packed)
+
+    @functools.cached_property
+    def _every(self) -> Taps:
+        """All taps, including marked tensors. They are found at the first use."""
+        return self._all_taps()
 
     @outside_compilation
     def _all_taps(self) -> Taps:
-        """All taps, including marked tensors."""
         probe, model = self._probe, self._model
         with judging(model):
             sizes = _sizes(model, repeated(self._inputs, 3))
@@ -212,6 +213,50 @@ class Look:
             return None
         self.head_layer = weight, bias
         return layers[0]
+
+    def warn_of_padding(self, taps: Taps) -> None:
+        """Warn if padding counts in spite of a mask: at some of these taps, or in the network itself."""
+        mask = self.network.mask_of(self._given)
+        if mask is None:
+            return
+        sizes = {tap.call: tap.pixels for tap in self._every} if taps else {}  # for these inputs
+        apart = [tap.name for tap in taps if sizes.get(tap.call, 1) not in (1, mask.shape[1])]
+        if apart:
+            names = ", ".join(apart[:8]) + (f" and {len(apart) - 8} more" if len(apart) > 8 else "")
+            warn_once(
+                self._model,
+                f"padding counts at {len(apart)} tap(s) of {type(self._model).__name__}, which do not have "
+                f"one pixel for each place of the mask: {names}",
+            )
+        padded = (mask.any(1) & ~mask.all(1)).nonzero().flatten().tolist()
+        if padded and self._depends_on_padding(padded[0], mask):
+            warn_once(
+                self._model,
+                f"{type(self._model).__name__} itself returns other logits if an input is padded, so that "
+                "its verdict depends on its batch. Look at how the network pools places and numbers their "
+                "positions; pad on the other side, or give position_ids",
+            )
+
+    @outside_compilation
+    def _depends_on_padding(self, example: int, mask: Tensor) -> bool:
+        """Whether the logits of an example change if its padding is cut off."""
+
+        def alone(t: Tensor) -> Tensor:
+            return t[example : example + 1] if t.ndim and t.shape[0] == len(mask) else t
+
+        def cut(t: Tensor) -> Tensor:
+            return alone(t)[:, mask[example]] if t.shape[:2] == mask.shape else alone(t)
+
+        try:
+            with judging(self._model):
+                padded, without = (
+                    self.network.logits_of(call(self._model, ordinary(mapped(self._given, change))))
+                    for change in (alone, cut)
+                )
+        except (TypeError, RuntimeError, ValueError, IndexError):
+            return False  # the network takes inputs of one length only
+        rounding = torch.finfo(padded.dtype).eps ** 0.5 * padded.abs().amax().clamp_min(1.0)
+        return bool((padded - without).abs().amax() > rounding)
 
 
 _HINT_PACKED = (

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Literal, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,9 @@ _P = ParamSpec("_P")
 
 InputsAdapter = str | Callable[[Any], Any] | None
 LogitsAdapter = str | int | Callable[[Any], Tensor] | None
+MaskAdapter = str | Callable[[Any], Tensor] | Literal[False] | None
+MASK = "attention_mask"
+"""The argument of a network that usually says which places are padding: they are 0."""
 
 
 @dataclass(frozen=True)
@@ -44,30 +47,37 @@ class Network:
             gets the batches of a loader, and the argument of a detector's call.
         logits: a function from the network's output to the logits, or the key, attribute or position of the
             logits in that output.
+        mask: a function from the network's arguments to the mask of a batch, `(N, length)`, 0 or False at
+            padding, or the key of the mask among the arguments. None: `attention_mask`, if the network gets
+            one. False: padding counts.
 
     """
 
     model: nn.Module
     inputs: InputsAdapter = None
     logits: LogitsAdapter = None
+    mask: MaskAdapter = None
 
     @staticmethod
     def of(
-        model: "nn.Module | Network", inputs: InputsAdapter = None, logits: LogitsAdapter = None
+        model: "nn.Module | Network",
+        inputs: InputsAdapter = None,
+        logits: LogitsAdapter = None,
+        mask: MaskAdapter = None,
     ) -> "Network":
         """The `Network` of a model. If it is a `Network` already, the given adapters replace its own."""
         if isinstance(model, Network):
-            given = {"inputs": inputs, "logits": logits}
+            given = {"inputs": inputs, "logits": logits, "mask": mask}
             adapters = {name: value for name, value in given.items() if value is not None}
             return replace(model, **adapters) if adapters else model  # type: ignore[arg-type]
         if not isinstance(model, nn.Module):
             raise InputError(f"a detector watches a torch.nn.Module, not {kind_of(model)}")
-        return Network(model, inputs, logits)
+        return Network(model, inputs, logits, mask)
 
     @property
     def adapters(self) -> dict[str, Any]:
         """The adapters in the form of a file: keys and positions as they are, functions as `None`."""
-        given = {"inputs": self.inputs, "logits": self.logits}
+        given = {"inputs": self.inputs, "logits": self.logits, "mask": self.mask}
         return {
             name: None if callable(value) else value for name, value in given.items() if value is not None
         }
@@ -132,6 +142,33 @@ class Network:
         held = itertools.chain(self.model.parameters(), self.model.buffers())
         return next((t.dtype for t in held if t.is_floating_point()), torch.get_default_dtype())
 
+    def mask_of(self, inputs: Inputs) -> Tensor | None:
+        """Which places of the network's arguments are not padding, `(N, length)`. None without a mask."""
+        if self.mask is False:
+            return None
+        if self.mask is None:
+            found = inputs.get(MASK) if isinstance(inputs, Mapping) else None
+            if found is not None and not _is_mask(found, inputs):
+                warn_once(
+                    self.module,
+                    f"padding counts: {MASK} is no tensor of whole numbers of shape (examples, length), 0 at "
+                    "padding. Say where the padding is: mask=FUNCTION",
+                )
+                return None
+            return None if found is None else found != 0
+        if callable(self.mask):
+            found, where = self.mask(inputs), "mask=FUNCTION returned"
+        elif isinstance(inputs, Mapping) and self.mask in inputs:
+            found, where = inputs[self.mask], f"mask='{self.mask}' is"
+        else:
+            raise InputError(f"mask='{self.mask}' names an argument of the network, got {kind_of(inputs)}")
+        if not _is_mask(found, inputs):
+            raise InputError(
+                f"{where} {kind_of(found)}: a mask is a tensor of bool or whole numbers of shape (examples, "
+                "length), 0 at padding"
+            )
+        return found != 0
+
     def logits_of(self, output: Any) -> Tensor:
         """The logits in the network's output, `(N, classes)`."""
         logits = output if self.logits is None and isinstance(output, Tensor) else self._chosen(output)
@@ -194,6 +231,12 @@ class Network:
                 f"{'softmax' if softmax else 'sigmoid'}, or undo it: logits=torch.log"
                 f"{'' if softmax else 'it'}",
             )
+
+
+def _is_mask(value: Any, inputs: Inputs) -> bool:
+    """Whether a value can be the mask of a batch."""
+    shaped = isinstance(value, Tensor) and value.ndim == 2 and value.shape[0] == count_examples(inputs)
+    return shaped and not value.is_floating_point()
 
 
 def adapted(saved: Mapping[str, Any], network: Network) -> Network:

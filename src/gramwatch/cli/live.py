@@ -1,0 +1,85 @@
+"""`gramwatch live`: a page where a person gives an image and sees verdict, map and sentences."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gramwatch.cli.checks import about, chosen_device, existing_file, interruptible
+from gramwatch.cli.common import Device, Given, Mean, Quiet, Resize, Size, Std, Voice, Weights, opened_guard
+from gramwatch.cli.info import named_facts
+from gramwatch.cli.score import differences
+
+if TYPE_CHECKING:
+    from gramwatch.live import Examiner, Shown
+
+ABOUT = "The guard flags images that are unlike those of its fit."
+"""What the page says under the name of the network."""
+
+
+def live(
+    guard: Annotated[
+        Path | None, typer.Argument(help="A file that 'gramwatch fit' wrote.", show_default=False)
+    ] = None,
+    demo: Annotated[
+        bool, typer.Option("--demo", help="Without a guard: train a small network on digits, and guard it.")
+    ] = False,
+    model: Annotated[
+        str | None, typer.Option(help="The network, if the guard's file does not name it.")
+    ] = None,
+    weights: Annotated[Path | None, Weights] = None,
+    size: Annotated[int | None, Size] = None,
+    resize: Annotated[str | None, Resize] = None,
+    mean: Annotated[str | None, Mean] = None,
+    std: Annotated[str | None, Std] = None,
+    device: Annotated[str | None, Device] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port. 0: any that is free.")] = 8008,
+    quiet: Annotated[bool, Quiet] = False,
+) -> None:
+    """Open a page for trying a guard: drop, draw or photograph an image, see the verdict and why.
+
+    The page can be opened from this machine only. It needs no connection, and no image is kept. Ctrl-C ends
+    it.
+
+    Examples:
+    gramwatch live --demo
+
+    gramwatch live guard.safetensors --model timm:resnet18 --weights net.safetensors
+
+    """
+    from gramwatch.live import create_page, opened_port, run_page
+
+    voice = Voice(quiet)
+    given = Given.of(size, resize, mean, std)
+    if demo == (guard is not None):
+        raise typer.BadParameter("give the file of a guard, or --demo", param_hint="GUARD")
+    if guard is not None:
+        existing_file(guard, "GUARD")
+    with about("--port"):
+        opened = opened_port(port)
+    with opened, interruptible(lambda: "Nothing was kept."):
+        if guard is None:
+            from gramwatch.live.demo import demo_page
+
+            examiner, shown = demo_page(voice.say, progress=not quiet)
+        else:
+            examiner, shown = _page_of(guard, model, weights, given, chosen_device(device), voice)
+        examiner.warm_up()
+        app = create_page(examiner, shown)
+        run_page(app, opened, lambda url: voice.say(f"open {url} in a browser. Ctrl-C ends it"))
+
+
+def _page_of(
+    guard: Path, model: str | None, weights: Path | None, given: Given, device: str, voice: Voice
+) -> "tuple[Examiner, Shown]":
+    from gramwatch import artifact
+    from gramwatch.live import Examiner, Shown
+
+    opened = opened_guard(guard, model, weights, device)
+    preprocessing = given.applied(opened.recorded or opened.model.preprocessing, opened.model.name)
+    told = list(differences(opened, preprocessing))
+    for text in told:
+        voice.note(text)
+    examiner = Examiner(opened.detector, preprocessing, opened.classes or opened.model.classes)
+    about_it = " ".join([ABOUT, *(f"Note: {text}." for text in told)])
+    return examiner, Shown(opened.model.name, about_it, named_facts(artifact.read(guard)))
