@@ -272,10 +272,10 @@ def test_without_matplotlib_a_command_says_so_at_once(tmp_path: Path) -> None:
 def test_every_command_has_an_example_that_parses(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "400")
     shown = invoke(*words.split(), "--help").output
-    (example,) = [
-        line.strip() for line in shown.splitlines() if line.strip().startswith("Example: gramwatch ")
-    ]
-    given = example.removeprefix("Example: gramwatch ").split()
-    assert given[: len(words.split())] == words.split()
-    for option in (word for word in given if word.startswith("--")):
-        assert option in shown
+    lines = [line.strip().removeprefix("Example: ") for line in shown.splitlines()]
+    examples = [line.removeprefix("gramwatch ").split() for line in lines if line.startswith("gramwatch ")]
+    assert examples
+    for given in examples:
+        assert given[: len(words.split())] == words.split()
+        for option in (word for word in given if word.startswith("--")):
+            assert option in shown

@@ -149,7 +149,7 @@ def test_a_part_in_distribution_is_validated_by_its_own_split(
     weights = tmp_path / "net.pth"
     torch.save(networks.build("resnet20", 4).state_dict(), weights)
     noise = [each for each in ood_sets("cifar10") if each.name == "gaussian"]
-    monkeypatch.setattr("gramwatch.paper.table2.ood_sets", lambda name: noise)
+    monkeypatch.setattr("gramwatch.paper.experiment.ood_sets", lambda name: noise)
     given = experiment.Options(
         tmp_path / "out",
         network="resnet20",
@@ -170,7 +170,7 @@ def test_a_part_in_distribution_is_validated_by_its_own_split(
     measured = study.measure(experiment.methods_of(study, "gram"), noise)
     assert set(measured) == {study.inside_title, subject.VALIDATION, noise[0].title}
     assert len(measured[subject.VALIDATION]["Gram"]) == 40
-    monkeypatch.setattr("gramwatch.paper.guard_study.ood_sets", lambda name: noise)
+    monkeypatch.setattr("gramwatch.paper.experiment.ood_sets", lambda name: noise)
     members = "gram,profile,class_ratio,energy"
     joined = experiment.computed("guard_study", replace(given, methods=members))
     assert {each.ood for each in joined} == {noise[0].title}

@@ -29,7 +29,7 @@ def test_table2(options: experiment.Options) -> None:
 
 @pytest.mark.parametrize("tune", ["fgsm", "outliers"])
 def test_table2_tuned(options: experiment.Options, tune: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gramwatch.paper.table2.ood_sets", lambda name: NOISE[:1])
+    monkeypatch.setattr("gramwatch.paper.experiment.ood_sets", lambda name: NOISE[:1])
     options = replace(options, methods="odin,mahalanobis,gram", tune=tune, subset=100)
     lines = experiment.run("table2", options)
     assert {each.ours.examples for each in lines} == {80}
