@@ -66,6 +66,17 @@ def test_help_has_no_line_breaks_inside_paragraphs() -> None:
     assert len(COMMANDS) > 14
 
 
+def test_the_command_shows_warnings_as_notes(own, tmp_path) -> None:
+    some = next(path for path in own.train.iterdir() if path.is_dir())
+    words = ["fit", own.model, some, "--weights", own.weights, "--hold-out", 0, *PREPARED, *QUICK]
+    command = [sys.executable, "-m", "gramwatch", *words, "-o", tmp_path / "guard.safetensors"]
+    done = subprocess.run(
+        [str(word) for word in command], cwd=own.folder, capture_output=True, text=True, check=True
+    )
+    assert "note: 1 of 2 classes were predicted for fewer than 20 training examples" in done.stderr
+    assert "GramwatchWarning" not in done.stderr
+
+
 def test_quiet_silences_warnings_too(own, tmp_path) -> None:
     some = next(path for path in own.train.iterdir() if path.is_dir())
     words = ["fit", own.model, some, "--weights", own.weights, "--hold-out", 0, *PREPARED, *QUICK]

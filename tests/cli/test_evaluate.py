@@ -2,8 +2,6 @@
 
 import csv
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -37,23 +35,6 @@ def test_the_command_prints_tables_and_draws(tmp_path):
     assert "\nGuard " in result.output
     assert {path.name for path in tmp_path.iterdir()} == {"mlp.csv", "mlp.md", "mlp.png"}
     assert CliRunner().invoke(app, ["evaluate", "--methods", "magic"]).exit_code == 2
-
-
-def test_the_command_shows_warnings_as_notes(tmp_path):
-    arguments = [
-        "evaluate",
-        "--methods",
-        "relative_mahalanobis",
-        "--networks",
-        "mlp",
-        "--output",
-        str(tmp_path),
-    ]
-    result = subprocess.run(
-        [sys.executable, "-m", "gramwatch", *arguments], capture_output=True, text=True, check=True
-    )
-    assert "note: the covariance of 128 features" in result.stderr
-    assert "GramwatchWarning" not in result.stderr
 
 
 def test_a_guard_is_evaluated_on_folders_as_in_python(own, tmp_path):
