@@ -52,8 +52,8 @@ def read(x, axis, sample=WHOLE, orders=ORDERS, with_means=True):
     scratch = reading(x, out, means if with_means else None, None)
     found = out.clone(), means.clone()
     out.fill_(7), means.fill_(7)
-    scratch.fill_(torch.nan)
-    assert reading(x, out, means if with_means else None, scratch) is scratch  # what it held does not matter
+    scratch = scratch if scratch is None else scratch.fill_(torch.nan)  # what it held does not matter
+    assert reading(x, out, means if with_means else None, scratch) is scratch
     torch.testing.assert_close((out, means), found, rtol=0, atol=0, equal_nan=True)
     assert (wide[:, :3] == 7).all()
     assert (wide[:, -2:] == 7).all()
@@ -82,7 +82,7 @@ def test_agrees_with_the_paper_over_eight_decades(dtype, layout, sample):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("layout", ["channels last", "tokens"])
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("sample", [WHOLE, Sample(None, 32), Sample(500, 48)])
 def test_means_alone(dtype, layout, sample):
     x, axis = laid(mixed_map(3, 70, 40, 37, 0.3, seed=2).to(dtype), layout)
@@ -93,7 +93,7 @@ def test_means_alone(dtype, layout, sample):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("layout", ["channels last", "tokens"])
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(
     ("sample", "averaged"),
     [(Sample(20, 32), WHOLE), (Sample(20, 32), Sample(40, 48)), (WHOLE, Sample(9)), (Sample(9), Sample(9))],
@@ -166,5 +166,19 @@ def test_tensors_without_such_a_kernel_are_left_to_the_others():
     assert read(maps.flatten(1), 1) is None
     assert read(maps.reshape(2, 4, 4, 4, 4), 1) is None
     assert read(torch.rand(2, 1, 40, 40, device=DEVICE), 1) is None
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("shape", [(40, 3, 3), (128, 14, 14), (70, 16, 20), (300, 9, 11), (33, 30, 31)])
+def test_parts_that_a_program_holds_and_parts_that_it_does_not(shape, layout):
+    """Whatever fits into registers is read once. What does not fit is read in tiles."""
+    x, axis = laid(mixed_map(2, *shape, 0.3, seed=4), layout)
+    averaged = Sample(50, 32)
     kernels = importlib.import_module("gramwatch.kernels.cuda")
-    assert kernels.prepared(maps, 1, Sample(9), ORDERS, 16, WHOLE) is None  # means of channels that are apart
+    out = torch.full((2, len(ORDERS), shape[0]), 7.0, device=DEVICE)
+    means = torch.full((2, averaged.count(shape[0])), 7.0, device=DEVICE)
+    scratch = kernels.prepared(x, axis, WHOLE, ORDERS, out.stride(0), averaged)(x, out, means, None)
+    fits = shape[0] <= 128 and shape[1] * shape[2] <= 256
+    assert (scratch is None) == (fits and layout != "channels first")
+    assert_as_exact_as_promised(out.cpu(), chosen(x, axis, WHOLE), ORDERS, "row_sums")
+    assert_means(means.cpu(), chosen(x, axis, averaged))

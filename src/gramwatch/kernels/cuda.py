@@ -50,25 +50,24 @@ def prepared(
     It writes `row_sums` of `sample` and the channel means of `averaged`. The tensor is read as it lies.
     `stride_out` is the distance from the statistics of one example to those of the next. Without orders, it
     writes the means alone. None if there is no such kernel: for many pixels, for more than two axes of
-    pixels, for orders other than `programs.DOUBLED`, for float64; for means if the channels are not dense,
-    unless they are of the same part.
+    pixels, for orders other than `programs.DOUBLED`, for float64.
     """
     form = (x.shape, x.stride(), channel_axis, sample, x.dtype, orders, stride_out, averaged)
     return _reading(*form, x.data_ptr() % 16 == 0, x.get_device())
 
 
 class Reading:
-    """The kernel that reads a tensor of one form.
+    """The kernels that read a tensor of one form.
 
     Args:
-        launch: the kernel and its arguments.
-        room: how many numbers it needs for sums. 0: it writes means alone.
+        statistics: the kernel that writes statistics, and perhaps means, with its arguments.
+        means: the kernel that writes means alone.
         device: the index of the device. Negative: a CPU tensor, in the interpreter.
 
     """
 
-    def __init__(self, launch: "_Launch", room: int, device: int) -> None:
-        self._launch, self._room, self._device = launch, room, device
+    def __init__(self, statistics: "_Launch | None", means: "_Launch | None", device: int) -> None:
+        self._statistics, self._means, self._device = statistics, means, device
 
     def __call__(
         self, x: Tensor, out: Tensor | None, means: Tensor | None, scratch: Tensor | None
@@ -85,13 +84,16 @@ class Reading:
     def _run(
         self, x: Tensor, out: Tensor | None, means: Tensor | None, scratch: Tensor | None
     ) -> Tensor | None:
-        if out is None:
+        if self._means is not None:
             assert means is not None
-            self._launch(x, means)
-            return scratch
-        if scratch is None or scratch.shape[0] < self._room or scratch.get_device() != self._device:
-            scratch = torch.empty(self._room, dtype=torch.float32, device=x.device)
-        self._launch(x, scratch, out, scratch if means is None else means)
+            self._means(x, means)
+        if self._statistics is not None:
+            assert out is not None
+            room = self._statistics.room
+            if room and (scratch is None or len(scratch) < room or scratch.get_device() != self._device):
+                scratch = torch.empty(room, dtype=torch.float32, device=x.device)
+            sums = scratch if room and scratch is not None else out
+            self._statistics(x, sums, out, out if means is None else means)
         return scratch
 
 
@@ -112,32 +114,41 @@ def _reading(
     if not 1 <= len(axes) <= 2 or not set(orders) <= set(programs.DOUBLED) or dtype == torch.float64:
         return None
     examples, along = shape[0], strides[channel_axis]
+    averaged_part = _part(shape, strides, axes, channel_axis, averaged or sample)
+    dense = along == 1 or shape[channel_axis] == 1
     same = averaged is not None and averaged.of(shape, channel_axis) == sample.of(shape, channel_axis)
     apart = averaged is not None and not (orders and same)
-    if apart and along != 1 and shape[channel_axis] > 1:  # PyTorch's mean is as fast
-        return None
-    means = _part(shape, strides, axes, channel_axis, averaged or sample)
+    means = None
+    if apart and not (dense and orders):
+        # Threads side by side read channels, or pixels if these lie closer together.
+        by_pixel = along > min(strides[axis] for axis in axes)
+        columns, rows, warps = means_alone(averaged_part[0], averaged_part[1], by_pixel)
+        grid = (examples, triton.cdiv(averaged_part[0], columns))
+        rest: tuple[Any, ...] = (strides[0], along, *averaged_part, columns, rows, int(by_pixel))
+        means = _Launch(programs.read_means, grid, rest, warps, 0)
     if not orders:
-        columns, rows, warps = means_alone(*means[:2])
-        grid = (examples, triton.cdiv(means[0], columns))
-        rest = (strides[0], along, *means, columns, rows)
-        return Reading(_Launch(programs.read_means, grid, rest, warps, 0), 0, device)
+        return Reading(None, means, device)
     part = _part(shape, strides, axes, channel_axis, sample)
     channels, pixels = part[:2]
     if pixels > MOST_READ:
         return None
     positions = tuple(orders.index(order) if order in orders else -1 for order in programs.DOUBLED)
-    room = examples * (1 + len(positions)) * pixels
-    columns, across, together = sums(channels, pixels)
-    mean_columns, mean_rows = means_beside(*means[:2])
-    arguments: tuple[Any, ...] = (
-        *(strides[0], along, stride_out, *part, *means),
-        *(positions, 2 if apart else int(same)),
-        *(columns, across, columns >= channels),
-        *(together, triton.next_power_of_2(pixels)),
+    all_columns, all_rows = (triton.next_power_of_2(size) for size in (channels, pixels))
+    whole = all_columns * all_rows <= MOST_HELD and dense
+    warps = 16 if not whole else 8 if all_columns * all_rows > MOST_HELD // 4 else 4
+    columns = min(256, all_columns)
+    beside = apart and means is None
+    mean_columns, mean_rows = means_beside(averaged_part[0], averaged_part[1], warps)
+    rest = (
+        *(strides[0], along, stride_out, *part, *averaged_part),
+        *(positions, 2 if beside else int(same), whole),
+        *(columns, min(TILE // columns, all_rows)),
+        *(all_columns if whole else min(max(8, TILE // all_rows), all_columns), all_rows),
         *(mean_columns, mean_rows),
     )
-    return Reading(_Launch(programs.read_example, (examples, 1), arguments, WARPS, room), room, device)
+    room = 0 if whole else examples * (1 + len(positions)) * pixels
+    grid = (examples, 1 + (triton.cdiv(averaged_part[0], mean_columns) if beside else 0))
+    return Reading(_Launch(programs.read_example, grid, rest, warps, room), means, device)
 
 
 def _part(
@@ -155,29 +166,29 @@ def _part(
     return channels, height * width, width, start, down, right, chosen.step * TOGETHER
 
 
-WARPS = 16
-"""The warps of a program that reads a whole example."""
-HELD = 8192
-"""The numbers of an example that a program holds at once."""
+MOST_HELD = 32768
+"""The most numbers of an example that one program holds in registers. It then reads them once.
+
+Only if channels are dense: otherwise a thread would hold an address for every number."""
+TILE = 8192
+"""The numbers that a program holds if it cannot hold all of them."""
 
 
-def sums(channels: int, pixels: int) -> tuple[int, int, int]:
-    """The tiles of `read_example`: channels and pixels to sum over channels, channels to sum over pixels."""
-    columns, rows = (triton.next_power_of_2(size) for size in (channels, pixels))
-    across = min(256, columns)
-    return across, min(max(1, HELD // across), rows), min(max(8, HELD // rows), columns)
-
-
-def means_beside(channels: int, pixels: int) -> tuple[int, int]:
+def means_beside(channels: int, pixels: int, warps: int) -> tuple[int, int]:
     """The channels and the pixels of a tile of `read_example`, for the means of another part."""
     columns = min(256, triton.next_power_of_2(channels))
-    return columns, min(2 * HELD // columns, triton.next_power_of_2(pixels))
+    return columns, min(2048 * warps // columns, triton.next_power_of_2(pixels))
 
 
-def means_alone(channels: int, pixels: int) -> tuple[int, int, int]:
+def means_alone(channels: int, pixels: int, by_pixel: bool) -> tuple[int, int, int]:
     """The channels and the pixels of a tile of `read_means`, and its warps."""
-    columns = min(32, triton.next_power_of_2(channels))
-    rows = min(8192 // columns, triton.next_power_of_2(pixels))
+    columns, rows = triton.next_power_of_2(channels), triton.next_power_of_2(pixels)
+    if by_pixel:
+        rows = min(rows, 1024)
+        columns = min(max(1, 2048 // rows), columns)
+    else:
+        columns = min(32, columns)
+        rows = min(TILE // columns, rows)
     return columns, rows, max(1, columns * rows // 1024)
 
 
