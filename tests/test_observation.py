@@ -224,11 +224,26 @@ def read_both_ways(net: nn.Module) -> tuple[Plan, Observation, Observation]:
 def test_modules_are_watched_if_they_make_all_calls():
     net = Modules().eval()
     plan, by_modules, by_calls = read_both_ways(net)
-    assert plan._makers == (net.conv1, net.relu, net.conv2, net.relu, net.head)
+    assert plan._makers == ((0, net.conv1), (1, net.relu), (2, net.conv2), (3, net.relu))  # not the head
     assert [tap.name for tap in plan.taps] == ["conv1", "relu", "conv2", "relu#2"]
     for one, other in zip(by_modules.channel_means, by_calls.channel_means, strict=True):
         assert torch.equal(one, other)
     assert not any(module._forward_hooks for module in net.modules())
+
+
+def test_modules_that_make_no_tap_have_no_hook():
+    net, x = Modules().eval(), torch.randn(5, 1, 8, 8)
+    everything = planned(net, Needs(means="all"), x)(x)[0].channel_means
+    hooked = []
+    net.register_forward_pre_hook(
+        lambda *_: hooked.append([name for name, module in net.named_modules() if module._forward_hooks])
+    )
+    plan = planned(net, Needs(means=("relu#2",)), x)
+    hooked.clear()
+    (last,) = plan(x)[0].channel_means
+    assert plan._makers == ((1, net.relu), (3, net.relu))  # it is called twice, and the second time counts
+    assert hooked == [["relu"]]
+    assert torch.equal(last, everything[3])
 
 
 def test_all_calls_are_watched_if_a_function_makes_one():

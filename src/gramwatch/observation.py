@@ -14,7 +14,7 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from gramwatch import kernels
 from gramwatch.batches import (
@@ -32,7 +32,7 @@ from gramwatch.errors import InputError, TapError
 from gramwatch.replay import Nest, Replay
 from gramwatch.statistics import distinct_orders
 from gramwatch.taps import Look, Network, Tap, Taps, judging, unwrap
-from gramwatch.taps.observe import OtherCallsError, observe_apart, ordinary, run_watched
+from gramwatch.taps.observe import Makers, OtherCallsError, observe_apart, ordinary, run_watched
 from gramwatch.taps.padding import Real, real_means
 from gramwatch.taps.running import is_compiled, warn_uncompiled, wrappers
 from gramwatch.taps.tap import WHOLE, Chosen, Sample
@@ -326,12 +326,15 @@ class Plan:
         """Whether a detector needs the input of the linear layer that makes the logits."""
         return any(need.features and not need.features_at for need in self.needs)
 
-    def _makers_of(self, look: Look) -> tuple[nn.Module, ...]:
+    def _makers_of(self, look: Look) -> Makers:
         """The modules to watch in place of all calls. Empty if they do not show all that is needed."""
         makers = look.makers if self._head_call is None and self.taps else ()
         if not makers or look.operations != self.taps.operations:
             return ()
-        return () if any(map(is_compiled, self.network.model.modules())) else makers
+        if any(map(is_compiled, self.network.model.modules())):
+            return ()
+        watched = {makers[tap.call] for tap in self.taps}
+        return tuple((call, maker) for call, maker in enumerate(makers) if maker in watched)
 
     def _check_head(self) -> None:
         if self._needs_head and self._head_call is None:

@@ -232,7 +232,9 @@ class Profile(ClassDistances):
             self._together = cached = _Together.of(gaussians)
         by_tap = cached.padded(taps)
         length = torch.linalg.vector_norm(by_tap, dim=2, keepdim=True)
-        white = torch.baddbmm(cached.shift, by_tap / length.clamp_min(TINY), cached.whitening)
+        # A product of float64 numbers takes a GPU less time than a quotient.
+        unit = by_tap * length.clamp_min(TINY).reciprocal()
+        white = torch.baddbmm(cached.shift, unit, cached.whitening)
         distance = torch.linalg.vector_norm(white, dim=2).square() / expected.unsqueeze(1)
         return torch.stack([distance, length.squeeze(2).square()], 1).flatten(0, 1).T
 

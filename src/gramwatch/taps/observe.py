@@ -70,13 +70,13 @@ def observe_apart(
     repeat: Callable[[int, int], bool | None] | None = None,
     head: "tuple[int | None, Callable[[Tensor, Tensor, Tensor | None], None]] | None" = None,
     gradients: bool = False,
-    makers: Sequence[nn.Module] = (),
+    makers: "Makers" = (),
 ) -> Tensor:
     """`observe` that hands over tensors as `Tap.examples_apart` returns them.
 
     It calls `receive(number, tensor, channel_axis)`. All axes but the first and that one are pixels. If
-    `makers` are given, the modules that make the watched calls, then those modules are watched instead of all
-    calls, which takes less time: see `run_by_modules`.
+    `makers` are given, those modules are watched instead of all calls, which takes less time: see
+    `run_by_modules`.
     """
     # If the caller is compiled, torch.compile must not compile this.
     run = torch.compiler.disable(_run) if "torch._dynamo" in sys.modules else _run
@@ -92,7 +92,7 @@ def _run(
     repeat: Callable[[int, int], bool | None] | None,
     head: "tuple[int | None, Callable[[Tensor, Tensor, Tensor | None], None] | None]",
     gradients: bool,
-    makers: Sequence[nn.Module],
+    makers: "Makers",
 ) -> Tensor:
     network = model if isinstance(model, Network) else Network.of(model)
     if network is not model and any(map(is_compiled, network.model.modules())):
@@ -137,6 +137,12 @@ def run_watched(
     return output
 
 
+Makers = Sequence[tuple[int, nn.Module]]
+"""The modules that make the tapped tensors, each with the position of its call among the watched calls.
+
+A module that is called several times occurs with all its calls, tapped or not."""
+
+
 class OtherCallsError(Exception):
     """The modules of a network were not called in the expected order."""
 
@@ -150,29 +156,29 @@ def run_by_modules(
     inputs: Inputs,
     taps: Taps,
     receive: Callable[[int, Tensor], None],
-    makers: Sequence[nn.Module],
+    makers: Makers,
 ) -> Any:
     """`run_watched` for a network whose every watched call is the result of a module of its own.
 
-    `makers` has the module of every watched call, in order. They get hooks for the time of this pass, before
-    the hooks of others. All other calls take no more time than usual. It raises `OtherCallsError` if the
-    modules are called in another order.
+    The makers get hooks for the time of this pass, before the hooks of others. All other calls take no more
+    time than usual, and are not checked. It raises `OtherCallsError` if the makers are called in another
+    order.
     """
     owner, key, numbers = threading.get_ident(), next(_keys), taps.numbers
-    calls = 0
+    done = 0
 
     def hook(maker: nn.Module, args: Any, result: Any) -> None:
-        nonlocal calls
+        nonlocal done
         if threading.get_ident() != owner:
             return
-        if calls >= len(makers) or makers[calls] is not maker:
+        if done >= len(makers) or makers[done][1] is not maker:
             raise OtherCallsError
-        number = numbers.get(calls)
-        calls += 1
+        number = numbers.get(makers[done][0])
+        done += 1
         if number is not None:
             receive(number, made_by(result))
 
-    hooked = [maker._forward_hooks for maker in dict.fromkeys(makers)]
+    hooked = [maker._forward_hooks for maker in dict.fromkeys(maker for _, maker in makers)]
     try:
         # `register_forward_hook` does the same, but takes long for many modules.
         for hooks in hooked:
@@ -183,7 +189,7 @@ def run_by_modules(
     finally:
         for hooks in hooked:
             hooks.pop(key, None)
-    if calls != len(makers):
+    if done != len(makers):
         raise OtherCallsError
     return output
 

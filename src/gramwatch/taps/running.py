@@ -359,7 +359,7 @@ def judging(model: nn.Module, compiled: bool = False) -> Iterator[None]:
     with torch.inference_mode(False), torch.no_grad():
         with _lock:
             threads, flags = _judged.get(model, (0, []))
-            if threads == 0 and any(module.training for module in model.modules()):
+            if threads == 0 and _any_training(model):
                 flags = [(module, module.training) for module in model.modules()]
                 model.eval()
                 for module, _ in flags:
@@ -378,6 +378,16 @@ def judging(model: nn.Module, compiled: bool = False) -> Iterator[None]:
                     _judged[model] = (threads - 1, flags)
                 elif flags:
                     _restore(flags)
+
+
+def _any_training(model: nn.Module) -> bool:
+    """Whether a module is in training mode. `model.modules()` takes several times as long."""
+    waiting = [model]
+    for module in waiting:
+        if module.training:
+            return True
+        waiting += [child for child in module._modules.values() if child is not None]
+    return False
 
 
 def _restore(flags: list[tuple[nn.Module, bool]]) -> None:
