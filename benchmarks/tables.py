@@ -29,7 +29,7 @@ def where(result: dict[str, Any]) -> str:
         parts.append(f"{result['threads']} threads")
     parts += [f"{name} {result[name]}" for name in ("torch", "gramwatch") if name in result]
     parts += [result["date"]] if "date" in result else []
-    return ", ".join([*parts, *(["earlier code"] if result.get("code") == "earlier" else [])])
+    return ", ".join(parts)
 
 
 def ratio(value: dict[str, float]) -> str:
@@ -133,14 +133,11 @@ WAYS = {
 }
 
 
-def _on(result: dict[str, Any]) -> str:
-    """The device of a result; and whether it was measured with earlier code."""
-    device: str = result["device_name"].removeprefix("NVIDIA ")
-    return f"{device}, earlier code" if result.get("code") == "earlier" else device
-
-
 def ways_table(results: list[dict[str, Any]]) -> str:
-    """What a guard costs over the plain pass in the ways people run networks: medians, all devices."""
+    """What a guard costs over the plain pass in the ways people run networks: medians, way by way.
+
+    The time by the clock has its quartiles beside it: it depends on the host.
+    """
     columns = {
         "guard": "Guard",
         "recorded": "pass recorded",
@@ -151,7 +148,11 @@ def ways_table(results: list[dict[str, Any]]) -> str:
         "fit_further": "fit: a further batch",
         "fit_further_recorded": "fit: a further batch, pass recorded",
     }
-    rows = [(_on(result), row) for result in results for row in result["rows"]]
+    rows = [
+        (result["device_name"].removeprefix("NVIDIA "), row)
+        for result in results
+        for row in sorted(result["rows"], key=lambda row: list(WAYS).index(row["way"]))
+    ]
     names = [name for name in columns if any(name in row for _, row in rows)]
     head = ["network", "run as", "on", "plain pass, ms", *(columns[name] for name in names)]
     lines = [f"| {' | '.join(head)} |", "| --- | --- | --- |" + " ---: |" * (len(head) - 3)]
@@ -160,6 +161,9 @@ def ways_table(results: list[dict[str, Any]]) -> str:
         cells.append(f"{1e3 * row['plain_seconds']['median']:.1f}")
         for name in names:
             value = row.get(name, "")
+            if name == "guard" and value:
+                cells.append(ratio(value))
+                continue
             cells.append(
                 f"{value['median'] if isinstance(value, dict) else value:.2f}" if name in row else ""
             )
