@@ -44,7 +44,7 @@ def test_the_results_are_what_is_promised(result):
     assert any(0 in row["examples"] for row in rows)
     assert result["killed"]["seconds"] < 30
     assert all(f"rank {result['killed']['unlucky']} ended" in text for text in result["killed"]["said"])
-    assert result["speed"]["cpu_speed_up"] >= 1.7
+    assert min(result["speed"][name] for name in ("best", "cpu_speed_up")) >= 1.7
 
 
 def test_the_page_has_the_constants_of_the_code(result):
