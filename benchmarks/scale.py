@@ -11,6 +11,7 @@ import argparse
 import json
 import math
 import os
+import resource
 import signal
 import statistics
 import subprocess
@@ -125,20 +126,47 @@ def exactness() -> list[dict[str, Any]]:
 # --- speed-up, failures, memory ----------------------------------------------------------------------
 
 
-def speed(rounds: int, name: str = "WRN-40-2", count: int = 1_024, batch: int = 64) -> dict[str, Any]:
+QUIET = 0.1
+"""Cores that other programs may use before a run of the speed-up begins."""
+
+
+def busy_seconds() -> float:
+    """CPU seconds that all programs of this machine have used since it started."""
+    user, nice, system, _, _, *interrupts = (
+        int(field) for field in Path("/proc/stat").read_text().split("\n")[0].split()[1:8]
+    )
+    return (user + nice + system + sum(interrupts)) / os.sysconf("SC_CLK_TCK")
+
+
+def wait_until_quiet(patience: float) -> None:
+    """Wait until other programs use few cores, at most so many seconds."""
+    until = time.monotonic() + patience
+    while time.monotonic() < until:
+        before = busy_seconds()
+        time.sleep(2)
+        if busy_seconds() - before <= 2 * QUIET:
+            return
+
+
+def speed(
+    rounds: int, patience: float = 0, name: str = "WRN-40-2", count: int = 1_024, batch: int = 64
+) -> dict[str, Any]:
     """One process and two, of one thread each, in turns."""
     seconds: dict[int, list[float]] = {1: [], 2: []}
     cpu: dict[int, list[float]] = {1: [], 2: []}
-    loads = []
+    others = []
     for turn in range(rounds):
         for ranks in (1, 2) if turn % 2 == 0 else (2, 1):
-            loads.append(os.getloadavg()[0])
+            wait_until_quiet(patience)
+            busy, own, start = busy_seconds(), _of_children(), time.monotonic()
             with tempfile.TemporaryDirectory() as folder:
                 torchrun(ranks, "speed", folder, name, count, batch)
                 seconds[ranks].append(max(each["seconds"] for each in read(Path(folder))))
                 cpu[ranks].append(max(each["cpu"] for each in read(Path(folder))))
+            foreign = busy_seconds() - busy - (_of_children() - own)
+            others.append(max(0.0, foreign / (time.monotonic() - start)))
             took = f"{seconds[ranks][-1]:.2f} s, {cpu[ranks][-1]:.2f} s of the busiest process"
-            print(f"{ranks} process(es): {took}, load before {loads[-1]:.1f}", flush=True)
+            print(f"{ranks} process(es): {took}, other programs used {others[-1]:.2f} cores", flush=True)
     pairs = [one / two for one, two in zip(seconds[1], seconds[2], strict=True)]
     return {
         "network": name,
@@ -151,8 +179,14 @@ def speed(rounds: int, name: str = "WRN-40-2", count: int = 1_024, batch: int = 
         "least": min(pairs),
         "most": max(pairs),
         "best": min(seconds[1]) / min(seconds[2]),
-        "load_before": loads,
+        "others": others,
     }
+
+
+def _of_children() -> float:
+    """CPU seconds of the processes that were started here and have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def killed(ranks: int = 3, unlucky: int = 1) -> dict[str, Any]:
@@ -333,7 +367,7 @@ def size(count: float) -> str:
 
 def speed_text(found: dict[str, Any]) -> str:
     one, two = (min(found["seconds"][key]) for key in ("1", "2"))
-    loads = found["load_before"]
+    others = found["others"]
     return (
         f"| {found['network']}, {found['images']:,} images | seconds, best of {len(found['seconds']['1'])} "
         "| images/s |\n| --- | ---: | ---: |\n"
@@ -341,8 +375,7 @@ def speed_text(found: dict[str, Any]) -> str:
         f"| two processes | {two:.1f} | {found['images'] / two:.0f} |\n\n"
         f"The speed-up is {found['best']:.2f} by the best times. In neighbouring runs it is "
         f"{found['least']:.2f} to {found['most']:.2f}, in the median {found['speed_up']:.2f}. Other programs "
-        f"ran on the machine: its load average before a run was {min(loads):.1f} to {max(loads):.1f} on two "
-        "cores."
+        f"used {min(others):.2f} to {max(others):.2f} of the two cores meanwhile."
     )
 
 
@@ -428,6 +461,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("parts", nargs="*", help="the parts to measure (default: all)")
     parser.add_argument("--rounds", type=int, default=5, help="of the speed-up")
+    parser.add_argument("--patience", type=float, default=60, help="seconds to wait for a quiet machine")
     parser.add_argument("--output", type=Path, default=DOCS / "data" / "scale.json")
     args = parser.parse_args()
     result: dict[str, Any] = {"kind": "scale"}
@@ -435,7 +469,7 @@ def main() -> None:
         result = json.loads(args.output.read_text(encoding="utf-8"))
     result |= machine(torch.device("cpu"))
     for part in args.parts or [*parts, "speed"]:
-        result[part] = speed(args.rounds) if part == "speed" else parts[part]()
+        result[part] = speed(args.rounds, args.patience) if part == "speed" else parts[part]()
         save(args.output, result)
     result = json.loads(args.output.read_text(encoding="utf-8"))
     page = DOCS / "scale.md"

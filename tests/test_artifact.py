@@ -2,10 +2,12 @@
 
 import json
 import math
+import multiprocessing
 import os
 import platform
 import re
 import runpy
+import signal
 import stat
 import struct
 import subprocess
@@ -1052,12 +1054,37 @@ def test_what_killed_writers_left_is_removed_and_nothing_else(detector: GramDete
     others = artifact._beside(tmp_path / "other.safetensors")
     others = others.with_name(others.name.replace(f"-{os.getpid()}-", f"-{gone.pid}-"))
     mine_of_before = tmp_path / ".gramwatch-notes"
-    for path in (mine, dead, elsewhere, old, others, mine_of_before):
+    dead_folder = dead.with_name(f"{dead.name}0")
+    dead_folder.mkdir()
+    for path in (mine, dead, elsewhere, old, others, mine_of_before, dead_folder / "file"):
         path.write_bytes(b"half of a file")
     os.utime(old, (0, 0))
     detector.save(target)
     kept = [mine, elsewhere, others, mine_of_before, target]
     assert names_in(tmp_path) == sorted(path.name for path in kept)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="SIGKILL")
+def test_temporary_files_of_safetensors_do_not_outlive_a_killed_writer(
+    detector: GramDetector, good: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """safetensors 0.8 writes to a file `.tmp...` beside the one that it was given, and renames it."""
+    path = damaged(tmp_path, good)
+
+    def killed_while_writing(_: object, beside: Path, metadata: dict[str, str]) -> None:
+        (beside.parent / ".tmpAbCdEf").write_bytes(b"half of a file")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(artifact, "save_file", killed_while_writing)
+        child = multiprocessing.get_context("fork").Process(target=detector.save, args=(path,))
+        child.start()
+        child.join()
+    assert child.exitcode == -signal.SIGKILL
+    assert len(names_in(tmp_path)) == 2
+    assert path.read_bytes() == good
+    detector.save(path)
+    assert names_in(tmp_path) == [path.name]
 
 
 def test_a_link_stays_and_what_it_points_to_is_replaced(detector: GramDetector, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """docs/scale.md: its figures are those of docs/data/scale.json, which hold what is promised."""
 
 import json
+import time
 
 import pytest
 import torch
@@ -43,7 +44,7 @@ def test_the_results_are_what_is_promised(result):
     assert any(0 in row["examples"] for row in rows)
     assert result["killed"]["seconds"] < 30
     assert all(f"rank {result['killed']['unlucky']} ended" in text for text in result["killed"]["said"])
-    assert result["speed"]["cpu_speed_up"] >= 1.7
+    assert min(result["speed"][name] for name in ("best", "cpu_speed_up")) >= 1.7
 
 
 def test_the_page_has_the_constants_of_the_code(result):
@@ -72,6 +73,24 @@ def test_the_size_of_a_state_is_computed_for_any_number_of_classes(storage):
     classes = len(guard.members["gram"].class_counts_)
     assert full  # else the whitening is smaller than computed
     assert scale.state_bytes(guard, classes, half=storage == "float16") == actual
+
+
+def test_the_large_sets_are_those_of_the_default(result):
+    """The table of hours has the memory of the first row of the table of sizes, as its text says."""
+    assert "Memory and traffic are those of a lean guard, the default, in float32." in " ".join(PAGE.split())
+    row = next(row for row in result["large"]["rows"] if row["taps"] == "lean")
+    state = row["states"]["ImageNet-1k"]["float32"]
+    shown = scale.size(max(result["memory"]["peaks"]) * state)
+    (line,) = [line for line in PAGE.splitlines() if line.startswith(f"| ImageNet-1k | {row['network']} |")]
+    assert f"| {shown} |" in line
+
+
+def test_other_programs_are_noticed():
+    before = scale.busy_seconds()
+    until = time.process_time() + 0.2
+    while time.process_time() < until:
+        pass
+    assert scale.busy_seconds() - before >= 0.15
 
 
 def test_hours_and_traffic():

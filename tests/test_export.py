@@ -3,6 +3,7 @@
 import copy
 import importlib
 import json
+import logging
 import math
 from collections.abc import Callable
 
@@ -25,6 +26,7 @@ from gramwatch import (
     networks,
     statistics,
 )
+from gramwatch.export import _quietly
 from gramwatch.measurement import Measurement
 from gramwatch.methods import METHODS
 from gramwatch.networks.foreign import import_torchvision
@@ -456,3 +458,13 @@ def test_the_readable_statistics_can_be_traced(statistic):
     program = torch.export.export(Statistics(), (x,))
     torch.testing.assert_close(program.module()(2 * x), Statistics()(2 * x))
     assert (Statistics()(x) != 0).all()
+
+
+def test_the_exporter_does_not_speak_of_packages_that_are_not_needed(caplog, capsys):
+    log = logging.getLogger("torch.onnx._internal.exporter._registration")
+    with _quietly():
+        log.warning("torchvision is not installed. Skipping torchvision::nms")
+        print("optimised")
+    assert caplog.text == ""
+    assert capsys.readouterr() == ("", "optimised\n")
+    assert log.level == logging.NOTSET

@@ -11,6 +11,7 @@ import json
 import math
 import os
 import platform
+import shutil
 import struct
 import time
 import uuid
@@ -446,8 +447,8 @@ def check_writable(path: str | PathLike[str]) -> None:
 def write(path: str | PathLike[str], header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
     """Write a file beside `path`, then move it to `path`. A failure leaves the old file whole.
 
-    If `path` is a link, the file that it points to is replaced. Temporary files that killed processes left
-    beside it are removed.
+    The file is written in a folder of its own, because safetensors may have temporary files, too. If `path`
+    is a link, the file that it points to is replaced. What killed processes left beside it is removed.
     """
     check_writable(path)
     kept = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
@@ -464,9 +465,11 @@ def write(path: str | PathLike[str], header: Mapping[str, Any], tensors: Mapping
         raise ArtifactError(f"the detector's metadata are too long: its header has {len(text):,} bytes")
     with _writing(path) as target:
         _remove_leftovers(target)
-        beside = _beside(target)
+        folder = _beside(target)
         try:
-            beside.touch(exist_ok=False)
+            folder.mkdir()
+            beside = folder / "file"
+            beside.touch()
             mode = (target if target.exists() else beside).stat().st_mode
             save_file(kept, beside, metadata={"gramwatch": text})
             beside.chmod(S_IMODE(mode))  # some versions of safetensors let only the owner read
@@ -474,8 +477,7 @@ def write(path: str | PathLike[str], header: Mapping[str, Any], tensors: Mapping
             beside.replace(target)
             _flush(target.parent)
         finally:
-            with suppress(OSError):
-                beside.unlink()
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
@@ -493,7 +495,7 @@ def _writing(path: str | PathLike[str]) -> Iterator[Path]:
 
 
 def _leftover(target: Path) -> str:
-    """The beginning of the names of the temporary files beside a target."""
+    """The beginning of the names of what is temporary beside a target."""
     return f".gramwatch-{_short_hash(target.name)}-"
 
 
@@ -508,13 +510,17 @@ def _short_hash(text: str) -> str:
 
 
 def _remove_leftovers(target: Path) -> None:
-    """Remove temporary files of this target if their process has ended, or if they are over a day old."""
+    """Remove what is temporary beside this target if its process has ended, or if it is over a day old.
+
+    It is a folder, or an empty file of `check_writable`. Earlier versions left files.
+    """
     for path in target.parent.glob(f"{_leftover(target)}*"):
         with suppress(OSError, ValueError):
             machine, process = path.name.split("-")[2:4]
             gone = machine == _short_hash(platform.node()) and not _is_running(int(process))
             if gone or time.time() - path.stat().st_mtime > _DAY:
-                path.unlink()
+                remove = shutil.rmtree if path.is_dir() else Path.unlink
+                remove(path)
 
 
 def _is_running(process: int) -> bool:

@@ -12,6 +12,7 @@ import base64
 import functools
 import importlib
 import json
+import logging
 import operator
 import sys
 import warnings
@@ -212,9 +213,7 @@ def _write_pt2(graph: "Graph", example: Tensor, path: Path, facts: str) -> None:
 
 def _write_onnx(graph: "Graph", example: Tensor, path: Path, facts: str) -> None:
     program = _traced(graph, example)
-    # Some versions of ONNX Script print what they optimise. Standard output belongs to the caller.
-    quiet = redirect_stdout(sys.stderr)
-    with _explained(graph, example, "torch.onnx"), quiet, warnings.catch_warnings():
+    with _explained(graph, example, "torch.onnx"), _quietly(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=FutureWarning)  # PyTorch warns of its own code
         converted = torch.onnx.export(
             program, input_names=["images"], output_names=graph.outputs, dynamo=True, verbose=False
@@ -223,6 +222,23 @@ def _write_onnx(graph: "Graph", example: Tensor, path: Path, facts: str) -> None
     converted.model.metadata_props[KEY] = facts
     size = sum(t.nbytes for t in chain(graph.parameters(), graph.buffers()))
     converted.save(path, external_data=size > MOST_IN_FILE)
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Keep back what the exporter says of itself.
+
+    Some versions of ONNX Script print what they optimise, and standard output belongs to the caller. PyTorch
+    notes four operators that it skips if torchvision is not installed.
+    """
+    log = logging.getLogger("torch.onnx._internal.exporter._registration")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        log.setLevel(before)
 
 
 # --- the graph ---------------------------------------------------------------------------------------

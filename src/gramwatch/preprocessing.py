@@ -7,6 +7,7 @@ middle is cut out, pixels become floats from 0 to 1, and each channel is normali
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -70,8 +71,13 @@ class Preprocessing:
     def __call__(self, image: Any) -> Tensor:
         """The input made from a Pillow image of mode RGB or L, float32 of shape C x H x W."""
         pixels = self.pixels(image).permute(2, 0, 1)
-        mean, std = (torch.tensor(values)[:, None, None] for values in (self.mean, self.std))
-        return (pixels.float().div(255) - mean).div(std).contiguous()
+        mean, std = self._mean_and_std
+        inputs = pixels.to(torch.float32, memory_format=torch.contiguous_format)
+        return inputs.div_(255).sub_(mean).div_(std)
+
+    @cached_property
+    def _mean_and_std(self) -> tuple[Tensor, Tensor]:
+        return torch.tensor(self.mean)[:, None, None], torch.tensor(self.std)[:, None, None]
 
     def pixels(self, image: Any) -> Tensor:
         """The pixels of an image after resizing and cropping, uint8 of shape H x W x C."""

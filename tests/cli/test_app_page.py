@@ -1,9 +1,11 @@
 """docs/cli.md: its blocks run, and print what the page shows."""
 
+import csv
 import json
 import re
 from types import SimpleNamespace
 
+import pytest
 import torch
 
 from gramwatch.cli.fit import worth
@@ -27,6 +29,25 @@ def test_the_blocks_of_the_page_run_and_print_what_it_shows(of_page):
     rows = (of_page.folder / "scores.csv").read_text().splitlines()
     assert rows[0] in text
     assert len(rows) == 201
+    found, shown = ({row["path"]: row for row in csv.DictReader(lines)} for lines in (rows, _rows(text)))
+    assert len(shown) == 2
+    for path, row in shown.items():
+        assert (row["predicted"], row["is_ood"]) == (found[path]["predicted"], found[path]["is_ood"])
+        assert float(row["score"]) == pytest.approx(float(found[path]["score"]), abs=0.1)
+    (told,) = re.findall(r"(\d+) of 200 images flagged", text)
+    assert abs(int(told) - int(flagged)) <= 3
+
+
+def _rows(text: str) -> list[str]:
+    """The table on the page."""
+    return re.findall(r"^ {4}(path,.*|images/new/.*)", text, re.MULTILINE)
+
+
+def test_the_readme_shows_the_verdict_of_the_page():
+    """For the same image: an exported guard differs by roundings."""
+    shown = {row["path"]: row for row in csv.DictReader(_rows(PAGE.read_text(encoding="utf-8")))}
+    (score,) = re.findall(r'"score":([\d.]+)', (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert float(score) == pytest.approx(float(shown["images/new/photograph/0000.png"]["score"]), abs=1e-3)
 
 
 def test_every_command_for_a_network_of_ones_own_is_on_the_page():

@@ -232,6 +232,7 @@ def test_the_production_section_of_the_readme_runs_as_it_stands(of_page, monkeyp
             ask("POST", score.rpartition("8000")[2], photograph.read_bytes())
         later = ask("GET", monitor.rpartition("8000")[2])[1]
     (expected,) = shown["results"]
+    assert result["score"] == pytest.approx(expected["score"], rel=0.1)
     assert result.keys() == expected.keys()
     assert result["parts"].keys() == expected["parts"].keys()
     assert result["is_ood"] is expected["is_ood"] is True

@@ -15,6 +15,7 @@ from gramwatch.demo import digits, small_mlp, train
 from gramwatch.preprocessing import Preprocessing
 from gramwatch.serve import Judge, Limits
 from gramwatch.serve.judge import Asked
+from gramwatch.serve.protocol import Answer, Result
 from tests.serve.serving import Slow, png, serving, slow
 
 TOKEN = "a token of some length"
@@ -166,6 +167,21 @@ def test_reasons_are_given_on_request_for_images_that_are_flagged(guard):
     assert "gramwatch_reasons_total 2.0" in text
 
 
+def test_answers_are_as_openapi_describes_them(guard):
+    class Strict(Answer, extra="forbid"):
+        results: list[StrictResult]
+
+    with serving(Judge(guard, GREY, classes=list("01234567"))) as client:
+        for path in ("/score", "/score?reasons=true"):
+            answer = client.post(path, {"images": encoded(*ordinary_and_flagged(guard))})
+            assert answer.headers["content-type"] == "application/json"
+            Strict.model_validate_json(answer.body, strict=True)
+
+
+class StrictResult(Result, extra="forbid"):
+    """A verdict without other fields."""
+
+
 def judge_input(image: bytes) -> torch.Tensor:
     return Judge(lambda _: None, GREY).read(image, 100)
 
@@ -178,12 +194,16 @@ def test_reasons_for_an_image_that_overflows_are_words(guard):
             found.is_ood.fill_(True)
             return found
 
-        explain = guard.explain
+        def explain(self, inputs, places):
+            explained = guard.explain(inputs, places=places)
+            explained.taps["gram"][:, 0] = math.inf
+            return explained
 
     with serving(Judge(Overflow(), GREY)) as client:
         (result,) = client.ask("POST", "/score?reasons=1", png()).json["results"]
     assert "not finite" in " ".join(result["reasons"]["sentences"])
     assert result["reasons"]["members"] == {}
+    assert all(math.isfinite(tap["contribution"]) for tap in result["reasons"]["taps"])
 
 
 def test_explanations_that_take_too_much_memory_are_made_in_halves(guard):

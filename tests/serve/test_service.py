@@ -1,5 +1,6 @@
 """Batches, admission, time-outs, and the end."""
 
+import asyncio
 import base64
 import socket
 import threading
@@ -14,6 +15,7 @@ from gramwatch import InputError
 from gramwatch.demo import digits, small_mlp, train
 from gramwatch.preprocessing import Preprocessing
 from gramwatch.serve import Judge, Limits
+from gramwatch.serve.server import _Joined
 from tests.serve.serving import png, serving, slow
 
 
@@ -48,6 +50,36 @@ def test_beyond_the_queue_the_answer_is_429_with_the_time_to_wait():
 
 def _encoded(count: int) -> list[str]:
     return [base64.b64encode(png()).decode()] * count
+
+
+def test_an_answer_is_sent_in_one_piece():
+    """Headers and body: each piece would cost a system call, and wake the client."""
+    sent = []
+
+    class Noting:
+        def write(self, data):
+            sent.append(data)
+
+        def close(self):
+            sent.append("closed")
+
+        def is_closing(self):
+            return False
+
+    async def answered():
+        transport = _Joined(Noting(), asyncio.get_running_loop())
+        transport.write(b"headers ")
+        transport.write(b"body")
+        assert not sent
+        await asyncio.sleep(0)
+        assert sent == [b"headers body"]
+        assert not transport.is_closing()
+        transport.write(b"last")
+        transport.close()
+        await asyncio.sleep(0)
+
+    asyncio.run(answered())
+    assert sent == [b"headers body", b"last", "closed"]
 
 
 def test_a_verdict_that_takes_too_long_is_given_up_and_the_place_is_freed_later():
@@ -158,6 +190,22 @@ def test_the_state_of_the_monitor_is_saved_regularly_and_at_the_end(guard, tmp_p
     with serving(watched(guard, state), save_seconds=1000) as client:
         assert [client.score(png()).status for _ in range(3)] == [200] * 3
     assert gramwatch.Monitor.load(state, guard).seen == 3
+
+
+def test_the_state_of_the_monitor_is_read_between_batches(guard):
+    judge, read = watched(guard, None), []
+    monitor = judge.monitor
+
+    class Noting:
+        def __getattr__(self, name):
+            read.append(threading.current_thread().name)
+            return getattr(monitor, name)
+
+    judge.monitor = Noting()
+    with serving(judge) as client:
+        read.clear()
+        assert client.get("/monitor").json["images"] == 0
+    assert {name.partition("_")[0] for name in read} == {"judge"}
 
 
 def test_a_disk_that_takes_no_state_stops_nothing(guard, tmp_path):

@@ -13,6 +13,7 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
+from gramwatch.monitor import Monitor
 from gramwatch.serve import protocol
 from gramwatch.serve.judge import Judge
 from gramwatch.serve.limits import Limits, RefusalError
@@ -25,7 +26,6 @@ from gramwatch.serve.protocol import (
     Live,
     Metadata,
     Ready,
-    Result,
     ServerMetadata,
     Watched,
 )
@@ -141,18 +141,13 @@ def _add_plain(router: APIRouter, service: Service) -> None:
         },
     }
 
-    @router.post(
-        "/score",
-        responses=_REFUSED,
-        response_model_exclude_unset=True,
-        openapi_extra={"requestBody": body},
-    )
-    async def score(request: Request, reasons: bool = False) -> Answer:
+    @router.post("/score", response_model=Answer, responses=_REFUSED, openapi_extra={"requestBody": body})
+    async def score(request: Request, reasons: bool = False) -> Response:
         """Judge an image file, or several in JSON. With `reasons`, say why images are flagged."""
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         images = protocol.several_images if kind == "application/json" else protocol.one_image
         found = await service.verdicts(request, lambda body: Wish(images(body), reasons))
-        return Answer(results=[Result.model_validate(verdict) for verdict in found])
+        return JSONResponse({"results": found})
 
     @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
     async def metrics() -> Response:
@@ -166,15 +161,19 @@ def _add_plain(router: APIRouter, service: Service) -> None:
     @router.get("/monitor")
     async def watched() -> Watched:
         """Whether the stream of images has changed, since when, and what drives it."""
-        return Watched(
-            alarm=monitor.alarm,
-            alarm_at=monitor.alarm_at,
-            since=monitor.since,
-            strength=monitor.strength,
-            images=monitor.seen,
-            parts={str(each.name): each.flagged for each in monitor.parts},
-            classes={service.judge.name_of(int(each.name)): each.flagged for each in monitor.classes},
-        )
+        return await service.in_judges_thread(lambda: _state(monitor, service.judge))
+
+
+def _state(monitor: Monitor, judge: Judge) -> Watched:
+    return Watched(
+        alarm=monitor.alarm,
+        alarm_at=monitor.alarm_at,
+        since=monitor.since,
+        strength=monitor.strength,
+        images=monitor.seen,
+        parts={str(each.name): each.flagged for each in monitor.parts},
+        classes={judge.name_of(int(each.name)): each.flagged for each in monitor.classes},
+    )
 
 
 def _add_inference(router: APIRouter, service: Service, name: str) -> None:

@@ -102,7 +102,7 @@ class Judge:
             {"member": member, "tap": tap, "contribution": amount}
             for member, names in explained.tap_names.items()
             for tap, amount in zip(names[:-1], explained.taps[member][0].tolist(), strict=False)
-            if amount > 0
+            if 0 < amount < float("inf")
         ]
         members = dict(zip(explained.member_names, explained.members[0].tolist(), strict=True))
         return {

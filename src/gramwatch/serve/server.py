@@ -4,7 +4,7 @@ import asyncio
 import ipaddress
 import signal
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import h11
 import uvicorn
@@ -102,7 +102,7 @@ def _prompt(seconds: float) -> type[H11Protocol]:
         _due: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            super().connection_made(transport)
+            super().connection_made(cast(asyncio.Transport, _Joined(transport, self.loop)))
             self._wait_or_not()
 
         def data_received(self, data: bytes) -> None:
@@ -124,3 +124,33 @@ def _prompt(seconds: float) -> type[H11Protocol]:
                 self._due = self.loop.call_later(seconds, self.transport.close)
 
     return Prompt
+
+
+class _Joined:
+    """A transport that joins what is written in one turn of the event loop.
+
+    Uvicorn writes the headers and the body of an answer one after the other. To send them at once takes half
+    the time, and the client wakes once.
+    """
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport, self._loop = transport, loop
+        self._pieces: list[bytes] = []
+
+    def write(self, data: bytes) -> None:
+        if not self._pieces:
+            self._loop.call_soon(self._send)
+        self._pieces.append(data)
+
+    def _send(self) -> None:
+        if self._pieces:
+            self._transport.write(b"".join(self._pieces))
+            self._pieces.clear()
+
+    def close(self) -> None:
+        """Send what was written, then close."""
+        self._send()
+        self._transport.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)

@@ -4,7 +4,7 @@ import asyncio
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from async_batcher.batcher import AsyncBatcher
 from starlette.requests import Request
@@ -14,6 +14,8 @@ from gramwatch.errors import DataError
 from gramwatch.serve.judge import Asked, Judge, Verdict
 from gramwatch.serve.limits import Limits, RefusalError, busy
 from gramwatch.serve.metrics import Metrics
+
+Result = TypeVar("Result")
 
 
 class Wish(NamedTuple):
@@ -30,7 +32,8 @@ Parse = Callable[[bytes], Wish]
 PLACES_WITH_REASONS = 2
 """The places in the queue of an image with reasons: it may take a second pass."""
 WORTH_A_THREAD = 256 * 2**10
-"""Bytes of image files that are decoded by one job. Threads that decode small images wait for each other."""
+"""Bytes of image files that are decoded by one job. Threads that decode small images wait for each other. A
+body of at most so many bytes is parsed without a thread."""
 
 
 class Batches(AsyncBatcher):  # type: ignore[misc]
@@ -86,8 +89,8 @@ class Service:
             await asyncio.sleep(seconds)
             await self.save()
 
-    async def in_judges_thread(self, work: "Callable[[], bool | None]") -> "bool | None":
-        """Run something between two batches."""
+    async def in_judges_thread(self, work: Callable[[], Result]) -> Result:
+        """Run something between two batches, when the monitor is not at work."""
         return await asyncio.get_running_loop().run_in_executor(self._judging, work)
 
     # --- one request ---------------------------------------------------------------------------------
@@ -132,7 +135,7 @@ class Service:
             raise RefusalError(
                 408, f"the body did not come within {self.limits.read_seconds:g} seconds"
             ) from None
-        wish = await asyncio.get_running_loop().run_in_executor(self._decoding, parse, body)
+        wish = await self._parsed(parse, body)
         count = len(wish.images)
         if not count:
             raise RefusalError(400, "there is no image")
@@ -146,6 +149,12 @@ class Service:
         if wish.reasons and count > most:
             raise RefusalError(413, f"there are {count} images: with reasons, a request may have {most}")
         return wish
+
+    async def _parsed(self, parse: Parse, body: bytes) -> Wish:
+        """A small body is read at once: to hand it to a thread would take longer."""
+        if len(body) <= WORTH_A_THREAD:
+            return parse(body)
+        return await asyncio.get_running_loop().run_in_executor(self._decoding, parse, body)
 
     async def _body(self, request: Request) -> bytes:
         most = self.limits.body_bytes
