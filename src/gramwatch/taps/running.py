@@ -20,9 +20,11 @@ from gramwatch.batches import (
     batches_in,
     count_examples,
     described,
+    device_of,
     kind_of,
     signature,
     split_batch,
+    tensors_in,
 )
 from gramwatch.errors import GramwatchError, InputError, warn_once
 
@@ -141,6 +143,23 @@ class Network:
         """The dtype of the network's floating-point parameters."""
         held = itertools.chain(self.model.parameters(), self.model.buffers())
         return next((t.dtype for t in held if t.is_floating_point()), torch.get_default_dtype())
+
+    def explain_dtype(self, inputs: Inputs, error: BaseException) -> None:
+        """If the inputs have another floating-point type than the network, raise an error that names both.
+
+        Autocast converts inputs. So the type is no reason for an error there.
+        """
+        own, device = self._dtype, device_of(self.model)
+        if torch.is_autocast_enabled("cpu" if device is None else device.type):
+            return
+        others = {t.dtype for t in tensors_in(inputs) if t.is_floating_point()} - {own}
+        if others:
+            given, kind = (str(t).removeprefix("torch.") for t in (min(others, key=str), own))
+            raise InputError(
+                f"inputs of {given} were given, the parameters of {type(unwrap(self.model)).__name__} are "
+                f"{kind} ({type(error).__name__}: {error}). Convert the inputs, images.to(torch.{kind}), or "
+                "let inputs=FUNCTION do so"
+            ) from error
 
     def mask_of(self, inputs: Inputs) -> Tensor | None:
         """Which places of the network's arguments are not padding, `(N, length)`. None without a mask."""
@@ -271,6 +290,7 @@ def first_look(network: Network, inputs: Inputs) -> Iterator[None]:
     except (TypeError, RuntimeError, ValueError, IndexError) as error:
         if isinstance(error, GramwatchError):
             raise
+        network.explain_dtype(inputs, error)
         name = type(unwrap(network.model)).__name__
         raise InputError(
             f"{name} could not be run on inputs of {described(signature(inputs))} for each example "
