@@ -38,7 +38,8 @@ IMAGES = 24
 
 def report(
     tables: Annotated[
-        list[Path], typer.Argument(help="Tables that 'gramwatch score' wrote. Several are compared.")
+        list[Path],
+        typer.Argument(metavar="TABLES", help="Tables that 'gramwatch score' wrote. Several are compared."),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The page. Its name ends in .html.")],
     guard: Annotated[

@@ -34,6 +34,7 @@ _P = ParamSpec("_P")
 InputsAdapter = str | Callable[[Any], Any] | None
 LogitsAdapter = str | int | Callable[[Any], Tensor] | None
 MaskAdapter = str | Callable[[Any], Tensor] | Literal[False] | None
+IN_A_COMMAND = "For a command, let a function of yours return a network that returns the logits alone"
 MASK = "attention_mask"
 """The argument of a network that usually says which places are padding: they are 0."""
 
@@ -194,15 +195,16 @@ class Network:
         if not isinstance(logits, Tensor):
             raise InputError(
                 f"the network returned {kind_of(output)}: no logits were found in it. Say where they are: "
-                "logits='NAME', a position or a function"
+                f"logits='NAME', a position or a function. {IN_A_COMMAND}"
             )
         if logits.ndim != 2 or logits.shape[1] < 2:
             single = (
                 logits.ndim == 1 and " If this is one example without a batch axis, add it: images[None]."
             )
             raise InputError(
-                f"the logits have shape {tuple(logits.shape)}: expected (examples, classes), two classes or "
-                f"more.{single or ''} If the network returns more than logits, say where they are: logits=..."
+                f"the logits have shape {tuple(logits.shape)}: expected those of a classifier, (examples, "
+                f"classes), two classes or more.{single or ''} If the network returns more than logits, say "
+                f"where they are: logits=NAME. {IN_A_COMMAND}"
             )
         return logits
 
