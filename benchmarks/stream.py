@@ -8,7 +8,8 @@ of the command and of its workers is read, and the number of rows that are writt
 share counts once.
 
 Workers: three cases, from images that are quickly read to large photographs before a small network, with 0 to
-3 decoding workers. By default there are as many as cores. Writes docs/data/stream.json and draws
+3 decoding workers. And the processor time of decoding and of judging an image, which other programs on the
+machine change little: where decoding takes more, it holds the command up. Writes docs/data/stream.json and draws
 docs/images/stream_memory.png.
 """
 
@@ -29,10 +30,11 @@ from safetensors.torch import save_file
 
 import gramwatch.report
 from benchmarks.measure import machine, save
-from gramwatch.cli.common import default_workers
+from gramwatch.cli.common import default_workers, opened_guard
 from gramwatch.datasets.images import as_arrays, pillow_image
 from gramwatch.demo import digits, photograph_patches, small_convnet, train
 from gramwatch.networks.foreign import imported
+from gramwatch.readers import Images
 from gramwatch.report.frame import DPI, SMALL, TEXT, TITLE, WIDTH
 from gramwatch.report.palette import FAINT, INK, SOFT, looks_of
 
@@ -197,28 +199,64 @@ def guard_of_photographs(folder: Path) -> Path:
     return guard
 
 
-def measured_workers(folder: Path, guards: dict[str, Path], rounds: int) -> dict[str, Any]:
+def measured_workers(
+    folder: Path, guards: dict[str, Path], rounds: int
+) -> Iterator[tuple[str, dict[str, Any]]]:
     """Images each second for each number of workers: the best of the rounds, since other work only adds."""
-    found: dict[str, Any] = {}
     for name, (about, network, side, count) in CASES.items():
         if name == "digits":
             files = written(pixels(digits().validation), folder / "files_digits")
         else:
             files = photographs(side, folder / f"files_{name}")
         images = linked(files, folder / name, count)
-        best = dict.fromkeys(WORKERS, 0.0)
+        rates: dict[int, list[float]] = {workers: [] for workers in WORKERS}
         for turn in range(rounds):
             for workers in WORKERS[:: -1 if turn % 2 else 1]:
                 summary = told("score", guards[network], images, "--model", network, "--workers", workers,
                                "--weights", guards[network].with_name(WEIGHTS[network]),
                                "-o", folder / "workers.csv", "--overwrite")  # fmt: skip
-                best[workers] = max(best[workers], summary["images"] / summary["seconds"])
-                print(f"{about}, {workers} workers: {best[workers]:,.0f} images each second", flush=True)
+                rates[workers].append(summary["images"] / summary["seconds"])
+                print(f"{about}, {workers} workers: {rates[workers][-1]:,.1f} images each second", flush=True)
+        yield (
+            name,
+            {
+                "about": about,
+                "images": count,
+                "images_per_second": {str(workers): max(each) for workers, each in rates.items()},
+                "rounds": {str(workers): each for workers, each in rates.items()},
+                "load_average": os.getloadavg()[1],
+            },
+        )
+
+
+def measured_costs(folder: Path, guards: dict[str, Path]) -> dict[str, Any]:
+    """Milliseconds of processor time for each image, on one thread: to decode it, and to judge it."""
+    torch.set_num_threads(1)
+    found: dict[str, Any] = {}
+    for name, (_, network, side, _) in CASES.items():
+        if name == "digits":
+            files = written(pixels(digits().validation[:256]), folder / "cost_digits")
+        else:
+            files = photographs(side, folder / f"cost_{name}")[: 64 if name == "large" else 128]
+        opened = opened_guard(guards[network], network, guards[network].with_name(WEIGHTS[network]), "cpu")
+        assert opened.recorded is not None
+        read = Images([str(file) for file in files], opened.recorded, batch_size=64)
+        batches = [batch.inputs for batch in read]
+        opened.detector(batches[0])  # kernels are compiled, the network is looked at
+        decode, judge = [], []
+        for _ in range(3):
+            start = time.process_time()
+            list(read)
+            decode.append(time.process_time() - start)
+            start = time.process_time()
+            for inputs in batches:
+                opened.detector(inputs)
+            judge.append(time.process_time() - start)
         found[name] = {
-            "about": about,
-            "images": count,
-            "images_per_second": {str(workers): rate for workers, rate in best.items()},
+            "decode_ms": 1000 * min(decode) / len(files),
+            "judge_ms": 1000 * min(judge) / len(files),
         }
+        print(name, found[name], flush=True)
     return found
 
 
@@ -269,22 +307,23 @@ def main(given: list[str] | None = None) -> None:
     parser.add_argument("--output", type=Path, default=DATA)
     parser.add_argument("--picture", type=Path, default=PICTURE)
     parser.add_argument("--draw", action="store_true", help="only draw the picture, from the output")
-    parser.add_argument("--only-workers", action="store_true", help="keep the memory of the last run")
+    parser.add_argument("--keep-workers", action="store_true", help="keep the rates of the last run")
     args = parser.parse_args(given)
     if not args.draw:
         result = {"kind": "stream", **machine(torch.device("cpu"))}
+        before = json.loads(args.output.read_text(encoding="utf-8"))["workers"] if args.keep_workers else None
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             guards = {DIGITS[0]: guard_of_digits(folder)}
-            if args.only_workers:
-                result["memory"] = json.loads(args.output.read_text(encoding="utf-8"))["memory"]
-            else:
-                result["memory"] = measured_memory(folder, guards[DIGITS[0]], args.images)
-                save(args.output, result)
+            result["memory"] = measured_memory(folder, guards[DIGITS[0]], args.images)
             print(json.dumps({k: result["memory"][k] for k in ("seconds", "second_tenth", "last_tenth")}))
             guards[RESNET] = guard_of_photographs(folder)
-            result["workers"] = measured_workers(folder, guards, args.rounds)
-        save(args.output, result)
+            result["costs"] = measured_costs(folder, guards)
+            result["workers"] = before if args.keep_workers else {}
+            save(args.output, result)
+            for case, found in () if args.keep_workers else measured_workers(folder, guards, args.rounds):
+                result["workers"][case] = found
+                save(args.output, result)
     draw(json.loads(args.output.read_text(encoding="utf-8")), args.picture)
 
 

@@ -116,7 +116,8 @@ def shoot(browser: Any, path: Path, width: int, height: int, at: str = "", theme
     browser.execute_cdp_cmd(
         "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": theme}]}
     )
-    browser.execute_script(f"const e = document.getElementById('{at}'); scrollTo(0, e ? e.offsetTop : 0);")
+    browser.execute_cdp_cmd("Emulation.setScrollbarsHidden", {"hidden": True})
+    browser.execute_script(f"document.getElementById('{at}').scrollIntoView()" if at else "scrollTo(0, 0)")
     time.sleep(2)  # charts are drawn anew in the new size
     browser.save_screenshot(str(path))
 
@@ -139,6 +140,8 @@ def pictures(folder: Path, images: Path, ran: dict[str, dict[str, Any]]) -> None
         shoot(browser, images / "report_groups.png", WIDTH, 1010, "groups")
         for theme in ("light", "dark"):
             for name, width in (("wide", WIDTH), ("phone", 390)):
+                size(browser, width, 900, mobile=width < 500)
+                browser.refresh()
                 for at in ("summary", "groups", "suspicious", "where", "all", "fitted"):
                     shoot(browser, folder / f"look_{theme}_{name}_{at}.png", width, 900, at, theme)
         if found := errors(browser):
@@ -170,7 +173,8 @@ def main(given: list[str] | None = None) -> None:
         about = (
             "the commands of docs/tutorial.md, with timm:efficientnet_b0 trained for 120 epochs with seed 0"
         )
-        found = {"accuracy": args.accuracy, **figures(args.folder, ran), "milder": before["milder"]}
+        others = {name: before[name] for name in ("earlier", "milder")}  # figures of other runs
+        found = {"accuracy": args.accuracy, **figures(args.folder, ran), **others}
         load = {"load_average": os.getloadavg()[1]}
         save(data, {"command": about, **machine(torch.device("cpu")), **load, **found})
     pictures(args.folder, args.docs / "images", json.loads(kept.read_text(encoding="utf-8")))

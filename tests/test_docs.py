@@ -238,6 +238,14 @@ def test_the_tutorial_has_the_figures_of_its_file():
     clean, foreign = (found["flagged"][kind] for kind in ("clean", "foreign"))
     assert f"clean photographs {100 * clean['flagged'] / clean['images']:.1f} % are flagged" in text
     assert f"other places {100 * foreign['flagged'] / foreign['images']:.1f} % are" in text
+    assert round(6 * foreign["flagged"] / foreign["images"]) == 1  # five in six are missed
+    earlier = found["earlier"]["flagged"]
+    shares = {kind: f"{100 * each['flagged'] / each['images']:.1f} %" for kind, each in earlier.items()}
+    assert (
+        f"It flagged {shares['clean']} of the clean photographs, {shares['blurred']} of those out of focus, "
+        f"{shares['normalised']} of the normalised ones and {shares['foreign']} of the other places" in text
+    )
+    assert f"right on {100 * found['earlier']['accuracy']:.1f} %, was judged by an earlier guard" in text
     blur, swapped = (found["milder"][kind] for kind in ("blur, sigma 2", "red and blue swapped"))
     assert f"flagged in {blur['flagged']} of {blur['images']} photographs, and red and blue swapped" in text
     assert f"swapped in {swapped['flagged']} of {swapped['images']}" in text
@@ -249,9 +257,20 @@ def test_the_tutorial_has_the_figures_of_its_file():
     assert f"{total} photographs are flagged, and chance alone would give about 150" in text
     assert sum(each["images"] for each in found["flagged"].values()) == 3000
     assert f"right on {100 * found['accuracy']:.1f} % of the test photographs" in text
-    seconds = found["processor_seconds"]
+    largest, second, third, fourth, *_ = found["groups"]
+    assert largest["blurred"] > 0.8 * largest["images"]
+    assert max(second, key=lambda kind: second[kind] if kind in found["flagged"] else 0) == "foreign"
+    assert second["foreign"] > 0.5 * sum(group.get("foreign", 0) for group in found["groups"])
+    assert "class_ratio" in second["about"]
+    for group in (third, fourth):
+        assert group["normalised"] > 0.8 * group["images"]
+        assert "conv_stem" in group["about"]
+    seconds = found["seconds"]
     each = f"{seconds['fit']} to fit, {seconds['score']} to score and {seconds['report']} for the report"
-    assert f"took {sum(seconds.values())} seconds of processor time together: {each}" in text
+    assert found["cores"] == 2
+    assert sum(seconds.values()) < 600  # ten minutes
+    assert f"took {sum(seconds.values())} seconds together on two cores: {each}" in text
+    assert f"That is {sum(found['processor_seconds'].values())} seconds of processor time" in text
 
 
 def test_the_page_on_texts_has_the_figures_of_its_file():

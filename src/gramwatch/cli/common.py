@@ -37,7 +37,9 @@ Mean = typer.Option(help="The mean of each channel, from 0 to 1: 0.485,0.456,0.4
 Std = typer.Option(help="The standard deviation of each channel: 0.229,0.224,0.225")
 Device = typer.Option(help="Where to compute. By default a GPU if there is one, else the CPU.")
 BatchSize = typer.Option(min=1, help="The number of images in one pass.")
-Workers = typer.Option(min=0, help="Processes that decode images. By default as many as cores, at most 8.")
+Workers = typer.Option(
+    min=0, help="Processes that decode images. By default one less than the cores, at most 8."
+)
 
 
 def _silenced(quiet: bool) -> bool:
@@ -112,12 +114,8 @@ def chosen_taps(text: str) -> str | list[str]:
 
 
 def default_workers(processes: int = 1) -> int:
-    """As many as the cores that each of the processes may use, at least 1 and at most 8.
-
-    Workers wait while enough batches are ready. So none of them takes time from a network that is slower than
-    decoding, and if decoding is slower, every core decodes.
-    """
-    return max(1, min(8, cores() // processes))
+    """One less than the cores that each of the processes may use, at least 1 and at most 8."""
+    return max(1, min(8, cores() // processes - 1))
 
 
 # --- images ------------------------------------------------------------------------------------------

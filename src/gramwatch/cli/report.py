@@ -80,7 +80,7 @@ def report(
 
     gramwatch report scores.parquet --minimal -o report.html
 
-    gramwatch report scores.csv --guard guard.safetensors -o report.html -q --json | jq -r '.groups[0].images[]'
+    gramwatch report scores.csv --guard guard.safetensors -o report.html --json | jq '.groups[0].images'
 
     """
     for table in tables:
