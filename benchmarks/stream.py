@@ -9,8 +9,9 @@ share counts once.
 
 Workers: three cases, from images that are quickly read to large photographs before a small network, with 0 to
 3 decoding workers. And the processor time of decoding and of judging an image, which other programs on the
-machine change little: where decoding takes more, it holds the command up. Writes docs/data/stream.json and draws
-docs/images/stream_memory.png.
+machine change little: where decoding takes more, it holds the command up.
+
+Writes docs/data/stream.json and draws docs/images/stream_memory.png.
 """
 
 import argparse

@@ -273,6 +273,27 @@ def test_the_tutorial_has_the_figures_of_its_file():
     assert f"That is {sum(found['processor_seconds'].values())} seconds of processor time" in text
 
 
+def test_the_page_on_large_data_has_the_figures_of_its_file():
+    found = json.loads((DOCS / "data" / "stream.json").read_text(encoding="utf-8"))
+    text = " ".join((DOCS / "howto" / "large_data.md").read_text(encoding="utf-8").split())
+    memory, costs = found["memory"], found["costs"]
+    assert (memory["images"], found["cores"], memory["workers"]) == (100_000, 2, 1)
+    assert f"judged 100,000 small images in {memory['seconds']:.0f} seconds on two cores" in text
+    parts = [zip(memory["rows"], memory["mib"], strict=True) for _ in range(2)]
+    second = max(mib for rows, mib in parts[0] if 10_000 <= rows <= 20_000)
+    last = max(mib for rows, mib in parts[1] if rows >= 90_000)
+    assert f"at most {second:.0f} MiB over the second tenth of the images and at most {last:.0f} MiB" in text
+    assert (second, last) == (memory["second_tenth"], memory["last_tenth"])
+    assert last < 1.05 * second  # nearly flat
+    for name, case in found["workers"].items():
+        spans = [f"{min(rates):,.0f} to {max(rates):,.0f}" for rates in case["rounds"].values()]
+        cost = f"{costs[name]['decode_ms']:.2f} | {costs[name]['judge_ms']:.2f}"
+        assert f"| {case['about']} | {cost} | {' | '.join(spans)} |" in text
+        assert {len(rates) for rates in case["rounds"].values()} == {3}
+    assert costs["small"]["decode_ms"] < 0.1 * costs["small"]["judge_ms"]
+    assert costs["large"]["decode_ms"] > costs["large"]["judge_ms"]
+
+
 def test_the_page_on_texts_has_the_figures_of_its_file():
     runs = json.loads((DOCS / "data" / "text.json").read_text(encoding="utf-8"))
     text = " ".join((DOCS / "howto" / "text.md").read_text(encoding="utf-8").split())
