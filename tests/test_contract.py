@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import gramwatch
 from examples.own_method import LogitGap
-from gramwatch import Detector, GramDetector, GramwatchWarning, Guard, NotFittedError, kernels
+from gramwatch import Detector, GramDetector, GramwatchWarning, Guard, InputError, NotFittedError, kernels
 from gramwatch.artifact import FINITE, Field
 from gramwatch.gram import BOUNDS
 from gramwatch.methods import METHODS, MSP, TRAINED, Method, Record, register
@@ -168,8 +168,8 @@ def fit(case: Case, loader=BATCHES) -> Detector:
     return new(case).fit(loader, progress=False)
 
 
-def calibrate(detector: Detector, case: Case) -> Detector:
-    return detector.calibrate(images(case.validation, 1).split(128), progress=False)
+def calibrate(detector: Detector, case: Case, kind: torch.dtype = torch.float32) -> Detector:
+    return detector.calibrate(images(case.validation, 1).to(kind).split(128), progress=False)
 
 
 @cache
@@ -543,6 +543,17 @@ def test_networks_of_other_precision_are_judged(case, kind, monkeypatch):
     if kind == torch.float64:
         torch.testing.assert_close(found.score, ready(case)(TEST).score, rtol=1e-3, atol=1e-4)
     assert next(network.parameters()).dtype == kind
+
+
+def test_an_input_of_another_precision_than_the_network_is_refused_in_words(case):
+    words = r"inputs of float16 were given, the parameters of \w+ are float32 .*images.to\(torch.float32\)"
+    before = tensors_of(ready(case)(TEST))
+    with pytest.raises(InputError, match=words):
+        ready(case)(TEST.half())
+    after = tensors_of(ready(case)(TEST))
+    assert all(torch.equal(value, after[name]) for name, value in before.items())
+    with pytest.raises(InputError, match=words):  # some have nothing to fit, and look when they calibrate
+        calibrate(new(case).fit([batch.half() for batch in BATCHES], progress=False), case, torch.float16)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")

@@ -238,6 +238,14 @@ def test_the_tutorial_has_the_figures_of_its_file():
     clean, foreign = (found["flagged"][kind] for kind in ("clean", "foreign"))
     assert f"clean photographs {100 * clean['flagged'] / clean['images']:.1f} % are flagged" in text
     assert f"other places {100 * foreign['flagged'] / foreign['images']:.1f} % are" in text
+    assert round(6 * foreign["flagged"] / foreign["images"]) == 1  # five in six are missed
+    earlier = found["earlier"]["flagged"]
+    shares = {kind: f"{100 * each['flagged'] / each['images']:.1f} %" for kind, each in earlier.items()}
+    assert (
+        f"It flagged {shares['clean']} of the clean photographs, {shares['blurred']} of those out of focus, "
+        f"{shares['normalised']} of the normalised ones and {shares['foreign']} of the other places" in text
+    )
+    assert f"right on {100 * found['earlier']['accuracy']:.1f} %, was judged by an earlier guard" in text
     blur, swapped = (found["milder"][kind] for kind in ("blur, sigma 2", "red and blue swapped"))
     assert f"flagged in {blur['flagged']} of {blur['images']} photographs, and red and blue swapped" in text
     assert f"swapped in {swapped['flagged']} of {swapped['images']}" in text
@@ -249,9 +257,41 @@ def test_the_tutorial_has_the_figures_of_its_file():
     assert f"{total} photographs are flagged, and chance alone would give about 150" in text
     assert sum(each["images"] for each in found["flagged"].values()) == 3000
     assert f"right on {100 * found['accuracy']:.1f} % of the test photographs" in text
-    seconds = found["processor_seconds"]
+    largest, second, third, fourth, *_ = found["groups"]
+    assert largest["blurred"] > 0.8 * largest["images"]
+    assert max(second, key=lambda kind: second[kind] if kind in found["flagged"] else 0) == "foreign"
+    assert second["foreign"] > 0.5 * sum(group.get("foreign", 0) for group in found["groups"])
+    assert "class_ratio" in second["about"]
+    for group in (third, fourth):
+        assert group["normalised"] > 0.8 * group["images"]
+        assert "conv_stem" in group["about"]
+    seconds = found["seconds"]
     each = f"{seconds['fit']} to fit, {seconds['score']} to score and {seconds['report']} for the report"
-    assert f"took {sum(seconds.values())} seconds of processor time together: {each}" in text
+    assert found["cores"] == 2
+    assert sum(seconds.values()) < 600  # ten minutes
+    assert f"took {sum(seconds.values())} seconds together on two cores: {each}" in text
+    assert f"That is {sum(found['processor_seconds'].values())} seconds of processor time" in text
+
+
+def test_the_page_on_large_data_has_the_figures_of_its_file():
+    found = json.loads((DOCS / "data" / "stream.json").read_text(encoding="utf-8"))
+    text = " ".join((DOCS / "howto" / "large_data.md").read_text(encoding="utf-8").split())
+    memory, costs = found["memory"], found["costs"]
+    assert (memory["images"], found["cores"], memory["workers"]) == (100_000, 2, 1)
+    assert f"judged 100,000 small images in {memory['seconds']:.0f} seconds on two cores" in text
+    parts = [zip(memory["rows"], memory["mib"], strict=True) for _ in range(2)]
+    second = max(mib for rows, mib in parts[0] if 10_000 <= rows <= 20_000)
+    last = max(mib for rows, mib in parts[1] if rows >= 90_000)
+    assert f"at most {second:.0f} MiB over the second tenth of the images and at most {last:.0f} MiB" in text
+    assert (second, last) == (memory["second_tenth"], memory["last_tenth"])
+    assert last < 1.05 * second  # nearly flat
+    for name, case in found["workers"].items():
+        spans = [f"{min(rates):,.0f} to {max(rates):,.0f}" for rates in case["rounds"].values()]
+        cost = f"{costs[name]['decode_ms']:.2f} | {costs[name]['judge_ms']:.2f}"
+        assert f"| {case['about']} | {cost} | {' | '.join(spans)} |" in text
+        assert {len(rates) for rates in case["rounds"].values()} == {3}
+    assert costs["small"]["decode_ms"] < 0.1 * costs["small"]["judge_ms"]
+    assert costs["large"]["decode_ms"] > costs["large"]["judge_ms"]
 
 
 def test_the_page_on_texts_has_the_figures_of_its_file():

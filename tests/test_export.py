@@ -122,6 +122,22 @@ def test_the_graph_gives_what_the_guard_gives(guard, exported):
     assert 0 < found.is_ood[:150].sum() < found.is_ood[150:].sum()  # there is something to confuse
 
 
+@pytest.mark.parametrize("adapter", ["scan", lambda batch: 1.1 * batch["scan"]], ids=["key", "function"])
+def test_inputs_are_read_once(adapter, tmp_path):
+    def batches(*found: Tensor) -> list[dict[str, Tensor]]:
+        return [{"scan": x, "patient": torch.arange(len(x))} for x in found]
+
+    guard = Guard(made(), members=("gram", "energy"), inputs=adapter)
+    guard.fit(batches(*images(400, 1).split(100)), progress=False)
+    guard.calibrate(batches(images(400, 2)), progress=False)
+    guard.export(tmp_path / "guard.pt2", *batches(images(3, 3)))
+    (batch,) = batches(images(20, 4))
+    found = by_torch(tmp_path / "guard.pt2")(guard.network.read(batch))  # the graph takes the network's input
+    want = guard(batch)
+    assert found["is_ood"].equal(want.is_ood)
+    torch.testing.assert_close(found["score"], want.score, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("broken", [math.nan, math.inf, 1e30])
 def test_inputs_that_are_not_finite_are_flagged(guard, exported, broken):
     x = images(5, 7)

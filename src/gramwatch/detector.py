@@ -703,7 +703,7 @@ def plan_for(leaves: Sequence[Detector], look: Look, known: Mapping[Statistics, 
 
 @contextmanager
 def explained(leaves: Sequence[Detector], inputs: Inputs) -> Iterator[None]:
-    """Refuse inputs whose form differs from the fit. Explain an error of the network by the inputs' size."""
+    """Refuse inputs whose form differs from the fit. Explain an error of the network by the inputs' form."""
     for leaf in leaves:
         leaf.check_inputs(inputs)
     try:
@@ -715,6 +715,7 @@ def explained(leaves: Sequence[Detector], inputs: Inputs) -> Iterator[None]:
         network_error = error.__cause__ if isinstance(error, InputError) else error
         if network_error is not None:
             for leaf in leaves:
+                leaf.network.explain_dtype(inputs, network_error)
                 leaf.explain_error(inputs, network_error)
         raise
 

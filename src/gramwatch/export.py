@@ -96,7 +96,7 @@ def _prepared(
     if not isinstance(inputs, Tensor):
         raise InputError(f"a graph is exported for networks that take one tensor, not {kind_of(inputs)}")
     inputs = on_device(inputs, guard.model)
-    guard(inputs)  # it fills what members and rules keep, which a trace must not do
+    guard(images)  # it fills what members and rules keep, which a trace must not do
     pixels = _Pixels(_recorded(guard), inputs) if preprocessing else None
     graph = Graph(guard.planned(inputs), members, guard.calibration(inputs.device), pixels)
     # A batch of one would be taken for the only size.

@@ -8,6 +8,7 @@ import importlib
 import math
 import os
 import sys
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -225,15 +226,26 @@ def _called(name: str, weights: str | os.PathLike[str] | None) -> Model:
         ) from None
     except ValueError as error:
         raise InputError(f"'{name}' names no network: {error} ({KINDS})") from None
+    except Exception as error:  # whatever the user's code raises
+        raise InputError(f"the module '{module_name}' cannot be imported. {_where(error)}") from error
     function = getattr(module, function_name, None)
     if not callable(function):
         raise InputError(f"the module '{module_name}' has no function '{function_name}'")
-    network = function()
+    try:
+        network = function()
+    except Exception as error:  # whatever the user's code raises
+        raise InputError(f"{name} failed, called without arguments. {_where(error)}") from error
     if not isinstance(network, nn.Module):
         raise InputError(f"{name} returned {type(network).__name__}: it must return a torch.nn.Module")
     if weights is not None:
         restore(network, weights, name)
     return Model(name, network, usual_preprocessing("", network))
+
+
+def _where(error: BaseException) -> str:
+    """An error of the user's code, and the line that raised it."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {_line(error)} ({last.filename}, line {last.lineno})"
 
 
 def _line(error: BaseException) -> str:

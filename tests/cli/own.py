@@ -18,6 +18,10 @@ def build():
     )
 
 
+def failing():
+    raise ValueError("no such table")
+
+
 def segmenter():
     return nn.Conv2d(3, 2, 1)
 

@@ -17,6 +17,7 @@ def test_three_sentences_and_a_picture(command, tmp_path):
     result = invoke(*command, "-o", tmp_path / "why.png")
     assert result.exit_code == 0, result.output
     assert "lagged (p = " in result.stdout
+    assert f"written: {tmp_path / 'why.png'}" in result.stderr
     assert Image.open(tmp_path / "why.png").width == 1600
 
 

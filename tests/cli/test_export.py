@@ -45,6 +45,13 @@ def test_a_graph_of_inputs_for_pytorch(own, robust, tmp_path):
     assert found["is_ood"].tolist() == [True] * 3
 
 
+def test_a_missing_package_is_no_fault_of_an_option(own, robust, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    result = invoke("export", robust, "--model", own.model, "-o", tmp_path / "guard.onnx")
+    assert result.exit_code == 1
+    assert told(result).startswith("gramwatch: a guard is exported to ONNX with the package onnxscript")
+
+
 def test_what_is_wrong_is_named(own, tmp_path):
     result = invoke("export", own.guard, "-o", tmp_path / "guard.bin")
     assert result.exit_code == 2

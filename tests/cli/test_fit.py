@@ -8,7 +8,8 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from gramwatch import artifact
+from gramwatch import CalibrationError, artifact
+from gramwatch.cli.fit import check_enough_images
 from gramwatch.networks.foreign import import_torchvision
 from tests.cli.invoking import invoke, raising, told
 from tests.cli.own import PREPARED, QUICK, write_classes
@@ -112,7 +113,10 @@ def test_folders_that_the_network_does_not_know_give_no_names(own, tmp_path):
         ("NETS:missing", PREPARED, "has no function 'missing'"),
         ("NETS:number", PREPARED, "returned int: it must return a torch.nn.Module"),
         ("no_such_package.x:build", PREPARED, "there is no module 'no_such_package.x'"),
-        ("NETS:segmenter", PREPARED, "expected (examples, classes)"),
+        ("NETS:failing", PREPARED, "failing failed, called without arguments. ValueError: no such table ("),
+        ("broken_module:build", PREPARED, "the module 'broken_module' cannot be imported. SyntaxError"),
+        ("NETS:segmenter", PREPARED, "expected those of a classifier, (examples, classes)"),
+        ("NETS:segmenter", PREPARED, "let a function of yours return a network that returns"),
         ("timm:no_such_network", PREPARED, "there is no network 'timm:no_such_network'"),
         ("timm:resnet18", PREPARED, "'timm:resnet18' has no weights"),
         ("nothing", PREPARED, "there is no network 'nothing': give timm:NAME"),
@@ -123,7 +127,9 @@ def test_folders_that_the_network_does_not_know_give_no_names(own, tmp_path):
         ("NETS:build", [*PREPARED, "--members", "gram,magic"], "there is no member 'magic'"),
     ],
 )
-def test_what_cannot_be_fitted_is_refused_in_one_line(own, tmp_path, model, extra, reason):
+def test_what_cannot_be_fitted_is_refused_in_one_line(own, tmp_path, monkeypatch, model, extra, reason):
+    (tmp_path / "broken_module.py").write_text("def build(:")
+    monkeypatch.syspath_prepend(tmp_path)
     name = model.replace("NETS", own.model.partition(":")[0])
     result = invoke("fit", name, own.train, "-o", tmp_path / "g.safetensors", *extra, *QUICK, "-q")
     assert result.exit_code in (1, 2)
@@ -216,7 +222,20 @@ def test_a_folder_without_images_is_named(own, tmp_path):
         *PREPARED, *QUICK, "-q",
     )  # fmt: skip
     assert result.exit_code == 1
-    assert "there is no image" in told(result)
+    assert f"there is no image in the folder {tmp_path / 'empty'}: no name ends in .bmp" in told(result)
+
+
+def test_the_name_of_a_guards_file_says_what_it_is(own, tmp_path):
+    result = invoke("fit", own.model, own.train, "--weights", own.weights, "-o", tmp_path / "guard.txt")
+    assert result.exit_code == 2
+    assert f"--output: the name {tmp_path / 'guard.txt'} must end in .safetensors" in told(result)
+
+
+def test_a_high_level_asks_for_as_many_images_as_it_needs():
+    with pytest.raises(CalibrationError, match=r"^144 images .* at least 1,998 are needed\. Hold"):
+        check_enough_images(144, 0.999)
+    with pytest.raises(CalibrationError, match="at least 38 are needed, a few hundred are better"):
+        check_enough_images(12, 0.95)
 
 
 def test_a_table_of_paths_can_be_fitted_on(own, tmp_path):

@@ -9,6 +9,7 @@ pytest.importorskip("altair", reason="the extra 'report' is not installed")
 
 from gramwatch.cli.report import about_guard
 from tests.cli.invoking import invoke, told
+from tests.cli.test_score import rows_of
 from tests.report.tables import many, write_csv
 
 
@@ -25,9 +26,14 @@ def test_a_page_is_written_with_the_scores(own, tmp_path):
     assert "of the score" in text  # in sentences
     words = ["report", table, "--guard", own.guard, "--workers", 0, "-q", "-o"]
     alone = tmp_path / "alone.html"
-    result = invoke(*words, alone, "--model", own.model, "--device", "cpu")
+    result = invoke(*words, alone, "--model", own.model, "--device", "cpu", "--json")
     assert result.exit_code == 0, result.output
     assert alone.read_text() == text
+    groups = json.loads(result.stdout)["groups"]
+    assert all(group["title"] in text and group["about"] in text for group in groups)
+    grouped = [path for group in groups for path in group["images"]]
+    flagged = [row["path"] for row in rows_of(table) if row["is_ood"] == "true"]
+    assert sorted(grouped) == sorted(flagged if len(flagged) >= 10 else [])
     plain = tmp_path / "plain.html"
     assert invoke(*words, plain, "--no-explain").exit_code == 0
     assert str(own.train) in plain.read_text()

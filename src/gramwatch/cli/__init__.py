@@ -3,6 +3,7 @@
 Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
 """
 
+import os
 import sys
 import warnings
 
@@ -11,6 +12,9 @@ def main() -> None:
     """Run the `gramwatch` command."""
     from gramwatch.errors import GramwatchWarning
 
+    # Read when PyTorch is imported. Threads that wait do not spin then: they would take the cores from the
+    # processes that decode images, and from other programs.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         from gramwatch.cli.app import app
     except ModuleNotFoundError as error:

@@ -9,7 +9,7 @@ from textwrap import shorten
 import typer
 
 from gramwatch.cli.launch import first
-from gramwatch.errors import GramwatchError
+from gramwatch.errors import GramwatchError, MissingExtraError
 
 
 @contextmanager
@@ -17,6 +17,8 @@ def about(option: str) -> Iterator[None]:
     """Report errors of the library inside this block as errors of this option."""
     try:
         yield
+    except MissingExtraError:  # the option is right, and the message names the package
+        raise
     except (GramwatchError, ValueError) as error:
         raise typer.BadParameter(str(error), param_hint=option) from None
 
@@ -83,6 +85,13 @@ def writable_folder(folder: Path, option: str = "--output") -> None:
         raise typer.BadParameter(
             f"cannot write into {folder} ({error.strerror or error}): name another place", param_hint=option
         ) from None
+
+
+def guard_file(path: Path) -> None:
+    """Make sure that the file of a guard can be written, under a name by which it is known."""
+    if path.suffix != ".safetensors":
+        raise typer.BadParameter(f"the name {path} must end in .safetensors", param_hint="--output")
+    writable_file(path)
 
 
 def writable_file(path: Path, option: str = "--output") -> None:

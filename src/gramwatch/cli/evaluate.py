@@ -38,17 +38,20 @@ FOLDER = Path("gramwatch-evaluation")
 
 def evaluate(
     guard: Annotated[
-        Path | None, typer.Argument(help="A file that 'gramwatch fit' wrote.", show_default=False)
+        Path | None,
+        typer.Argument(metavar="GUARD", help="A file that 'gramwatch fit' wrote.", show_default=False),
     ] = None,
     test: Annotated[
         str | None,
         typer.Argument(
+            metavar="TEST",
             help="Images like those of the fit, not used for it: a folder, a CSV or a named set.",
             show_default=False,
         ),
     ] = None,
     outliers: Annotated[
-        list[str] | None, typer.Argument(help="Other images: one set or several.", show_default=False)
+        list[str] | None,
+        typer.Argument(metavar="OUTLIERS", help="Other images: one set or several.", show_default=False),
     ] = None,
     output: Annotated[
         Path | None,

@@ -14,8 +14,10 @@ MOST = 10
 
 
 def explain(
-    guard: Annotated[Path, typer.Argument(help="A file that 'gramwatch fit' wrote.", show_default=False)],
-    image: Annotated[Path, typer.Argument(help="An image.", show_default=False)],
+    guard: Annotated[
+        Path, typer.Argument(metavar="GUARD", help="A file that 'gramwatch fit' wrote.", show_default=False)
+    ],
+    image: Annotated[Path, typer.Argument(metavar="IMAGE", help="An image.", show_default=False)],
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="The picture to draw, a PNG.", show_default=False)
     ] = None,
@@ -56,6 +58,8 @@ def explain(
         Voice(True, True).summary(_summary(explained))
         return
     typer.echo(str(explained[0]))
+    if output is not None:
+        typer.echo(f"written: {output}", err=True)
     for note in explained.notes:
         typer.echo(f"note: {note}", err=True)
 

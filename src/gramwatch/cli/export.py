@@ -12,7 +12,9 @@ from gramwatch.errors import ArtifactError, InputError
 
 
 def export(
-    guard: Annotated[Path, typer.Argument(help="A file that 'gramwatch fit' wrote.", show_default=False)],
+    guard: Annotated[
+        Path, typer.Argument(metavar="GUARD", help="A file that 'gramwatch fit' wrote.", show_default=False)
+    ],
     output: Annotated[
         Path, typer.Option("--output", "-o", help="The graph: .onnx, or .pt2 for torch.export.load.")
     ],

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gramwatch.cli.checks import about, chosen_device, existing_file, interruptible, writable_file
+from gramwatch.cli.checks import about, chosen_device, existing_file, guard_file, interruptible
 from gramwatch.cli.common import (
     BatchSize,
     Device,
@@ -45,6 +45,7 @@ def fit(
     data: Annotated[
         str,
         typer.Argument(
+            metavar="DATA",
             help="Training images: a folder (with or without class folders), a CSV with a column 'path', or "
             "a named set.",
             show_default=False,
@@ -157,7 +158,7 @@ def _check(output: Path, weights: Path | None, level: float) -> None:
         raise typer.BadParameter(f"{level} does not lie between 0 and 1", param_hint="--level")
     if weights is not None:
         existing_file(weights, "--weights")
-    writable_file(output)
+    guard_file(output)
 
 
 def _kept(checkpoint: Path | None) -> str:
@@ -193,9 +194,10 @@ def check_enough_images(count: int, level: float) -> None:
 
     needed = calibration_needs(level, split=True)
     if count < needed:
+        better = ", a few hundred are better" if needed < 200 else ""
         raise CalibrationError(
-            f"{count} images to calibrate on are too few for level {level}: at least {needed} are needed, a "
-            "few hundred are better. Hold out more (--hold-out 0.5), give --calibrate, or lower --level"
+            f"{count:,} images to calibrate on are too few for level {level:g}: at least {needed:,} are "
+            f"needed{better}. Hold out more (--hold-out 0.5), give more by --calibrate, or lower --level"
         )
 
 

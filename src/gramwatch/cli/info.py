@@ -30,7 +30,8 @@ NAMES = {
 
 def info(
     guard: Annotated[
-        Path, typer.Argument(help="A file of a guard or of another detector.", show_default=False)
+        Path,
+        typer.Argument(metavar="GUARD", help="A file of a guard or of another detector.", show_default=False),
     ],
     as_json: Annotated[bool, Json] = False,
 ) -> None:

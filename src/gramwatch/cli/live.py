@@ -19,7 +19,8 @@ ABOUT = "The guard flags images that are unlike those of its fit."
 
 def live(
     guard: Annotated[
-        Path | None, typer.Argument(help="A file that 'gramwatch fit' wrote.", show_default=False)
+        Path | None,
+        typer.Argument(metavar="GUARD", help="A file that 'gramwatch fit' wrote.", show_default=False),
     ] = None,
     demo: Annotated[
         bool, typer.Option("--demo", help="Without a guard: train a small network on digits, and guard it.")

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gramwatch.cli.checks import about, chosen_device, existing_file, interruptible, writable_file
+from gramwatch.cli.checks import about, chosen_device, existing_file, guard_file, interruptible
 from gramwatch.cli.common import (
     BatchSize,
     Device,
@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 
 
 def merge(
-    guards: Annotated[list[Path], typer.Argument(help="Files of guards of one network.", show_default=False)],
+    guards: Annotated[
+        list[Path],
+        typer.Argument(metavar="GUARDS", help="Files of guards of one network.", show_default=False),
+    ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The file for the merged guard.")],
     calibrate: Annotated[
         str | None,
@@ -51,7 +54,7 @@ def merge(
         raise typer.BadParameter("a merge needs two guards or more", param_hint="GUARDS")
     for guard in guards:
         existing_file(guard, "GUARDS")
-    writable_file(output)
+    guard_file(output)
     place = chosen_device(device)
     built: dict[tuple[Any, ...], Model] = {}
     first, *others = (opened_guard(guard, model, weights, place, built, calibrated=False) for guard in guards)

@@ -38,7 +38,8 @@ IMAGES = 24
 
 def report(
     tables: Annotated[
-        list[Path], typer.Argument(help="Tables that 'gramwatch score' wrote. Several are compared.")
+        list[Path],
+        typer.Argument(metavar="TABLES", help="Tables that 'gramwatch score' wrote. Several are compared."),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The page. Its name ends in .html.")],
     guard: Annotated[
@@ -79,6 +80,8 @@ def report(
 
     gramwatch report scores.parquet --minimal -o report.html
 
+    gramwatch report scores.csv --guard guard.safetensors -o report.html --json | jq '.groups[0].images'
+
     """
     for table in tables:
         existing_file(table, "TABLES")
@@ -93,8 +96,7 @@ def report(
             opened.recorded or opened.model.preprocessing, opened.model.name
         )
         judge = Judge(opened, preprocessing, workers)
-    size = write_report(voice, output, tables, guard, judge, images=images, minimal=minimal)
-    voice.summary({"output": str(output), "bytes": size})
+    voice.summary(write_report(voice, output, tables, guard, judge, images=images, minimal=minimal))
 
 
 def check_page(output: Path, overwrite: bool, option: str = "--output") -> None:
@@ -129,8 +131,8 @@ def write_report(
     *,
     images: int = IMAGES,
     minimal: bool = False,
-) -> int:
-    """Write the page of some tables. With a judge, it says why images are flagged. Return its bytes."""
+) -> dict[str, Any]:
+    """Write the page of some tables. With a judge, it says why images are flagged. Return a summary."""
     from gramwatch import artifact
     from gramwatch.report import scores as scored
     from gramwatch.report.page import page
@@ -142,7 +144,13 @@ def write_report(
     text = page(scores, about, reasons, opener=opener, images=images)
     size = _write(output, text)
     voice.say(f"written: {output}, {size / 1e6:.1f} MB")
-    return size
+    summary: dict[str, Any] = {"output": str(output), "bytes": size}
+    if reasons is not None:
+        summary["groups"] = [
+            {"title": group.title, "about": group.about, "images": [scores.paths[i] for i in group.images]}
+            for group in reasons.groups
+        ]
+    return summary
 
 
 def _reasons(judge: Judge, scores: "Scores", opener: "Opener", images: int) -> "Reasons":

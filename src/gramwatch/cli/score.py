@@ -44,10 +44,13 @@ FLAGGED = 3
 
 
 def score(
-    guard: Annotated[Path, typer.Argument(help="A file that 'gramwatch fit' wrote.", show_default=False)],
+    guard: Annotated[
+        Path, typer.Argument(metavar="GUARD", help="A file that 'gramwatch fit' wrote.", show_default=False)
+    ],
     images: Annotated[
         str,
         typer.Argument(
+            metavar="IMAGES",
             help="A folder, a CSV with a column 'path', an image, a named set, or - for paths on standard "
             "input, one in each line.",
             show_default=False,

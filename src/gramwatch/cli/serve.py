@@ -31,6 +31,7 @@ def serve(
     guard: Annotated[
         Path,
         typer.Argument(
+            metavar="GUARD",
             help="A file that 'gramwatch fit' wrote, or an .onnx file of 'gramwatch export'.",
             show_default=False,
         ),

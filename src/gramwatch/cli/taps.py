@@ -8,6 +8,7 @@ import typer
 
 from gramwatch.cli.checks import about
 from gramwatch.cli.common import Json, Network, Size, Weights, chosen_taps
+from gramwatch.errors import InputError
 
 
 def taps(
@@ -43,7 +44,15 @@ def taps(
     height, width = (size, size) if size is not None else known.size if known else (0, 0)
     depth = channels or (len(known.mean) if known else 3)
     images = torch.zeros(2, depth, height, width)
-    listed = find_taps(found.network, images, chosen_taps(which))
+    try:
+        listed = find_taps(found.network, images, chosen_taps(which))
+    except InputError as error:
+        if known is None and channels is None:
+            raise typer.BadParameter(
+                f"images of 3 channels were tried: {error}. If images are grey, give --channels 1",
+                param_hint="--channels",
+            ) from None
+        raise
     if as_json:
         typer.echo(
             json.dumps(

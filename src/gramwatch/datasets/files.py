@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gramwatch.datasets.folder import SUFFIXES, class_folders
 from gramwatch.datasets.source import missing
-from gramwatch.errors import DataError, warn
+from gramwatch.errors import DataError, MissingDataError, warn
 
 PATH_COLUMNS = ("path", "file", "filename", "image")
 LABEL_COLUMNS = ("label", "class")
@@ -52,7 +52,8 @@ def _of_folder(folder: Path) -> Files:
         else:
             others += 1
     if not paths:
-        raise missing(folder / "*", "image")
+        endings = ", ".join(sorted(SUFFIXES))
+        raise MissingDataError(f"there is no image in the folder {folder}: no name ends in {endings}")
     return Files(paths, class_folders(paths, folder), others)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from gramwatch import artifact
 from gramwatch.artifact import Field
 from gramwatch.batches import Inputs, on_device
-from gramwatch.detector import Detector
+from gramwatch.detector import Detector, explained
 from gramwatch.errors import InputError
 from gramwatch.measurement import AsMeasured, Calibration, Measurement, how_many_rank
 from gramwatch.observation import Needs, Observation
@@ -297,7 +297,8 @@ class Method(Detector):
     def _run(self, inputs: Inputs) -> Measurement:
         if not self.alone:
             return super()._run(inputs)
-        logits, score = self.score_inputs(inputs)
+        with explained([self], inputs):
+            logits, score = self.score_inputs(inputs)
         return Measurement(score.unsqueeze(1), logits, score < torch.inf)
 
     def score_inputs(self, inputs: Inputs) -> tuple[Tensor, Tensor]:

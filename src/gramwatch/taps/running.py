@@ -20,9 +20,11 @@ from gramwatch.batches import (
     batches_in,
     count_examples,
     described,
+    device_of,
     kind_of,
     signature,
     split_batch,
+    tensors_in,
 )
 from gramwatch.errors import GramwatchError, InputError, warn_once
 
@@ -32,6 +34,7 @@ _P = ParamSpec("_P")
 InputsAdapter = str | Callable[[Any], Any] | None
 LogitsAdapter = str | int | Callable[[Any], Tensor] | None
 MaskAdapter = str | Callable[[Any], Tensor] | Literal[False] | None
+IN_A_COMMAND = "For a command, let a function of yours return a network that returns the logits alone"
 MASK = "attention_mask"
 """The argument of a network that usually says which places are padding: they are 0."""
 
@@ -142,6 +145,23 @@ class Network:
         held = itertools.chain(self.model.parameters(), self.model.buffers())
         return next((t.dtype for t in held if t.is_floating_point()), torch.get_default_dtype())
 
+    def explain_dtype(self, inputs: Inputs, error: BaseException) -> None:
+        """If the inputs have another floating-point type than the network, raise an error that names both.
+
+        Autocast converts inputs. So the type is no reason for an error there.
+        """
+        own, device = self._dtype, device_of(self.model)
+        if torch.is_autocast_enabled("cpu" if device is None else device.type):
+            return
+        others = {t.dtype for t in tensors_in(inputs) if t.is_floating_point()} - {own}
+        if others:
+            given, kind = (str(t).removeprefix("torch.") for t in (min(others, key=str), own))
+            raise InputError(
+                f"inputs of {given} were given, the parameters of {type(unwrap(self.model)).__name__} are "
+                f"{kind} ({type(error).__name__}: {error}). Convert the inputs, images.to(torch.{kind}), or "
+                "let inputs=FUNCTION do so"
+            ) from error
+
     def mask_of(self, inputs: Inputs) -> Tensor | None:
         """Which places of the network's arguments are not padding, `(N, length)`. None without a mask."""
         if self.mask is False:
@@ -175,15 +195,16 @@ class Network:
         if not isinstance(logits, Tensor):
             raise InputError(
                 f"the network returned {kind_of(output)}: no logits were found in it. Say where they are: "
-                "logits='NAME', a position or a function"
+                f"logits='NAME', a position or a function. {IN_A_COMMAND}"
             )
         if logits.ndim != 2 or logits.shape[1] < 2:
             single = (
                 logits.ndim == 1 and " If this is one example without a batch axis, add it: images[None]."
             )
             raise InputError(
-                f"the logits have shape {tuple(logits.shape)}: expected (examples, classes), two classes or "
-                f"more.{single or ''} If the network returns more than logits, say where they are: logits=..."
+                f"the logits have shape {tuple(logits.shape)}: expected those of a classifier, (examples, "
+                f"classes), two classes or more.{single or ''} If the network returns more than logits, say "
+                f"where they are: logits=NAME. {IN_A_COMMAND}"
             )
         return logits
 
@@ -271,6 +292,7 @@ def first_look(network: Network, inputs: Inputs) -> Iterator[None]:
     except (TypeError, RuntimeError, ValueError, IndexError) as error:
         if isinstance(error, GramwatchError):
             raise
+        network.explain_dtype(inputs, error)
         name = type(unwrap(network.model)).__name__
         raise InputError(
             f"{name} could not be run on inputs of {described(signature(inputs))} for each example "
