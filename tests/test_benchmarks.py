@@ -595,30 +595,29 @@ def test_the_gradient_of_the_score_is_that_of_the_score(tmp_path, pixels):
 
 def test_the_words_about_ways_are_those_of_the_results():
     """Aims that were met and missed: docs/performance.md names them."""
-    results = sorted(document.held("ways", document.DOCS), key=lambda r: r.get("code") != "earlier")
+    results = document.held("ways", document.DOCS)
     rows = {(r["device"], row["network"], row["way"]): row for r in results for row in r["rows"]}
-    (before,) = (
-        row
-        for r in results
-        for row in r["rows"]
-        if (r["device"], r.get("code"), row["network"], row["way"])
-        == ("cuda", "earlier", "ResNet-50", "bfloat16")
-    )
-    assert (round(before["busy_guard"], 2), round(before["guard"]["median"], 2)) == (0.14, 0.97)
-    busy = {
-        name: rows["cuda", name, "bfloat16"]["busy_guard"] for name in ("ResNet-50", "ViT-B/16", "ConvNeXt-T")
-    }
-    assert {name for name, extra in busy.items() if extra > 0.10 + 0.005} == {"ResNet-50"}
-    assert 0.145 < busy["ResNet-50"] < 0.155
-    assert 0.15 < rows["cuda", "ResNet-50", "compiled"]["recorded"]["median"] < 0.2
-    clock = {name: rows["cuda", name, "bfloat16"]["guard"]["median"] for name in busy}
-    assert {name for name, extra in clock.items() if extra > 0.25} == {"ResNet-50"}
+    networks = ("ResNet-50", "ViT-B/16", "ConvNeXt-T")
+    half, compiled = ({n: rows["cuda", n, way] for n in networks} for way in ("bfloat16", "compiled"))
+    assert {name for name, row in half.items() if row["busy_guard"] > 0.10} == {"ResNet-50"}
+    assert [round(half[name]["busy_guard"], 3) for name in networks] == [0.103, 0.042, 0.088]
+    assert all(row["recorded"]["median"] <= 0.15 for row in compiled.values())
+    assert {name for name, row in half.items() if row["guard"]["median"] > 0.25} == {"ResNet-50"}
+    resnet = half["ResNet-50"]
+    assert [round(resnet["guard"][each], 2) for each in ("low", "high")] == [0.15, 0.40]
+    assert round(resnet["recorded"]["median"], 2) == 0.08
+    assert round(rows["cuda", "ResNet-50", "float32"]["guard"]["median"], 2) == 0.13
+    assert round(rows["cuda", "ResNet-50", "float32"]["busy_guard"], 2) == 0.10
+    assert 0.95 < compiled["ResNet-50"]["guard"]["median"] < 1.1  # doubled
+    assert all(row["fit"]["median"] > 1.15 for row in half.values())
+    assert all(row["fit_further"]["median"] <= 1.15 for row in half.values())
     aims = {"ResNet-50": 0.08, "ViT-B/16": 0.05, "ResNet-34 (CIFAR)": 0.08}
-    missed = {name for name, aim in aims.items() if rows["cpu", name, "float32"]["guard"]["median"] > aim}
-    assert missed == {"ResNet-34 (CIFAR)"}
-    assert all(rows["cuda", name, "bfloat16"]["fit"]["median"] > 1.15 for name in busy)
-    assert rows["cuda", "ResNet-50", "bfloat16"]["fit_further"]["median"] > 1.15
-    assert rows["cuda", "ResNet-50", "bfloat16"]["fit_further_recorded"]["median"] < 1.15
+    extra = {name: rows["cpu", name, "float32"]["guard"]["median"] for name in aims}
+    assert {name for name, aim in aims.items() if extra[name] > aim} == {"ResNet-34 (CIFAR)"}
+    assert round(extra["ResNet-34 (CIFAR)"], 3) == 0.084
+    assert rows["cuda", "ViT-B/16", "float32"]["busy_guard"] < 0  # the network's own kernels vary
+    readme = (document.DOCS.parent / "README.md").read_text(encoding="utf-8")
+    assert "4 to 10 % more of the GPU's time" in readme.replace("\n  ", " ")
 
 
 def test_a_table_of_ways_has_what_was_measured():
