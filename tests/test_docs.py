@@ -277,7 +277,7 @@ def test_the_page_on_large_data_has_the_figures_of_its_file():
     found = json.loads((DOCS / "data" / "stream.json").read_text(encoding="utf-8"))
     text = " ".join((DOCS / "howto" / "large_data.md").read_text(encoding="utf-8").split())
     memory, costs = found["memory"], found["costs"]
-    assert (memory["images"], found["cores"], memory["workers"]) == (100_000, 2, 1)
+    assert (memory["images"], found["cores"], memory["workers"]) == (100_000, 2, 2)
     assert f"judged 100,000 small images in {memory['seconds']:.0f} seconds on two cores" in text
     parts = [zip(memory["rows"], memory["mib"], strict=True) for _ in range(2)]
     second = max(mib for rows, mib in parts[0] if 10_000 <= rows <= 20_000)
@@ -292,6 +292,9 @@ def test_the_page_on_large_data_has_the_figures_of_its_file():
         assert {len(rates) for rates in case["rounds"].values()} == {3}
     assert costs["small"]["decode_ms"] < 0.1 * costs["small"]["judge_ms"]
     assert costs["large"]["decode_ms"] > costs["large"]["judge_ms"]
+    rounds = {name: case["rounds"] for name, case in found["workers"].items()}
+    assert min(rounds["large"]["2"]) > max(rounds["large"]["1"])
+    assert max(rounds["large"]["3"]) < max(rounds["large"]["2"])
 
 
 def test_the_page_on_texts_has_the_figures_of_its_file():

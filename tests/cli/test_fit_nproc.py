@@ -90,7 +90,7 @@ def test_images_are_dealt_out_by_batches():
 
 def test_cores_are_shared_by_the_processes_of_a_machine(monkeypatch):
     monkeypatch.setattr("gramwatch.cli.common.cores", lambda: 16)
-    assert [default_workers(processes) for processes in (1, 2, 4, 16)] == [8, 7, 3, 1]
+    assert [default_workers(processes) for processes in (1, 2, 4, 16)] == [8, 8, 4, 1]
 
 
 def test_every_rank_has_a_gpu_of_its_own(monkeypatch):

@@ -189,7 +189,9 @@ def test_an_output_without_logits_is_refused():
 @pytest.mark.parametrize("shape", [(2,), (2, 5, 3), (2, 5, 1, 1), (2, 1)])
 def test_logits_that_are_not_examples_by_classes_are_refused(shape):
     net = Net(lambda net, x: F.relu(net.fc(x)).new_zeros(len(x), *shape[1:]), fc=nn.Linear(4, 3))
-    with pytest.raises(InputError, match=r"the logits have shape \(2.*expected those of a classifier, \(examples, classes\)"):
+    with pytest.raises(
+        InputError, match=r"the logits have shape \(2.*expected those of a classifier, \(examples, classes\)"
+    ):
         find_taps(net, torch.randn(2, 4))
     with pytest.raises(InputError, match="the logits have shape"):
         observe(net, Taps([], ["linear", "relu"]), torch.randn(2, 4), lambda *_: None)

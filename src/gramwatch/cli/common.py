@@ -38,7 +38,7 @@ Std = typer.Option(help="The standard deviation of each channel: 0.229,0.224,0.2
 Device = typer.Option(help="Where to compute. By default a GPU if there is one, else the CPU.")
 BatchSize = typer.Option(min=1, help="The number of images in one pass.")
 Workers = typer.Option(
-    min=0, help="Processes that decode images. By default one less than the cores, at most 8."
+    min=0, help="Processes that decode images. By default as many as there are cores, at most 8."
 )
 
 
@@ -114,8 +114,11 @@ def chosen_taps(text: str) -> str | list[str]:
 
 
 def default_workers(processes: int = 1) -> int:
-    """One less than the cores that each of the processes may use, at least 1 and at most 8."""
-    return max(1, min(8, cores() // processes - 1))
+    """The number of cores that each of the processes may use, at least 1 and at most 8.
+
+    With one less, decoding large photographs would hold the network up (`python -m benchmarks.stream`).
+    """
+    return max(1, min(8, cores() // processes))
 
 
 # --- images ------------------------------------------------------------------------------------------
