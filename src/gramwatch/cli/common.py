@@ -27,6 +27,8 @@ Network = typer.Argument(
     "function of yours that returns it.",
     show_default=False,
 )
+GuardFile = typer.Argument(metavar="GUARD", help="A file that 'gramwatch fit' wrote.", show_default=False)
+OtherNetwork = typer.Option(help="The network, if the guard's file does not name it.")
 Weights = typer.Option(
     help="The weights: a safetensors file, or a PyTorch checkpoint of parameters.", show_default=False
 )

@@ -12,8 +12,10 @@ from gramwatch.cli.common import (
     BatchSize,
     Device,
     Given,
+    GuardFile,
     Json,
     Mean,
+    OtherNetwork,
     Quiet,
     Resize,
     Size,
@@ -37,10 +39,7 @@ FOLDER = Path("gramwatch-evaluation")
 
 
 def evaluate(
-    guard: Annotated[
-        Path | None,
-        typer.Argument(metavar="GUARD", help="A file that 'gramwatch fit' wrote.", show_default=False),
-    ] = None,
+    guard: Annotated[Path | None, GuardFile] = None,
     test: Annotated[
         str | None,
         typer.Argument(
@@ -71,9 +70,7 @@ def evaluate(
     own: Annotated[
         Path | None, typer.Option(help="A Python file of your own that registers methods. It is executed.")
     ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="The network, if the guard's file does not name it.")
-    ] = None,
+    model: Annotated[str | None, OtherNetwork] = None,
     weights: Annotated[Path | None, Weights] = None,
     size: Annotated[int | None, Size] = None,
     resize: Annotated[str | None, Resize] = None,

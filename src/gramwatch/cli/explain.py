@@ -6,7 +6,20 @@ from typing import Annotated, Any
 import typer
 
 from gramwatch.cli.checks import chosen_device, existing_file, writable_file
-from gramwatch.cli.common import Device, Given, Json, Mean, Resize, Size, Std, Voice, Weights, opened_guard
+from gramwatch.cli.common import (
+    Device,
+    Given,
+    GuardFile,
+    Json,
+    Mean,
+    OtherNetwork,
+    Resize,
+    Size,
+    Std,
+    Voice,
+    Weights,
+    opened_guard,
+)
 from gramwatch.cli.score import differences
 
 MOST = 10
@@ -14,16 +27,12 @@ MOST = 10
 
 
 def explain(
-    guard: Annotated[
-        Path, typer.Argument(metavar="GUARD", help="A file that 'gramwatch fit' wrote.", show_default=False)
-    ],
+    guard: Annotated[Path, GuardFile],
     image: Annotated[Path, typer.Argument(metavar="IMAGE", help="An image.", show_default=False)],
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="The picture to draw, a PNG.", show_default=False)
     ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="The network, if the guard's file does not name it.")
-    ] = None,
+    model: Annotated[str | None, OtherNetwork] = None,
     weights: Annotated[Path | None, Weights] = None,
     size: Annotated[int | None, Size] = None,
     resize: Annotated[str | None, Resize] = None,

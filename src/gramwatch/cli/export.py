@@ -7,20 +7,16 @@ from typing import Annotated
 import typer
 
 from gramwatch.cli.checks import about, existing_file, interruptible, writable_file
-from gramwatch.cli.common import Json, Quiet, Voice, Weights, opened_guard
+from gramwatch.cli.common import GuardFile, Json, OtherNetwork, Quiet, Voice, Weights, opened_guard
 from gramwatch.errors import ArtifactError, InputError
 
 
 def export(
-    guard: Annotated[
-        Path, typer.Argument(metavar="GUARD", help="A file that 'gramwatch fit' wrote.", show_default=False)
-    ],
+    guard: Annotated[Path, GuardFile],
     output: Annotated[
         Path, typer.Option("--output", "-o", help="The graph: .onnx, or .pt2 for torch.export.load.")
     ],
-    model: Annotated[
-        str | None, typer.Option(help="The network, if the guard's file does not name it.")
-    ] = None,
+    model: Annotated[str | None, OtherNetwork] = None,
     weights: Annotated[Path | None, Weights] = None,
     preprocessing: Annotated[
         bool,

@@ -6,7 +6,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gramwatch.cli.checks import about, chosen_device, existing_file, interruptible
-from gramwatch.cli.common import Device, Given, Mean, Quiet, Resize, Size, Std, Voice, Weights, opened_guard
+from gramwatch.cli.common import (
+    Device,
+    Given,
+    GuardFile,
+    Mean,
+    OtherNetwork,
+    Quiet,
+    Resize,
+    Size,
+    Std,
+    Voice,
+    Weights,
+    opened_guard,
+)
 from gramwatch.cli.info import named_facts
 from gramwatch.cli.score import differences
 
@@ -18,16 +31,11 @@ ABOUT = "The guard flags images that are unlike those of its fit."
 
 
 def live(
-    guard: Annotated[
-        Path | None,
-        typer.Argument(metavar="GUARD", help="A file that 'gramwatch fit' wrote.", show_default=False),
-    ] = None,
+    guard: Annotated[Path | None, GuardFile] = None,
     demo: Annotated[
         bool, typer.Option("--demo", help="Without a guard: train a small network on digits, and guard it.")
     ] = False,
-    model: Annotated[
-        str | None, typer.Option(help="The network, if the guard's file does not name it.")
-    ] = None,
+    model: Annotated[str | None, OtherNetwork] = None,
     weights: Annotated[Path | None, Weights] = None,
     size: Annotated[int | None, Size] = None,
     resize: Annotated[str | None, Resize] = None,

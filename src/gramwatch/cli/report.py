@@ -15,6 +15,7 @@ from gramwatch.cli.common import (
     Given,
     Json,
     Opened,
+    OtherNetwork,
     Quiet,
     Voice,
     Weights,
@@ -48,9 +49,7 @@ def report(
             help="The guard that scored: the page says what it was fitted on, and why images are flagged."
         ),
     ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="The network, if the guard's file does not name it.")
-    ] = None,
+    model: Annotated[str | None, OtherNetwork] = None,
     weights: Annotated[Path | None, Weights] = None,
     explain: Annotated[
         bool,

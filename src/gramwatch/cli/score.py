@@ -14,9 +14,11 @@ from gramwatch.cli.common import (
     BatchSize,
     Device,
     Given,
+    GuardFile,
     Json,
     Mean,
     Opened,
+    OtherNetwork,
     Pictures,
     Quiet,
     Resize,
@@ -44,9 +46,7 @@ FLAGGED = 3
 
 
 def score(
-    guard: Annotated[
-        Path, typer.Argument(metavar="GUARD", help="A file that 'gramwatch fit' wrote.", show_default=False)
-    ],
+    guard: Annotated[Path, GuardFile],
     images: Annotated[
         str,
         typer.Argument(
@@ -64,9 +64,7 @@ def score(
         str | None, typer.Option(help="csv, jsonl or parquet, if the name of the output does not say it.")
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an output that exists.")] = False,
-    model: Annotated[
-        str | None, typer.Option(help="The network, if the guard's file does not name it.")
-    ] = None,
+    model: Annotated[str | None, OtherNetwork] = None,
     weights: Annotated[Path | None, Weights] = None,
     size: Annotated[int | None, Size] = None,
     resize: Annotated[str | None, Resize] = None,

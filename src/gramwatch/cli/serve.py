@@ -11,6 +11,7 @@ from gramwatch.cli.common import (
     Device,
     Given,
     Mean,
+    OtherNetwork,
     Quiet,
     Resize,
     Size,
@@ -36,9 +37,7 @@ def serve(
             show_default=False,
         ),
     ],
-    model: Annotated[
-        str | None, typer.Option(help="The network, if the guard's file does not name it.")
-    ] = None,
+    model: Annotated[str | None, OtherNetwork] = None,
     weights: Annotated[Path | None, Weights] = None,
     size: Annotated[int | None, Size] = None,
     resize: Annotated[str | None, Resize] = None,

@@ -635,7 +635,7 @@ def _read_channels(
 @triton.jit
 def _read_means(
     x, means, channel, channels, pixels, width, start, down, right, along, skip,
-    COLUMNS: tl.constexpr, ROWS: tl.constexpr, PIXELS: tl.constexpr,
+    ROWS: tl.constexpr, PIXELS: tl.constexpr,
 ):  # fmt: skip
     """The means of some channels over the pixels."""
     row = tl.arange(0, ROWS)
@@ -656,9 +656,7 @@ def read_means(
     channel = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     x += n * stride_n
     means += n * channels
-    _read_means(
-        x, means, channel, channels, pixels, width, start, down, right, along, skip, COLUMNS, ROWS, PIXELS
-    )
+    _read_means(x, means, channel, channels, pixels, width, start, down, right, along, skip, ROWS, PIXELS)
 
 
 @triton.jit
@@ -707,7 +705,7 @@ def read_example(
         channel = (work - 1) * MEAN_COLUMNS + tl.arange(0, MEAN_COLUMNS)
         _read_means(
             x, means, channel, mean_channels, mean_pixels, mean_width, mean_start, mean_down, mean_right,
-            along, mean_skip, MEAN_COLUMNS, MEAN_ROWS, 0,
+            along, mean_skip, MEAN_ROWS, 0,
         )  # fmt: skip
     else:
         _read_statistics(

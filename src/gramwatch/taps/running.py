@@ -403,7 +403,7 @@ def judging(model: nn.Module, compiled: bool = False) -> Iterator[None]:
 
 
 def _any_training(model: nn.Module) -> bool:
-    """Whether a module is in training mode. `model.modules()` takes several times as long."""
+    """Whether a module is in training mode. `model.modules()` takes longer."""
     waiting = [model]
     for module in waiting:
         if module.training:
