@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gramwatch import artifact, export, pretrained
+from gramwatch import artifact, export, image_numbers, pretrained
 from gramwatch.artifact import Field
 from gramwatch.batches import Inputs, count_examples, on_device
 from gramwatch.detector import Detector
@@ -652,6 +652,8 @@ class Guard(Detector):
 def why_not(member: Detector, look: Look) -> str:
     """Why a network does not support a member; empty if it does."""
     needs = member.needs
+    if needs.image and image_numbers.image_of(look.inputs) is None:
+        return image_numbers.WHY_NONE
     if needs.features and needs.features_at is None and look.head is None:
         name = type(unwrap(look.network.model)).__name__
         return f"the logits of {name} are not made by one linear layer, whose input it needs"
