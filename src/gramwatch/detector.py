@@ -840,7 +840,8 @@ def measured_all(
         ranks = group.gather((numbers, counts, _sharing_logits(mine), reading))
         turns = _in_turns([(numbers, counts) for numbers, counts, _, _ in ranks])
         if kept is not None:
-            kept.settle([reading for *_, reading in ranks if reading is not None], _firsts(turns), group.rank)
+            readings = [reading for *_, reading in ranks if reading is not None]
+            kept.settle(readings, _firsts(turns, group.size), group.rank)
         return _ordered([measured for _, _, measured, _ in ranks], turns, doing)
 
 
@@ -873,9 +874,9 @@ def _in_turns(ranks: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[_Tur
     return sorted(turns)
 
 
-def _firsts(turns: Sequence[_Turn]) -> list[list[int]]:
+def _firsts(turns: Sequence[_Turn], ranks: int) -> list[list[int]]:
     """The running number of the first example of each batch, for every rank."""
-    firsts: list[list[int]] = [[] for _ in range(1 + max((rank for _, rank, _, _ in turns), default=0))]
+    firsts: list[list[int]] = [[] for _ in range(ranks)]
     running = 0
     for _, rank, _, count in turns:
         firsts[rank].append(running)
