@@ -296,7 +296,7 @@ def worth(images: int, detector: "Detector") -> str:
 
 def agreement(detector: "Detector", labels: list[str], names: list[str], seed: int) -> float | None:
     """The share of ranking images whose predicted class is that of their folder. None if it is unknown."""
-    from gramwatch.measurement import halves
+    from gramwatch.split import halves
 
     calibration = detector.calibration()
     predicted, how = calibration.predicted, calibration.how
