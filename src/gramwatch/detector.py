@@ -470,7 +470,7 @@ class Detector(ABC):
         with together(self.model, "calibrate") as group:
             kept = KeptInputs(seed)
             measurement = self.measure_all(loader, "calibrating", progress, kept)
-            self.calibrate_kept(group, measurement, kept, split=split)
+            self.calibrate_kept(group, measurement, kept, split=split, progress=progress)
         return self
 
     @torch.inference_mode()
@@ -481,6 +481,7 @@ class Detector(ABC):
         kept: KeptInputs,
         numbers: Tensor | None = None,
         split: bool = True,
+        progress: bool = False,
     ) -> None:
         """`calibrate` from the measurement of all examples of a loader, and the inputs kept of it.
 
@@ -490,6 +491,7 @@ class Detector(ABC):
             kept: the sample of inputs. Those of the half that ranks are dropped.
             numbers: the running numbers of the examples that calibrate. None: all.
             split: as for `calibrate`.
+            progress: show a progress bar (on a terminal only).
 
         """
         numbers = torch.arange(len(measurement)) if numbers is None else numbers
@@ -500,6 +502,7 @@ class Detector(ABC):
         if calibration.how["split"]:
             standard = standard[halves(standard, kept.seed)[0]]
         kept.restrict(standard)
+        calibration = self.rehearsed(calibration, measurement[standard], kept, group, progress)
         rounding = self._rounding(group, calibration, measurement, kept)
         self.forget_calibration()
         self._calibration = calibration.tolerating(2 * rounding, self.level)
@@ -534,6 +537,21 @@ class Detector(ABC):
         except ValueError as error:
             raise CalibrationError(str(error)) from None
         self.check_rule(calibration.rule)
+        return calibration
+
+    def rehearsed(
+        self, calibration: Calibration, standard: Measurement, kept: KeptInputs, group: Group, progress: bool
+    ) -> Calibration:
+        """The calibration after a rehearsal, by detectors that have one: see `rehearsal`.
+
+        Args:
+            calibration: before it.
+            standard: the measurement of the examples that fitted its rule.
+            kept: a sample of their inputs.
+            group: the ranks of this run.
+            progress: show a progress bar (on a terminal only).
+
+        """
         return calibration
 
     def _rounding(

@@ -16,6 +16,7 @@ from gramwatch.artifact import Field
 from gramwatch.batches import Inputs, count_examples, on_device
 from gramwatch.detector import Detector
 from gramwatch.deviation import TotalDeviation
+from gramwatch.distributed import Group
 from gramwatch.errors import ArtifactError, NoTapError, TapError, warn
 from gramwatch.explain import Contribution
 from gramwatch.gram import GramDetector
@@ -24,11 +25,19 @@ from gramwatch.measurement import Calibration, Measurement, Rule, facts_of, how_
 from gramwatch.methods import METHODS, TRAINED
 from gramwatch.methods.base import Method
 from gramwatch.observation import Observation
+from gramwatch.rehearsal import check_facts, rehearse
 from gramwatch.replay import Nest, Replay
+from gramwatch.split import KeptInputs
 from gramwatch.taps import Look, Network, unwrap
 from gramwatch.taps.running import InputsAdapter, LogitsAdapter, MaskAdapter
 
-MEMBERS = ("gram", "profile", "class_ratio", "energy")
+MEMBERS = (
+    "gram",
+    "profile",
+    "class_ratio",
+    "energy",
+    *(f"image_{group}" for group in image_numbers.GROUPS),
+)
 """The default members."""
 EFFORTS: dict[str, dict[str, Any]] = {
     "lean": {"taps": "spread", "orders": (1, 2, 4, 8), "pixels": 256, "channels": 128},
@@ -118,7 +127,10 @@ class Guard(Detector):
         members: the methods whose scores are joined: `"gram"`, and names of `gramwatch.methods.METHODS` that
             need no passes of their own. A warning names the members that the network does not support:
             members that need features, if the logits are not made by one linear layer; members that need
-            taps, if the network has none. They are left out.
+            taps, if the network has none. They are left out. So are members that look at images, without a
+            warning, if the input is no image.
+        rehearse: let `calibrate` learn how much each member counts on this network, from outliers that it
+            makes of calibration inputs: see docs/guard.md. With False, all members count the same.
         inputs: how a batch becomes the network's input: a function of the batch, or a key. It is not needed
             for a tensor, a tuple whose first item is the input, or a mapping of keyword arguments.
         logits: where the logits are in the network's output, if the network returns more than logits: a
@@ -152,6 +164,7 @@ class Guard(Detector):
         level: float = 0.95,
         per_class: bool = False,
         members: Iterable[str] = MEMBERS,
+        rehearse: bool = True,
         inputs: InputsAdapter = None,
         logits: LogitsAdapter = None,
         mask: MaskAdapter = None,
@@ -173,19 +186,26 @@ class Guard(Detector):
                 detectors[name] = METHODS[name](network, level=level)
             else:
                 raise ValueError(f"there is no member '{name}': choose from gram, {', '.join(METHODS)}")
-        self._join(detectors, level, per_class)
+        self._join(detectors, level, per_class, rehearse)
 
     @classmethod
-    def of(cls, members: Mapping[str, Detector], *, level: float = 0.95, per_class: bool = False) -> "Guard":
+    def of(
+        cls,
+        members: Mapping[str, Detector],
+        *,
+        level: float = 0.95,
+        per_class: bool = False,
+        rehearse: bool = True,
+    ) -> "Guard":
         """A guard of existing detectors of one network, which may be in use elsewhere too.
 
         The guard shares their fit. After a further fit of a member, calibrate the guard again.
         """
         guard = cls.__new__(cls)
-        guard._join(dict(members), level, per_class)
+        guard._join(dict(members), level, per_class, rehearse)
         return guard
 
-    def _join(self, members: dict[str, Detector], level: float, per_class: bool) -> None:
+    def _join(self, members: dict[str, Detector], level: float, per_class: bool, rehearse: bool) -> None:
         if not members:
             raise ValueError("a guard needs at least one member")
         network = next(iter(members.values())).network
@@ -199,7 +219,7 @@ class Guard(Detector):
             if getattr(member, "confidence", "") == "subtract":
                 raise ValueError(f"'{name}' has confidence='subtract', which a guard cannot join")
         self._all_members, self.members = members, members
-        self.per_class = bool(per_class)
+        self.per_class, self.rehearse = bool(per_class), bool(rehearse)
         self._chosen = list(members)
         self._record_pass = False
         super().__init__(network, level=level)
@@ -291,7 +311,10 @@ class Guard(Detector):
         return {**vars(self), "_recorded": None}
 
     def _described_fit(self) -> str:
-        return " + ".join(self.members)
+        weights = None if self._calibration is None else self._calibration.rule.weights
+        if weights is None:
+            return " + ".join(self.members)
+        return " + ".join(f"{w:.2f} {name}" for name, w in zip(self.members, weights.tolist(), strict=True))
 
     def __repr__(self) -> str:
         state = "not calibrated"
@@ -330,6 +353,8 @@ class Guard(Detector):
             reasons = "; ".join(dict.fromkeys(unusable.values()))
             raise TapError(f"no member can be used, {', '.join(unusable)}: {reasons}")
         for why in dict.fromkeys(unusable.values()):
+            if why == image_numbers.WHY_NONE:
+                continue  # texts and tables are no images: nothing is missing
             names = [name for name, reason in unusable.items() if reason == why]
             warn(f"{', '.join(names)} is left out of the guard: {why}")
         if unusable:
@@ -379,6 +404,35 @@ class Guard(Detector):
         rules = {name: member.rule() for name, member in self.members.items() if name not in self.grams}
         return {name: rule for name, rule in rules.items() if rule.standardises}
 
+    def rehearsed(
+        self, calibration: Calibration, standard: Measurement, kept: KeptInputs, group: Group, progress: bool
+    ) -> Calibration:
+        """The calibration with the weights that a rehearsal found."""
+        if not self.rehearse or len(self.members) == 1:
+            return calibration
+        rule: JointRule = calibration.rule
+
+        def scores(inputs: Inputs) -> Tensor:
+            measured = self.measure(on_device(inputs, self.model)).changed(Tensor.cpu)
+            return rule.standard(rule.member_scores(measured)[measured.finite])
+
+        usual = rule.standard(rule.member_scores(standard, left_out=True))
+        rehearsal = rehearse(scores, usual, kept, group, self.network.mask_of, progress)
+        if rehearsal is None:
+            return calibration
+        rule = replace(rule, weights=rehearsal.weights)
+        of_members = calibration.scores[:, 1:]
+        ranking = torch.cat([rule.joined(of_members).unsqueeze(1), of_members], 1)
+        return calibration.with_rule(rule, ranking, self.level, rehearsal=rehearsal.facts)
+
+    @property
+    def weights_(self) -> dict[str, float]:
+        """How much each member counts, one on average: what the rehearsal found out about this network."""
+        weights = self.calibration().rule.weights
+        return dict(
+            zip(self.members, [1.0] * len(self.members) if weights is None else weights.tolist(), strict=True)
+        )
+
     def check_calibration(self, measured: Measurement) -> None:
         """Refuse training examples as calibration data."""
         for name, gram in self.grams.items():
@@ -408,7 +462,7 @@ class Guard(Detector):
         """
         rule: JointRule = self.calibration(measured.logits.device).rule
         scores = rule.member_scores(measured)
-        standard, medians = rule.standard(scores), rule.standard.median_
+        weighted, medians = rule.weighted(scores), rule.standard.median_
         assert medians is not None
         assert rule.standard.tail_ is not None
         found = []
@@ -419,8 +473,9 @@ class Guard(Detector):
             usual: Tensor | float = rule.medians.get(name, 0.0)
             if terms is not None and name not in rule.medians:
                 usual = float(medians[column]) / terms.shape[1]
-            tail = float(rule.standard.tail_[column])
-            total = standard[:, column]
+            weight = 1.0 if rule.weights is None else float(rule.weights[column])
+            tail = float(rule.standard.tail_[column]) / weight if weight else torch.inf
+            total = weighted[:, column]
             found.append(Contribution(name, member, rule.rules.get(name), total, terms, usual, tail))
         return found
 
@@ -472,7 +527,12 @@ class Guard(Detector):
 
     def settings_as_json(self) -> dict[str, Any]:
         """The arguments of the guard. The members have their own settings."""
-        return {"members": self._chosen, "level": self.level, "per_class": self.per_class}
+        return {
+            "members": self._chosen,
+            "level": self.level,
+            "per_class": self.per_class,
+            "rehearse": self.rehearse,
+        }
 
     def contents(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """What to save: plain values, and tensors, of the guard and of all members."""
@@ -498,6 +558,8 @@ class Guard(Detector):
                     tensors[f"calibration.rule.{name}.{field}"] = getattr(rule, field)
             for name, medians in calibration.rule.medians.items():
                 tensors[f"calibration.medians.{name}"] = medians
+            if calibration.rule.weights is not None:
+                tensors["calibration.weights"] = calibration.rule.weights
         header = {
             "detector": self.name,
             "settings": self.settings_as_json(),
@@ -524,7 +586,10 @@ class Guard(Detector):
         artifact.check_types(settings, members=list[str], level=float, per_class=bool)
         if members.keys() - set(settings["members"]):
             raise ValueError(f"it was to have the members {settings['members']!r:.60}")
-        guard = cls.of(members, level=settings["level"], per_class=settings["per_class"])
+        rehearse = settings.get("rehearse", False)  # guards of earlier versions did not
+        if not isinstance(rehearse, bool):
+            raise ValueError(f"rehearse is {rehearse!r:.60}")
+        guard = cls.of(members, level=settings["level"], per_class=settings["per_class"], rehearse=rehearse)
         guard._chosen = settings["members"]
         if how is not None:
             ranking, classes, kind = how_many_rank(how), how["classes"], torch.float64
@@ -547,6 +612,9 @@ class Guard(Detector):
                 for key, field in guard._rule_fields(name, headers[name]).items():
                     shapes[f"calibration.rule.{name}.{key}"] = field
             tolerance_in(how, 1 + len(members))
+            if "rehearsal" in how:
+                check_facts(how["rehearsal"])
+                shapes["calibration.weights"] = Field((len(members),), kind, artifact.NOT_NEGATIVE)
             medians = how.get("medians", {})  # files of earlier versions have none
             if not artifact.fits(medians, dict[str, int]) or medians.keys() - members.keys():
                 raise ValueError(f"it has the medians of {medians!r:.60}")
@@ -576,13 +644,13 @@ class Guard(Detector):
             fitted = {key: tensors[f"calibration.rule.{name}.{key}"] for key in fields}
             rules[name] = self._method(name).rule_from(fitted)
         medians = {name: tensors[f"calibration.medians.{name}"] for name in how.get("medians", {})}
-        rule = replace(rule, rules=rules, medians=medians)
+        rule = replace(rule, rules=rules, medians=medians, weights=tensors.get("calibration.weights"))
         for name in STANDARD:
             setattr(rule.standard, f"{name}_", tensors[f"calibration.{name}"])
         scores, predicted = tensors["calibration.scores"], tensors["calibration.predicted"]
         together = torch.zeros(int(how["classes"]), dtype=torch.int64)
         groups = tensors.get("calibration.groups", together)
-        how = facts_of(how, "classes")
+        how = facts_of(how, "classes", "rehearsal")
         self._calibration = Calibration.restored(rule, scores, self.level, how, predicted, groups)
 
     def _rule_fields(self, name: str, header: Mapping[str, Any]) -> artifact.Shapes:

@@ -1,9 +1,10 @@
-"""Numbers that say what an image looks like, whatever it shows: how sharp, coloured, bright and laid out it is.
+"""Image numbers: how sharp, coloured, bright and laid out an image is, whatever it shows.
 
-A network is trained to ignore what does not change the class. A fault of the camera or of the pipeline is just
-that, so it is often plainer in the input than in the features. The numbers are those of the network's input:
-`(N, channels, height, width)`, of any scale. They are in five groups, `GROUPS`. They use first differences `d` and
-second differences `dd` between neighbouring pixels, at full size and reduced to a half and a quarter.
+A network is trained to ignore what does not change the class. A fault of the camera or of the pipeline is
+just that, so it is often plainer in the input than in the features. The numbers are those of the network's
+input: `(N, channels, height, width)`, of any scale. They are in five groups, `GROUPS`. They use first
+differences between neighbouring pixels, and differences of differences, at full size and reduced to a half
+and a quarter.
 
 Logarithms need a floor. It is relative to the largest value of the image, so that scaling the input adds a
 constant to a logarithm.
@@ -21,24 +22,26 @@ from gramwatch.batches import Inputs, tensors_in
 
 SCALES = (1, 2, 4)
 """The image is reduced by these factors, by the mean of square blocks."""
-LEAST_SIDE = 16
-"""Smaller images are not looked at: reduced to a quarter, too few pixels are left."""
+LEAST_SIDE = 8
+"""Smaller images are not looked at."""
+LEAST_REDUCED = 4
+"""Images are not reduced to a smaller side."""
 MOST_CHANNELS = 16
 """A tensor with more channels is no image."""
 REGIONS = 4
 """The image has so many rows and columns of regions. The plainest and the busiest one count."""
 BLOCK = 8
-"""The side of the blocks of JPEG. Their edges show in differences that are large at every eighth place."""
+"""The side of the blocks of JPEG. Their edges show in large differences at every eighth place."""
 FLOOR = 2.5e-6
-"""The floor of mean squares, relative to the square of the largest value: about a quarter of a step of 8 bits."""
+"""The floor of mean squares, relative to the square of the largest value: a quarter of a step of 8 bits."""
 SHARE = 1e-3
 """The floor of shares of pixels."""
 CLIPPED = 0.004
 """A pixel is clipped if it lies this near the largest or smallest value, relative to their distance."""
 
 WHY_NONE = (
-    f"the input holds no image: one tensor (N, channels, height, width), of at most {MOST_CHANNELS} channels and at "
-    f"least {LEAST_SIDE} x {LEAST_SIDE} pixels"
+    f"the input holds no image: one tensor (N, channels, height, width), of at most {MOST_CHANNELS} channels "
+    f"and at least {LEAST_SIDE} x {LEAST_SIDE} pixels"
 )
 
 GROUPS = {
@@ -84,7 +87,7 @@ def pairs_of(channels: int) -> list[tuple[int, int]]:
 
 
 class _Numbers:
-    """Collects numbers, `(N, k)` each, and what they mean. Without tensors, it collects the meanings alone."""
+    """Collects numbers, `(N, k)` each, and what they mean, by group."""
 
     def __init__(self) -> None:
         self.values: dict[str, list[Tensor]] = {group: [] for group in GROUPS}
@@ -100,7 +103,7 @@ class _Numbers:
 
 
 def look(images: Tensor) -> Tensor:
-    """The numbers of images `(N, channels, height, width)`: `(N, numbers)` in the order of `numbers(channels)`.
+    """The numbers of images `(N, channels, height, width)`: `(N, numbers)`.
 
     They are computed in float32.
     """
@@ -109,18 +112,26 @@ def look(images: Tensor) -> Tensor:
 
 
 @lru_cache(maxsize=64)
-def numbers(channels: int) -> tuple[Number, ...]:
-    """What the numbers of images with so many channels mean."""
-    return tuple(_measured(torch.zeros(1, channels, LEAST_SIDE, LEAST_SIDE)).in_order)
+def numbers(channels: int, side: int) -> tuple[Number, ...]:
+    """What the numbers of images mean, by their channels and their shorter side."""
+    side = min(side, LEAST_REDUCED * SCALES[-1])  # more pixels give no further numbers
+    return tuple(_measured(torch.zeros(1, channels, side, side)).in_order)
 
 
 @lru_cache(maxsize=64)
+def meaning(width: int) -> tuple[Number, ...]:
+    """What so many numbers mean."""
+    for side in (LEAST_REDUCED * scale for scale in SCALES if LEAST_REDUCED * scale >= LEAST_SIDE):
+        for channels in range(1, MOST_CHANNELS + 1):
+            if len(numbers(channels, side)) == width:
+                return numbers(channels, side)
+    raise ValueError(f"no image has {width} numbers")
+
+
+@lru_cache(maxsize=256)
 def columns(width: int, group: str) -> slice:
     """The columns of one group among so many numbers."""
-    channels = next((c for c in range(1, MOST_CHANNELS + 1) if len(numbers(c)) == width), None)
-    if channels is None:
-        raise ValueError(f"no image has {width} numbers")
-    groups = [number.group for number in numbers(channels)]
+    groups = [number.group for number in meaning(width)]
     first = groups.index(group)
     return slice(first, first + groups.count(group))
 
@@ -132,7 +143,8 @@ def _measured(x: Tensor) -> _Numbers:
     both = [f"{i} and {j}" for i, j in pairs]
     first, second = [i for i, _ in pairs], [j for _, j in pairs]
     floor = FLOOR * x.abs().amax((1, 2, 3)).square().unsqueeze(1) + 1e-12
-    for scale in SCALES:
+    scales = [scale for scale in SCALES if min(x.shape[2:]) >= LEAST_REDUCED * scale]
+    for scale in scales:
         y = x if scale == 1 else F.avg_pool2d(x, scale)
         for axis, way in ((2, "vertical"), (3, "horizontal")):
             d = _difference(y, axis)
@@ -166,7 +178,7 @@ def _measured(x: Tensor) -> _Numbers:
 
 
 def _add_lines(numbers: _Numbers, d: Tensor, axis: int, way: str) -> None:
-    """Single lines, and lines at every eighth place: how far the differences there are above and below the mean."""
+    """Single lines, and lines at every eighth place: how far differences there are from the mean."""
     profile = d.abs().mean((1, 5 - axis))
     blocks = profile.shape[1] // BLOCK
     by_phase = profile[:, : blocks * BLOCK].unflatten(1, (blocks, BLOCK)).mean(1)
@@ -180,7 +192,12 @@ def _add_lines(numbers: _Numbers, d: Tensor, axis: int, way: str) -> None:
 
 
 def _add_colours(
-    numbers: _Numbers, x: Tensor, floor: Tensor, each: list[str], both: list[str], pairs: tuple[list[int], list[int]]
+    numbers: _Numbers,
+    x: Tensor,
+    floor: Tensor,
+    each: list[str],
+    both: list[str],
+    pairs: tuple[list[int], list[int]],
 ) -> None:
     """Means, and how two channels differ from one another."""
     mean = x.mean((2, 3), keepdim=True)

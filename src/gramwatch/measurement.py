@@ -294,6 +294,12 @@ class Calibration:
         limits = scores + tolerance_in(how, scores.shape[1])
         return Calibration(rule, scores, predicted, Ranks.of(limits, level, classes, groups), how)
 
+    def with_rule(self, rule: Any, scores: Tensor, level: float, **facts: Any) -> "Calibration":
+        """The calibration with another rule, which gives the examples that rank these scores."""
+        how = {**self.how, **facts, "tolerance": rounding_of(scores).tolist()}
+        groups = self.ranks.group_of
+        return Calibration.restored(rule, scores, level, how, self.predicted, groups)
+
     def tolerating(self, tolerance: Tensor, level: float) -> "Calibration":
         """The calibration with at least this tolerance for each kind of score, `(1 + members,)`."""
         how = {**self.how, "tolerance": tolerance.maximum(self.tolerance).tolist()}

@@ -1,4 +1,4 @@
-"""Image look: how far the numbers of the input itself lie from those of training images, whatever it shows."""
+"""Image look: how far the numbers of the input itself lie from those of training images."""
 
 from dataclasses import replace
 from typing import Any, ClassVar
