@@ -541,7 +541,7 @@ class Detector(ABC):
 
     def explain_inputs(self, inputs: Inputs, *, places: bool = True) -> Explained:
         """`explain` for a batch that is the network's input already."""
-        self.calibration()
+        ranks = self.calibration().ranks
         inputs = on_device(inputs, self.model)
         with torch.inference_mode(False), torch.no_grad():
             observed: dict[Any, Observation] = {}
@@ -554,6 +554,7 @@ class Detector(ABC):
                 network=self.network,
                 inputs=inputs,
                 found=self._detection(self._judged(measured)),
+                ranking=ranks.among(measured.predicted).cpu(),
                 contributions=self.contributions(measured, observed),
                 observed=observed,
                 plan=self._plan,
