@@ -56,7 +56,8 @@ class Subject:
     def images(self, name: str, split: str, count: int) -> Tensor:
         """Images as the network takes them."""
         grey = True if self.inside == "mnist" else None
-        found = datasets.load(name, self.data, split=split, count=count, size=self.size, grey=grey)
+        known = name if name in datasets.CATALOGUE else str(self.data / name / split)
+        found = datasets.load(known, self.data, split=split, count=count, size=self.size, grey=grey)
         return self.prepare(found.images)
 
 
@@ -87,7 +88,7 @@ def efficientnet_lite0(data: Path, weights: Path) -> Subject:
 
     model = timm.create_model("tf_efficientnet_lite0")
     model.load_state_dict(load_file(weights / "efficientnet_lite0.safetensors"))
-    fitted, calibrated = (100, 250, 1_000, 2_500), (40, 100, 200, 500)
+    fitted, calibrated = (100, 250, 1_000, 2_400), (40, 100, 200, 500)
     outside = {"imagenette": "val", "miniplaces_without_scenes": "val"}
 
     def prepare(images: Tensor) -> Tensor:
