@@ -440,7 +440,7 @@ class Detector(ABC):
         """Set the threshold from in-distribution data that was not used for training.
 
         Args:
-            loader: as for `fit`.
+            loader: as for `fit`. 1,000 examples are recommended (docs/howto/calibration.md).
             split: one half of the data, drawn by `seed`, fits the rule (E[delta_l] of Gram). The other half
                 ranks. Then fresh in-distribution inputs are flagged at a rate of at most `1 - level`. With
                 `False`, as in the paper, all data do both. Then the rate is approximate, and too high for
