@@ -1,4 +1,4 @@
-"""What few images cost: the page and the messages hold what was measured."""
+"""What few images cost: the page and the messages of the commands hold what was measured."""
 
 import torch
 
