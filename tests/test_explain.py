@@ -16,6 +16,9 @@ from gramwatch import GramDetector, GramwatchWarning, Guard
 from gramwatch.errors import InputError, NotFittedError
 from gramwatch.measurement import halves
 from gramwatch.methods import METHODS, TRAINED
+from gramwatch.report.reasons import compared
+from tests.guarded import images as guarded_images
+from tests.guarded import made
 from tests.test_contract import CASES, guard, images, ready
 
 GUARDS = {
@@ -415,6 +418,35 @@ def test_three_sentences_name_what_was_measured():
     assert "2 of 2 out-of-distribution" in str(explained)
     assert sum(explained.percentages(0).values()) == pytest.approx(100)
     assert "<table>" in explained._repr_html_()
+
+
+@pytest.mark.parametrize("per_class", [False, True])
+def test_the_smallest_p_value_is_said_as_a_count_and_not_as_a_share(per_class):
+    """No calibration image scores as high. How often others would is not known: it may be never."""
+    detector = Guard(made(), per_class=per_class, level=0.9).fit([guarded_images(400, 1)], progress=False)
+    detector.calibrate([guarded_images(1_200, 2)], progress=False)
+    calibration = detector.calibration()
+    assert (len(calibration.ranks.sizes) > 1) is per_class
+    ordinary, strange = guarded_images(30, 3), guarded_images(10, 4, 9.0)
+    explained = detector.explain(torch.cat([ordinary, strange]), places=False)
+    group_of = calibration.ranks.group_of
+    for one in explained:
+        group = group_of[calibration.predicted] == group_of[one.found.predicted]
+        scores = calibration.scores[group, 0]
+        higher = int((scores >= one.found.score).sum())
+        assert int(one.ranking) == len(scores)
+        verdict = one.sentences()[0]
+        if higher:
+            assert (
+                verdict
+                == f"{'F' if one.found.is_ood else 'Not f'}lagged (p = {float(one.found.p_value):.2g})."
+            )
+            assert compared(one).startswith(f"{higher:,} of the {len(scores):,} calibration images ")
+        else:
+            words = f"none of the {len(scores):,} calibration images that it is ranked among scores this high"
+            assert compared(one) == words
+            assert verdict == f"Flagged (p = {float(one.found.p_value):.2g}: {words})."
+    assert "scores this high" in str(explained[-1])
 
 
 def test_an_ordinary_input_has_no_percentages():

@@ -9,6 +9,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from gramwatch import CalibrationError, artifact
+from gramwatch.cli.enough import few_to_calibrate, few_to_fit
 from gramwatch.cli.fit import check_enough_images
 from gramwatch.networks.foreign import import_torchvision
 from tests.cli.invoking import invoke, raising, told
@@ -20,6 +21,20 @@ def test_fit_says_what_it_did_and_what_the_calibration_is_worth(own):
     assert "60 images are held out to calibrate" in own.said
     assert "calibrated on 60 images: enough for level 0.95" in own.said
     assert "right on 100.0% of the calibration images" in own.said
+
+
+def test_fit_says_what_few_images_cost(own, tmp_path):
+    """60 images calibrate the first guard; 24 images of each of two classes fit the second."""
+    assert f"note: {few_to_calibrate(60)}" in own.said
+    assert "to fit on are few" not in own.said
+    write_classes(tmp_path / "few", 24, seed=3)
+    result = invoke(
+        "fit", own.model, tmp_path / "few", "--weights", own.weights, "-o", tmp_path / "g.safetensors",
+        "--calibrate", own.train, *PREPARED, *QUICK,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert f"note: {few_to_fit(48, 2)}" in result.output
+    assert "to calibrate on are few" not in result.output
 
 
 def test_the_file_records_network_preprocessing_and_classes(own):
@@ -234,7 +249,7 @@ def test_the_name_of_a_guards_file_says_what_it_is(own, tmp_path):
 def test_a_high_level_asks_for_as_many_images_as_it_needs():
     with pytest.raises(CalibrationError, match=r"^144 images .* at least 1,998 are needed\. Hold"):
         check_enough_images(144, 0.999)
-    with pytest.raises(CalibrationError, match="at least 38 are needed, a few hundred are better"):
+    with pytest.raises(CalibrationError, match="at least 38 are needed, 1,000 are recommended"):
         check_enough_images(12, 0.95)
 
 

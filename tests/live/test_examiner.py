@@ -36,6 +36,8 @@ def test_the_verdict_is_that_of_the_guard_and_the_map_that_of_its_explanation(de
         assert found["score"] == pytest.approx(float(expected.found.score[0]))
         assert found["p_value"] == float(expected.found.p_value[0])
         assert found["class"] == str(int(expected.found.predicted[0]))
+        rank = f"{round(found['p_value'] * (len(examiner.detector.calibration_scores_) + 1)) - 1:,} of the "
+        assert found["compared"].startswith("none of the " if rank.startswith("0 ") else rank)
         assert found["is_ood"] is (found["score"] > found["threshold"])
         assert found["sentences"] == expected.sentences()[1:]
         assert sum(member["adds"] for member in found["members"]) == pytest.approx(found["score"], abs=1e-4)

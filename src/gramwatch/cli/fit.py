@@ -29,6 +29,7 @@ from gramwatch.cli.common import (
     pictures,
     shown_errors,
 )
+from gramwatch.cli.enough import CALIBRATION_IMAGES, few_to_calibrate, few_to_fit
 from gramwatch.cli.launch import device_of_rank, first, launch, processes
 from gramwatch.errors import CalibrationError, DataError, InputError
 
@@ -129,6 +130,8 @@ def fit(
     with interruptible(lambda: _kept(checkpoint)):
         fitted = job.fit(fitting, checkpoint)
         calibrated = None if calibrating is None else job.calibrate(calibrating, seed)
+        if calibrated and (few := few_to_fit(fitted.read, detector.calibration().how["classes"])):
+            voice.note(few)
         names = list(resolved.classes)
         if not names and calibrating is not None and calibrated is not None:
             names = job.folder_names(fitting, calibrating.without(calibrated.unreadable), seed)
@@ -194,7 +197,7 @@ def check_enough_images(count: int, level: float) -> None:
 
     needed = calibration_needs(level, split=True)
     if count < needed:
-        better = ", a few hundred are better" if needed < 200 else ""
+        better = f", {CALIBRATION_IMAGES:,} are recommended" if needed < CALIBRATION_IMAGES else ""
         raise CalibrationError(
             f"{count:,} images to calibrate on are too few for level {level:g}: at least {needed:,} are "
             f"needed{better}. Hold out more (--hold-out 0.5), give more by --calibrate, or lower --level"
@@ -242,6 +245,8 @@ class Job:
             images, lambda inputs: self.detector.calibrate(inputs, seed=seed, progress=not quiet)
         )
         self.voice.say(worth(tally.read, self.detector))
+        if few := few_to_calibrate(tally.read):
+            self.voice.note(few)
         return tally
 
     def _shown(self, images: Pictures, show: "Callable[[Shard], object]") -> "Tally":

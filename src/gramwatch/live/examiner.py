@@ -9,6 +9,7 @@ from gramwatch.datasets import decoding
 from gramwatch.detector import Detector
 from gramwatch.explain import Explained
 from gramwatch.preprocessing import Preprocessing
+from gramwatch.report.reasons import compared
 from gramwatch.report.thumbnails import network_input, over, thumbnail
 
 SIDE = 320
@@ -37,6 +38,7 @@ class Examiner:
             "is_ood": bool(found.is_ood[0]),
             "p_value": float(found.p_value[0]),
             "score": float(found.score[0]) if bool(explained.finite[0]) else None,
+            "compared": compared(explained),
             "threshold": None if self.detector.per_class else self.detector.threshold_,
             "predicted": predicted,
             "class": self.classes[predicted] if predicted < len(self.classes) else None,

@@ -25,7 +25,8 @@ def sentences(one: Any) -> list[str]:
     """Three sentences: the verdict, what the score comes from, and what is ordinary."""
     found = one.found
     flagged, p_value = bool(found.is_ood[0]), float(found.p_value[0])
-    verdict = f"{'Flagged' if flagged else 'Not flagged'} (p = {p_value:.2g})."
+    none = "" if _higher(one) else f": {compared(one)}"
+    verdict = f"{'Flagged' if flagged else 'Not flagged'} (p = {p_value:.2g}{none})."
     if not bool(one.finite[0]):
         return [verdict, "The input, or what the network made of it, is not finite.", "So nothing adds up."]
     totals = {part.name: float(part.total[0]) for part in one.parts}
@@ -33,6 +34,19 @@ def sentences(one: Any) -> list[str]:
     if totals[parts[0].name] <= 0:
         return [verdict, "No part of the score is above its median on calibration data.", _rest(one, [])]
     return [verdict, _first(one, parts[0]), _rest(one, [parts[0]])]
+
+
+def compared(one: Any) -> str:
+    """How many calibration examples score at least as high. The smallest p-value says no more than "none"."""
+    higher, among = _higher(one), int(one.ranking[0])
+    score = "none" if not higher else f"{higher:,}"
+    verb = "score this high or higher" if higher > 1 else "scores this high"
+    return f"{score} of the {among:,} calibration {_thing(one)}s that it is ranked among {verb}"
+
+
+def _higher(one: Any) -> int:
+    """The number of calibration examples that score at least as high."""
+    return max(0, round(float(one.found.p_value[0]) * (int(one.ranking[0]) + 1)) - 1)
 
 
 def _first(one: Any, part: Any) -> str:

@@ -49,7 +49,9 @@ class Result(BaseModel):
     score: float | None = Field(
         description="Higher is more unusual. Null if the network's values overflowed."
     )
-    p_value: float = Field(description="How often an ordinary image scores at least as high.")
+    p_value: float = Field(
+        description="The share of calibration images, and of this image itself, that score at least as high."
+    )
     is_ood: bool = Field(description="Whether the image is out of distribution.")
     parts: dict[str, float] = Field(description="The p-values of the members of the guard.")
     reasons: Reasons | None = Field(
