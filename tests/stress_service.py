@@ -234,7 +234,7 @@ def slow(service: Service, count: int = 20) -> Row:
     def client(number: int) -> bool:
         with service.connected() as sender:
             if number % 2:
-                sender.sendall(b"POST /score HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n")
+                sender.sendall(b"POST /score HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n")
             begin = time.monotonic()
             while time.monotonic() - begin < SLOWEST:
                 with contextlib.suppress(TimeoutError, BlockingIOError):
@@ -261,7 +261,7 @@ def slow(service: Service, count: int = 20) -> Row:
 def gone(service: Service, count: int = 100) -> Row:
     """Clients that go away in the middle of the body, or before the answer. All places are free again."""
     rng, image = random.Random(0), service.images[0]
-    head = f"POST /score HTTP/1.1\r\nHost: x\r\nContent-Length: {len(image)}\r\n\r\n".encode()
+    head = f"POST /score HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(image)}\r\n\r\n".encode()
     with ThreadPoolExecutor(4) as pool:
         others = [pool.submit(service.score, image) for _ in range(count)]
         for _ in range(count):

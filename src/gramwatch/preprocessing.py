@@ -20,8 +20,8 @@ from gramwatch.errors import InputError
 FILTERS = ("nearest", "bilinear", "bicubic", "lanczos", "box", "hamming")
 """The filters of Pillow."""
 MOST_PIXELS = 2**24
-"""Pixels that resizing may compute. A thin image would become far larger: of it, only the part that is kept is
-computed, and its pixels differ by roundings. Images of a side ratio up to 16 are resized whole, of any size."""
+"""Pixels that resizing may compute. A thin image would become far larger: of it, only the part that is kept
+is computed, and its pixels differ by roundings. Images of a side ratio up to 16 are resized whole."""
 
 
 @dataclass(frozen=True)

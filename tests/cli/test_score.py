@@ -57,7 +57,7 @@ def test_workers_change_nothing(own, tmp_path):
 
 
 def test_thin_images_and_fifos_stop_nothing(own, tmp_path, monkeypatch):
-    """Resized whole, the thin image would have a thousand million pixels. To open the FIFO would never end."""
+    """Resized whole, the thin image would be of a thousand million pixels. To open the FIFO would not end."""
     folder = tmp_path / "new"
     folder.mkdir()
     Image.new("L", (3_000_000, 1), 200).save(folder / "a thin.png")

@@ -38,11 +38,14 @@ def opened(
 
     `path` may also hold the bytes of a file.
     """
-    with begun(path, most_pixels) as image, _in_one_line(path):
-        if (cost := work(image)) > most_work:
-            raise DataError(f"too slow to decode: it takes as long as {cost:,} pixels")
-        notes = _noted(image)
-        return decoded(image, grey), "; ".join(notes)
+    try:
+        with begun(path, most_pixels) as image, _in_one_line(path):
+            if (cost := work(image)) > most_work:
+                raise DataError(f"too slow to decode: it takes as long as {cost:,} pixels")
+            notes = _noted(image)
+            return decoded(image, grey), "; ".join(notes)
+    except MemoryError:
+        raise DataError(NO_MEMORY) from None
 
 
 def begun(path: str | PathLike[str] | BytesIO, most_pixels: int | None = None) -> Any:
@@ -105,10 +108,8 @@ def _in_one_line(
         raise DataError(f"too large: it has more than {most_pixels:,} pixels") from None
     except UnidentifiedImageError:
         raise DataError(_why_unidentified(path)) from None
-    except DataError:
+    except (DataError, MemoryError):
         raise
-    except MemoryError:
-        raise DataError(NO_MEMORY) from None
     except Exception as error:  # a damaged file can raise nearly anything
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise DataError(" ".join(f"cannot be read: {reason}".split())) from None
