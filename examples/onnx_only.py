@@ -3,8 +3,8 @@
     gramwatch export guard.safetensors -o guard.onnx
     python onnx_only.py guard.onnx photos/new
 
-It needs onnxruntime and numpy, and Pillow to read images. Every image is one line of CSV. An image that cannot
-be read is a line with its error.
+It needs onnxruntime and numpy, and Pillow to read images. Every image is one line of CSV. One that
+cannot be read is a line with its error.
 """
 
 import csv

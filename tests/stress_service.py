@@ -32,7 +32,7 @@ from PIL import Image
 from gramwatch import Guard, networks
 from gramwatch.datasets.images import FORMATS
 from gramwatch.preprocessing import Preprocessing
-from tests.stress_common import Row, Skipped, file_of, noise, resident_of
+from tests.stress_common import Row, Skipped, file_of, memory_of, noise
 
 PREPARE = Preprocessing((32, 32), 32, "bilinear", (0.5,) * 3, (0.25,) * 3)
 LOAD_SECONDS = 60
@@ -101,7 +101,7 @@ class Service:
 
     @property
     def memory(self) -> int:
-        return resident_of(self.process.pid)
+        return memory_of(self.process.pid)
 
     def connected(self) -> socket.socket:
         host, port = self.address.split(":")

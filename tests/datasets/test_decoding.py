@@ -150,7 +150,7 @@ def test_the_work_of_decoding_is_known_before_it_begins():
         Image.new("RGB", (100, 50)).save(file, kind)
         assert 5000 <= work(begun(file)) <= 6000
     plain, odd = b"P2 100 50 255\n" + b"1 " * 5000, b"P6 100 50 254\n" + bytes(15_000)
-    assert min(work(begun(BytesIO(data))) for data in (plain, odd)) > 100_000  # Python decodes them
+    assert min(work(begun(BytesIO(data))) for data in (plain, odd)) > 400_000  # Python decodes them
     assert work(begun(BytesIO(with_scans(990)))) > 100 * 64 * 64
     tall = BytesIO()
     Image.new("L", (1, 50_000)).save(tall, "PNG")

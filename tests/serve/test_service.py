@@ -330,8 +330,8 @@ def test_small_images_do_not_wait_for_large_ones(monkeypatch):
 
 
 def test_decoding_that_takes_too_long_is_given_up():
-    odd = b"P6 1500 1500 254\n" + bytes(6_750_000)  # Python decodes it, in five seconds
-    with serving(slow(), limits=Limits(judge_seconds=0.2)) as client:
+    odd = b"P6 1300 1300 254\n" + bytes(5_070_000)  # Python decodes it, in four seconds
+    with serving(slow(), limits=Limits(judge_seconds=0.2, request_pixels=10**9)) as client:
         begin = time.monotonic()
         late = client.score(odd)
         assert (late.status, late.json) == (503, {"error": "the verdict takes too long"})

@@ -20,9 +20,9 @@ from gramwatch.errors import DataError
 NO_MEMORY = "there is not enough memory to decode it"
 MOST_PIXELS = 178_956_970
 """An image with more pixels is not decoded. Pillow has the same limit."""
-MOST_WORK = 8 * 10**9
+MOST_WORK = 2 * 10**10
 """An image that takes more `work` is not decoded. Only a JPEG of very many scans does."""
-SLOW = 40
+SLOW = 100
 """How many times as long a pixel takes that Python decodes, not C."""
 SCANS = 10
 """How many scans of a JPEG take as long again as its first."""
@@ -57,10 +57,16 @@ def begun(path: str | PathLike[str] | BytesIO, most_pixels: int | None = None) -
         if not isinstance(path, BytesIO) and not S_ISREG(Path(path).stat().st_mode):
             raise DataError("not a regular file")  # to open a FIFO would wait for a writer
         image = Image.open(path, formats=FORMATS)
-        if image.width * image.height > most:
+        if max(image.width * image.height, _tile(image)) > most:
             image.close()
             raise Image.DecompressionBombError
         return image
+
+
+def _tile(image: Any) -> int:
+    """The pixels of a tile of a TIFF. It may be far larger than the image."""
+    tags = getattr(image, "tag_v2", {})
+    return int(tags.get(322, 0) * tags.get(323, 0))
 
 
 def work(image: Any) -> int:
