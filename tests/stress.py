@@ -1,8 +1,8 @@
 """Everything that can go wrong, made to go wrong: `make stress`, or `python -m tests.stress --help`.
 
-The parts are `kills`, `disks`, `service`, `memory`, `long`, `fuzz` and `install`. Every line of the table says
-how often something was tried, survived and lost. The exit code is 1 if anything was lost. `--write` keeps the
-result in docs/data/stress.json, and puts the table into docs/reliability.md.
+The parts are `kills`, `disks`, `service`, `memory`, `long`, `fuzz` and `install`. Every line of the table
+says how often something was tried, survived and lost. The exit code is 1 if anything was lost. `--write`
+keeps the result in docs/data/stress.json, and puts the table into docs/reliability.md.
 """
 
 import argparse

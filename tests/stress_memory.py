@@ -20,12 +20,12 @@ from pathlib import Path
 from PIL import Image
 
 from tests.stress_common import Row, Skipped, file_of, memory_of
-from tests.stress_service import Guarded, Service
+from tests.stress_service import NETWORK, Guarded, Service
 
 MEMORY = 1536 * 2**20
 """Bytes that the service may take beyond those it has when it is ready."""
 JUDGE_SECONDS = 10
-"""How long a request may take. A decoder that is at work is not interrupted, so that answers may come later."""
+"""How long a request may take. Answers may come later: a decoder at work is not interrupted."""
 ANSWERS = {200, 400, 413, 429, 503}
 ROUNDS = 3
 COLOUR = (90, 120, 30)
@@ -231,8 +231,8 @@ def scored(guarded: Guarded, images: list[bytes], most: int) -> Row:
     os.mkfifo(folder / "fifo.png")
     begin = time.monotonic()
     done = subprocess.run(
-        [sys.executable, "-m", "gramwatch", "score", "guard.safetensors", folder, "--model", f"{NETWORK}:build",
-         "--device", "cpu", "--workers", "0", "-o", table],
+        [sys.executable, "-m", "gramwatch", "score", "guard.safetensors", folder, "-o", table,
+         "--model", f"{NETWORK}:build", "--device", "cpu", "--workers", "0"],
         cwd=guarded.folder, capture_output=True, text=True, preexec_fn=lambda: limit(0, most),
     )  # fmt: skip
     if done.returncode:
@@ -245,5 +245,5 @@ def scored(guarded: Guarded, images: list[bytes], most: int) -> Row:
         "`gramwatch score` over these images and a FIFO, with the same memory",
         len(images) + 1,
         sum(bool(row["error"]) != bool(row["score"]) for row in found),
-        f"{len(found) - errors} verdicts and {errors} rows with an error, in {time.monotonic() - begin:.0f} s",
+        f"{len(found) - errors} verdicts and {errors} errors, in {time.monotonic() - begin:.0f} s",
     )
