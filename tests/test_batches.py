@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from gramwatch import Guard, InputError
+from gramwatch import Guard, InputError, load
 from gramwatch.batches import (
     all_finite,
     count_examples,
@@ -159,9 +159,11 @@ def test_batches_that_are_not_understood_are_named(batch, message):
 
 
 @pytest.mark.parametrize("given", [Picture(), [Picture(), Picture()], "image.png", None])
-def test_what_a_guard_cannot_judge_is_named(guard, given):
-    with pytest.raises(InputError, match=r"got (a |None).*Turn batches into tensors as in training"):
-        guard(given)
+def test_what_a_guard_cannot_judge_is_named(guard, given, tmp_path):
+    guard.save(tmp_path / "guard.safetensors")
+    for asked in (guard, load(tmp_path / "guard.safetensors", guard.model)):  # one that saw a batch, one not
+        with pytest.raises(InputError, match=r"got (a |None).*Turn batches into tensors as in training"):
+            asked(given)
 
 
 @pytest.mark.parametrize("loader", [{"image": images(4, 0)}, "folder", 3, None])
