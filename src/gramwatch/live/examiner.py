@@ -12,6 +12,10 @@ from gramwatch.preprocessing import Preprocessing
 from gramwatch.report.reasons import compared
 from gramwatch.report.thumbnails import network_input, over, thumbnail
 
+MOST_PIXELS = 50_000_000
+"""Pixels of an image, as in `gramwatch serve`."""
+MOST_WORK = 4 * MOST_PIXELS
+"""How long an image may take to decode, in pixels of a common image."""
 SIDE = 320
 """The longer side of the pictures on the page, in pixels."""
 
@@ -27,7 +31,7 @@ class Examiner:
 
     def __call__(self, data: bytes) -> dict[str, Any]:
         """Judge an image file and say why, as plain values. Raises a `DataError` if it is no image."""
-        image, note = decoding.opened(BytesIO(data), self.preprocessing.grey)
+        image, note = decoding.opened(BytesIO(data), self.preprocessing.grey, MOST_PIXELS, MOST_WORK)
         inputs = self.preprocessing(image)
         explained = self.detector.explain(inputs[None])
         found, predicted = explained.found, int(explained.found.predicted[0])
