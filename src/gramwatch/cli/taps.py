@@ -49,8 +49,8 @@ def taps(
     except InputError as error:
         if known is None and channels is None:
             raise InputError(
-                f"images of 3 x {height} x {width} were tried: {error}. If images are grey, give --channels 1; "
-                "if they have another size, give another --size"
+                f"images of 3 x {height} x {width} were tried: {error}. If images are grey, give --channels "
+                "1; if they have another size, give that as --size"
             ) from None
         raise
     if as_json:
