@@ -34,8 +34,8 @@ from gramwatch.cli.common import (
 from gramwatch.cli.launch import device_of_rank, first, launch, processes
 from gramwatch.errors import CalibrationError, DataError, InputError
 
-LEAST_KAPPA = 0.2
-"""Below this share of the way from chance to certainty, predictions hardly agree with folders."""
+LEAST = 0.2
+"""Predictions that lie less far on the way from chance to certainty hardly agree with folders."""
 
 if TYPE_CHECKING:
     from gramwatch.detector import Detector
@@ -307,14 +307,22 @@ class Agreement:
 
     @property
     def holds(self) -> bool:
-        """Whether at least half of the predictions agree."""
-        return self.share >= 0.5
+        """Whether at least half of the predictions agree, and not by chance."""
+        return self.share >= 0.5 and self._beyond_chance(self.share) >= LEAST
+
+    @property
+    def holds_reordered(self) -> bool:
+        """Whether the network knows the folders as its classes, in another order."""
+        return self._beyond_chance(self.reordered) >= 0.5
 
     @property
     def is_chance(self) -> bool:
         """Whether predictions agree hardly better than by chance, whatever the order of the classes."""
-        kappa = (self.share - self.by_chance) / max(1 - self.by_chance, 1e-9)
-        return max(self.share, self.reordered) < 0.5 and kappa < LEAST_KAPPA
+        return self._beyond_chance(self.share) < LEAST and not self.holds_reordered
+
+    def _beyond_chance(self, share: float) -> float:
+        """How far a share lies on the way from chance, 0, to certainty, 1 (Cohen's kappa)."""
+        return 1.0 if share > 1 - 1e-9 else (share - self.by_chance) / (1 - self.by_chance)
 
     def tell(self, voice: Voice, names_known: bool) -> None:
         """Say it. A network that does not know images of its own kind is worth a warning."""
@@ -334,7 +342,7 @@ class Agreement:
         elif self.holds:
             voice.say(f"classes: named by their folders, right on {self.share:.1%} of the calibration images")
         else:
-            order = f", in another order on {self.reordered:.0%}" if self.reordered >= 0.5 else ""
+            order = f", in another order on {self.reordered:.0%}" if self.holds_reordered else ""
             voice.note(f"{share}{order}. So the names of the folders are not recorded as names of classes")
 
 

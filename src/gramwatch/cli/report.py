@@ -139,11 +139,11 @@ def write_report(
 ) -> dict[str, Any]:
     """Write the page of some tables. With a judge, it says why images are flagged. Return a summary."""
     from gramwatch.report import scores as scored
-    from gramwatch.report.page import page
+    from gramwatch.report.page import About, page
     from gramwatch.report.thumbnails import Finder
 
     scores, opener = scored.read(tables), None if minimal else Finder()
-    about = None if guard is None else about_guard(read_guard(guard, level))
+    about = About(level=level) if guard is None else about_guard(read_guard(guard, level))
     reasons = None if judge is None or opener is None else _reasons(judge, scores, opener, images)
     text = page(scores, about, reasons, opener=opener, images=images)
     size = _write(output, text)
