@@ -50,8 +50,8 @@ def test_the_doctor_imports_what_it_calls_installed(monkeypatch, package):
 
 def test_the_doctor_knows_that_classifiers_do_without_the_operators_of_torchvision(monkeypatch):
     monkeypatch.setattr("gramwatch.cli.doctor.PACKAGES", {"torchvision": ""})
-    monkeypatch.setattr("importlib.import_module", raising(RuntimeError("operator torchvision::nms")))
     monkeypatch.setattr("gramwatch.networks.foreign.import_torchvision", lambda: None)
+    monkeypatch.setattr("importlib.import_module", raising(RuntimeError("operator torchvision::nms")))
     ((_, text, works),) = versions()
     assert works
     assert "cannot be imported: RuntimeError: operator torchvision::nms" in text

@@ -10,7 +10,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 import gramwatch
-from gramwatch import CalibrationError, GramwatchWarning, artifact
+from gramwatch import CalibrationError, artifact
 from gramwatch.cli.fit import check_enough_images
 from gramwatch.datasets.files import files_of
 from gramwatch.models import resolve
@@ -108,9 +108,8 @@ def test_folders_that_the_network_does_not_know_give_no_names(own, tmp_path):
         "fit", own.model, tmp_path / "images", "--weights", own.weights, "-o", tmp_path / "g.safetensors",
         *PREPARED, *QUICK,
     )  # fmt: skip
-    assert (
-        "agree with the class folders on 0% of the calibration images, in another order on" in result.output
-    )
+    assert "agree with the class folders on 0% of the calibration images" in result.output
+    assert "in another order on 100%" in result.output
     assert "WARNING" not in result.output  # the network knows these images
     assert "classes" not in artifact.read(tmp_path / "g.safetensors").header["metadata"]
 
@@ -279,6 +278,7 @@ def test_images_of_any_kind_can_be_fitted_on(own, tmp_path):
     assert "could not be read" not in result.output
 
 
+@pytest.mark.filterwarnings("ignore::gramwatch.GramwatchWarning")  # most classes are never predicted
 @pytest.mark.parametrize("members", [None, "gram,energy"])
 def test_the_command_and_python_make_guards_with_equal_verdicts(tmp_path, members):
     """On a network with more tensors than a guard watches."""
@@ -289,25 +289,20 @@ def test_the_command_and_python_make_guards_with_equal_verdicts(tmp_path, member
     network = resolve("resnet20", untrained=True).network
     save_file(network.state_dict(), weights)
     choice = [] if members is None else ["--members", members]
-    with pytest.warns(GramwatchWarning):  # few images, most classes are never predicted
-        result = invoke(
-            "fit", "resnet20", tmp_path / "train", "--weights", weights, "--calibrate",
-            tmp_path / "validation", "-o", guard, *choice, *QUICK,
-        )  # fmt: skip
-        assert result.exit_code == 0, result.output
-        written = gramwatch.load(guard, network)
-        prepare = Preprocessing.from_json(written.metadata["preprocessing"])
-        images = {
-            name: torch.cat([batch.inputs for batch in Images(files_of(tmp_path / name).paths, prepare)])
-            for name in ("train", "validation")
-        }
-        mine = (
-            gramwatch.Guard(network)
-            if members is None
-            else gramwatch.Guard(network, members=members.split(","))
-        )
-        mine.fit(images["train"].split(64), progress=False)
-        mine.calibrate(images["validation"].split(64), progress=False)
+    result = invoke(
+        "fit", "resnet20", tmp_path / "train", "--weights", weights, "--calibrate", tmp_path / "validation",
+        "-o", guard, *choice, *QUICK,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    written = gramwatch.load(guard, network)
+    prepare = Preprocessing.from_json(written.metadata["preprocessing"])
+    images = {
+        name: torch.cat([batch.inputs for batch in Images(files_of(tmp_path / name).paths, prepare)])
+        for name in ("train", "validation")
+    }
+    mine = gramwatch.Guard(network, **({} if members is None else {"members": members.split(",")}))
+    mine.fit(images["train"].split(64), progress=False)
+    mine.calibrate(images["validation"].split(64), progress=False)
     assert written.settings_as_json() == mine.settings_as_json()
     assert written.members["gram"].settings_as_json() == mine.members["gram"].settings_as_json()
     assert len(written.members["gram"].tap_names) < len(gramwatch.find_taps(network, images["train"]))
@@ -332,13 +327,13 @@ def test_a_network_that_does_not_know_its_images_is_warned_of_even_quietly(own, 
     assert 0.3 < json.loads(result.stdout)["agreement"] < 0.7
 
 
+@pytest.mark.filterwarnings("ignore::gramwatch.GramwatchWarning")  # one class is never predicted
 def test_a_network_without_its_weights_is_warned_of(own, tmp_path):
     """Random weights: nearly all images get one class."""
     write_classes(tmp_path / "images", 150, seed=6)
-    with pytest.warns(GramwatchWarning, match="predicted for fewer than"):
-        result = invoke(
-            "fit", own.model, tmp_path / "images", "-o", tmp_path / "g.safetensors", *PREPARED, *QUICK
-        )
+    result = invoke(
+        "fit", own.model, tmp_path / "images", "-o", tmp_path / "g.safetensors", *PREPARED, *QUICK
+    )
     assert result.exit_code == 0, result.output
     assert "WARNING" in result.output
     assert "Does the network have its trained weights" in result.output

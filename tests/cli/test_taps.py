@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 import torch
 
 from gramwatch import Guard, find_taps
@@ -33,6 +34,7 @@ def test_taps_of_a_function_need_a_size(own):
     assert "no tap matches 'magic'" in told(result)
 
 
+@pytest.mark.filterwarnings("ignore::gramwatch.GramwatchWarning")  # most classes are never predicted
 def test_the_listed_taps_are_those_that_a_guard_watches():
     name = "resnet20"
     network = resolve(name, untrained=True).network

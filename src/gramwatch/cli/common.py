@@ -3,7 +3,6 @@
 import json
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -276,12 +275,12 @@ def opened_guard(
         built[key] = resolve(name, weights, pretrained=pretrained and weights is None, size=size)
     resolved = built[key]
     resolved.network.to(device)
-    with about("--level") if level is not None else nullcontext():
-        detector = loading.restored(found, resolved.network)
+    detector = loading.restored(found, resolved.network)
     if calibrated:
         _check_calibrated(guard, detector)
     if level is not None:
-        check_ranks(detector)
+        fewest = int(detector.calibration().ranks.sizes.min())
+        check_ranks(fewest, level, " in a group of classes" if detector.per_class else "")
     return Opened(detector, resolved, recorded_preprocessing(found))
 
 
@@ -296,6 +295,8 @@ def read_guard(guard: Path, level: float | None = None) -> "Saved":
     if level is None:
         return saved
     check_level(level)
+    if (scores := saved.file.layout.get("calibration.scores")) is not None:
+        check_ranks(scores.shape[0], level)
     return replace(
         saved, header=saved.header | {"settings": {**saved.header.get("settings", {}), "level": level}}
     )
@@ -307,15 +308,14 @@ def check_level(level: float) -> None:
         raise typer.BadParameter(f"{level} does not lie between 0 and 1", param_hint="--level")
 
 
-def check_ranks(detector: "Detector") -> None:
-    """Make sure that every group of classes has enough calibration images for the level."""
+def check_ranks(ranking: int, level: float, among: str = "") -> None:
+    """Make sure that so many calibration images that rank are enough for the level."""
     from gramwatch.threshold import examples_needed
 
-    fewest, needed = int(detector.calibration().ranks.sizes.min()), examples_needed(detector.level)
-    if fewest < needed:
+    if ranking < (needed := examples_needed(level)):
         raise typer.BadParameter(
-            f"{fewest:,} calibration images rank{' in a group of classes' if detector.per_class else ''}, "
-            f"and level {detector.level:g} needs {needed:,}: calibrate on more images",
+            f"{ranking:,} calibration images rank{among}, and level {level:g} needs {needed:,}: calibrate on "
+            "more images, or choose a lower level",
             param_hint="--level",
         )
 
