@@ -152,7 +152,8 @@ class Preprocessing:
     def __str__(self) -> str:
         height, width = self.size
         how = f"shorter side to {self.shorter}, middle" if self.shorter is not None else "resized to"
-        return f"{how} {height} x {width} ({self.resize}), mean {_shown(self.mean)}, std {_shown(self.std)}"
+        how = f"{how} {height} x {width} ({self.resize})" + (", made grey" if self.grey else "")
+        return f"{how}, mean {_shown(self.mean)}, std {_shown(self.std)}"
 
 
 def _shown(value: Any) -> str:
