@@ -169,3 +169,21 @@ def threshold(calibration: np.ndarray, level: float) -> float:
     """Eq. 6's tau: the ceil((n + 1) level)-th smallest."""
     rank = math.ceil(round((len(calibration) + 1) * level, 9))
     return sorted(calibration)[rank - 1]
+
+
+def splitmix64(state: int) -> int:
+    """One step of splitmix64 (Steele, Lea and Flood, 2014) from a state: its output."""
+    mask = 2**64 - 1
+    z = (state + 0x9E3779B97F4A7C15) & mask
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
+    return z ^ (z >> 31)
+
+
+def drawn(examples: int, seed: int) -> np.ndarray:
+    """The random order of calibration examples: the first half standardises, the rest ranks.
+
+    It is that of the outputs of a generator whose first state is made of the seed by the same function.
+    """
+    outputs = [splitmix64(splitmix64(seed) + i * 0x9E3779B97F4A7C15) for i in range(examples)]
+    return np.array(sorted(range(examples), key=outputs.__getitem__))

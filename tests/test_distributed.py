@@ -15,7 +15,8 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 import gramwatch
 from gramwatch import GramDetector, Guard, InputError, RankError, distributed
 from gramwatch.distributed import Shard
-from gramwatch.methods import FDBD, KNN, Mahalanobis
+from gramwatch.methods import FDBD, KNN, Energy, Mahalanobis
+from gramwatch.split import KeptInputs
 from tests.guarded import Net, images, made
 from tests.ranked import Run
 
@@ -317,6 +318,35 @@ def ended_rank_0(rank, size):
 def test_rank_0_may_end_before_the_others(tmp_path):
     results = Run(tmp_path / "run", 3, ended_rank_0, rank_0_is_host=True).results(30)
     assert [int(result) for result in results] == [len(TRAIN)] * 3
+
+
+def keeping_inputs(rank, size):
+    """What a rank knows of kept inputs and copies, and the tolerance that all ranks measure together."""
+    images = VALIDATION.clone()
+    images[80:] = images[:10]
+    kept, detector = KeptInputs(3, most=30), Energy(made())
+    with distributed.together(detector.model, "measure") as group:
+        detector.measure_all((part for part in images.split(16)), progress=False, kept=kept)
+        own = {int(n): x for numbers, batch in kept.batches(4) for n, x in zip(numbers, batch, strict=True)}
+        assert all(x.equal(images[number]) for number, x in own.items())
+        everyone = sorted(number for of_rank in group.gather(list(own)) for number in of_rank)
+    quietly(detector.calibrate, images.split(16))
+    ranking = detector.calibration().scores
+    return kept.numbers, everyone, kept.copies(torch.arange(90)), detector.calibration().tolerance, ranking
+
+
+def test_ranks_keep_the_inputs_of_one_process_and_share_their_tolerance(tmp_path):
+    numbers, everyone, copies, _, ranking = keeping_inputs(0, 1)
+    assert everyone == sorted(numbers.tolist())
+    assert copies == 10
+    results = Run(tmp_path / "run", 3, keeping_inputs).results(60)
+    for found in results:
+        assert not isinstance(found, BaseException), found
+        assert found[0].equal(numbers)
+        assert found[1:3] == (everyone, copies)
+        assert found[3].equal(results[0][3])
+        assert float(found[3]) > 0
+        torch.testing.assert_close(found[4], ranking)
 
 
 def different_calls(rank, size):

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import gramwatch
 from gramwatch import CalibrationError, GramwatchWarning, InputError, MissingExtraError
-from tests import small
+from tests import oracle, small
 
 lightning = pytest.importorskip("lightning", reason="lightning is not installed (the extra 'lightning')")
 callbacks = pytest.importorskip("lightning.pytorch.callbacks")
@@ -102,8 +102,7 @@ def test_the_figures_are_of_the_half_that_did_not_calibrate(tmp_path):
     assert callback.path_ == tmp_path / "guard.safetensors"
     assert guard.calibration().how["examples"] == 150
     assert guard.calibration().how["seed"] == 3
-    order = torch.randperm(301, generator=torch.Generator().manual_seed(3))
-    found = guard(small.images(301, 1)[order[150:]])
+    found = guard(small.images(301, 1)[oracle.drawn(301, 3)[150:]])
     assert callback.metrics_["guard/flagged"] == pytest.approx(found.is_ood.double().mean().item())
     assert callback.metrics_["guard/score"] == pytest.approx(found.score.mean().item())
     assert callback.metrics_["guard/flagged"] < 0.2

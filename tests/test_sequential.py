@@ -157,3 +157,21 @@ def test_streams_without_a_change_keep_the_promise():
         times[evidence.strength >= level] = np.minimum(times[evidence.strength >= level], image)
     assert times.mean() >= level
     assert (times <= 50).mean() <= 0.5
+
+
+def test_no_edge_of_a_grid_separates_scores_that_differ_by_rounding():
+    rng = np.random.default_rng(0)
+    scores = rng.normal(size=100)
+    scores[:30] = rng.choice(scores[30:40], 30)  # repeated inputs
+    plain = grid_of(scores)
+    assert (grid_of(scores, 0.0) == plain).all()
+    for tolerance in (1e-7, 1e-4, 0.01, 0.1):
+        edges = grid_of(scores, tolerance)
+        assert len(edges) == BINS - 1
+        assert (np.diff(edges) >= 0).all()
+        assert np.abs(edges[:, None] - scores).min() > tolerance
+        moved = edges != plain
+        assert (np.abs(plain[moved, None] - scores).min(1) <= tolerance * (1 + 1e-9)).all()
+        for shift in (-tolerance, tolerance):
+            assert (np.searchsorted(edges, scores + shift) == np.searchsorted(edges, scores)).all()
+    assert (np.diff(grid_of(np.zeros(100), 1.0)) >= 0).all()

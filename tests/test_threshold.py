@@ -281,6 +281,7 @@ def test_ranks_are_those_of_counting(groups):
         ([130, 250, 99], 0.95, [[0, 2], [1]]),
         ([100, 100], 0.95, [[0], [1]]),
         ([99, 99], 0.95, [[0, 1]]),  # no class is large
+        ([30, 30], 0.95, [[0, 1]]),  # nor are all together
         ([300, 150, 150], 0.99, [[0], [1, 2]]),  # the level needs 99, twice that is 198
         ([500, 0], 0.95, [[0, 1]]),
     ],

@@ -25,15 +25,27 @@ from gramwatch.batches import Inputs, count_examples, mapped, on_device, on_devi
 from gramwatch.distributed import Group, files_of_ranks, together
 from gramwatch.errors import ArtifactError, CalibrationError, GramwatchError, InputError, NotFittedError, warn
 from gramwatch.explain import Contribution, Explained, Pass, Shares
-from gramwatch.measurement import AsMeasured, Calibration, Detection, Measurement, check_enough
+from gramwatch.measurement import (
+    AsMeasured,
+    Calibration,
+    Detection,
+    Measurement,
+    check_enough,
+    warn_of_calibration,
+    warn_of_rounding,
+)
 from gramwatch.observation import Needs, Observation, Plan, Statistics
 from gramwatch.places import contrasts, strengths
+from gramwatch.split import KeptInputs, halves
 from gramwatch.taps import Look, Network, Tap, Taps, unwrap
 from gramwatch.taps.running import InputsAdapter, LogitsAdapter, MaskAdapter
-from gramwatch.threshold import threshold
 
 CHECKPOINT_SECONDS = 60.0
 """How often a fit with a checkpoint writes it."""
+RUN_AGAIN = 32
+"""The number of calibration inputs that are run again in other batches."""
+SIZES_AGAIN = (1, 7)
+"""The sizes of these batches. Kernels differ most for a single input and for an odd number of them."""
 _B = TypeVar("_B")
 _D = TypeVar("_D", bound="Detector")
 
@@ -309,10 +321,10 @@ class Detector(ABC):
     @property
     def threshold_(self) -> float:
         """The score above which an input is out-of-distribution (Eq. 6)."""
-        scores = self.calibration().scores[:, 0]
+        calibration = self.calibration()
         if self.per_class:
             raise ValueError("with per_class=True classes have thresholds of their own: see found.is_ood")
-        return threshold(scores, self.level)
+        return calibration.threshold(self.level)
 
     @property
     def _called(self) -> str:
@@ -439,6 +451,10 @@ class Detector(ABC):
     ) -> _D:
         """Set the threshold from in-distribution data that was not used for training.
 
+        A few inputs are run again, alone and in other batches, to measure by how much the network's rounding
+        changes their scores. A score counts as higher than a calibration score only if it exceeds that by a
+        tolerance, twice the largest change or more. So copies of an input are equal in any batch.
+
         Args:
             loader: as for `fit`. 1,000 examples are recommended (docs/howto/calibration.md).
             split: one half of the data, drawn by `seed`, fits the rule (E[delta_l] of Gram). The other half
@@ -452,40 +468,101 @@ class Detector(ABC):
         """
         self.check_fitted()
         with together(self.model, "calibrate") as group:
-            measurement = self.measure_all(loader, "calibrating", progress)
-            calibration = group.once(lambda: self._calibrated(measurement, split, seed))
-        self.forget_calibration()
-        self._calibration = calibration
+            kept = KeptInputs(seed)
+            measurement = self.measure_all(loader, "calibrating", progress, kept)
+            self.calibrate_kept(group, measurement, kept, split=split)
         return self
 
     @torch.inference_mode()
+    def calibrate_kept(
+        self,
+        group: Group,
+        measurement: Measurement,
+        kept: KeptInputs,
+        numbers: Tensor | None = None,
+        split: bool = True,
+    ) -> None:
+        """`calibrate` from the measurement of all examples of a loader, and the inputs kept of it.
+
+        Args:
+            group: the ranks of this run.
+            measurement: of all examples.
+            kept: the sample of inputs. Those of the half that ranks are dropped.
+            numbers: the running numbers of the examples that calibrate. None: all.
+            split: as for `calibrate`.
+
+        """
+        numbers = torch.arange(len(measurement)) if numbers is None else numbers
+        calibration = group.once(
+            lambda: self._calibrated(measurement[numbers], split, kept.seed, numbers, kept.copies(numbers))
+        )
+        standard = numbers[measurement.finite[numbers]]
+        if calibration.how["split"]:
+            standard = standard[halves(standard, kept.seed)[0]]
+        kept.restrict(standard)
+        rounding = self._rounding(group, calibration, measurement, kept)
+        self.forget_calibration()
+        self._calibration = calibration.tolerating(2 * rounding, self.level)
+
+    @torch.inference_mode()
     def calibrate_on(self: _D, measurement: Measurement, *, split: bool = True, seed: int = 0) -> _D:
-        """`calibrate` from the measurement of in-distribution data, as `measure_all` returns it."""
-        calibration = self._calibrated(measurement, split, seed)
+        """`calibrate` from the measurement of in-distribution data, as `measure_all` returns it.
+
+        There are no inputs to run again. The tolerance of ranks is 64 units in the last place of float32, of
+        the magnitude that nine of ten scores do not exceed.
+        """
+        calibration = self._calibrated(measurement, split, seed, torch.arange(len(measurement)))
         self.forget_calibration()
         self._calibration = calibration
         return self
 
-    def _calibrated(self, measurement: Measurement, split: bool, seed: int) -> Calibration:
-        """The calibration from the measurement of in-distribution examples."""
-        finite = measurement.finite
-        if not finite.all():
-            warn(f"{int((~finite).sum())} calibration example(s) with NaN or infinity were left out")
-            measurement = measurement[finite]
+    def _calibrated(
+        self, measurement: Measurement, split: bool, seed: int, numbers: Tensor, copies: int = 0
+    ) -> Calibration:
+        """The calibration from the measurement of in-distribution examples with these running numbers."""
+        warn_of_calibration(measurement.finite, copies)
+        measurement, numbers = measurement[measurement.finite], numbers[measurement.finite]
         rule = self.rule()
         split = split and rule.standardises
         check_enough(len(measurement), self.level, split)
         self.check_calibration(measurement)
+        how: dict[str, Any] = {"per_class": self.per_class, "split": split, "seed": seed}
         try:
-            calibration = Calibration.of(
-                measurement, rule, self.level, per_class=self.per_class, split=split, seed=seed
-            )
+            calibration = Calibration.of(measurement, rule, self.level, numbers=numbers, **how)
         except GramwatchError:
             raise
         except ValueError as error:
             raise CalibrationError(str(error)) from None
         self.check_rule(calibration.rule)
         return calibration
+
+    def _rounding(
+        self, group: Group, calibration: Calibration, measurement: Measurement, kept: KeptInputs
+    ) -> Tensor:
+        """The largest change of each kind of score when inputs are run again in other batches, `(kinds,)`.
+
+        If the network cannot be run on other batches, a warning says so, and the change is taken for zero.
+        """
+        rule, scores = calibration.rule, calibration.scores
+        largest, problem = torch.zeros(scores.shape[1], dtype=torch.float64), ""
+        numbers = kept.numbers[:RUN_AGAIN].tolist()
+        try:
+            for size in SIZES_AGAIN:
+                for chosen, inputs in kept.batches(size, numbers):
+                    again = self.measure(on_device(inputs, self.model)).changed(Tensor.cpu)
+                    change = (rule(again) - rule(measurement[chosen])).abs()
+                    # An overflow that depends on the batch is no rounding.
+                    change = torch.where(change.isfinite(), change, 0.0)
+                    largest = largest.maximum(change.amax(0))
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            problem = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        ranks = group.gather((largest, problem))
+        largest = torch.stack([of_rank for of_rank, _ in ranks]).amax(0)
+        if group.rank == 0:
+            warn_of_rounding(float(largest[0]), scores[:, 0], next(filter(None, (p for _, p in ranks)), ""))
+        return largest
 
     def __call__(self, inputs: Any) -> Detection:
         """Judge a batch in one forward pass.
@@ -624,12 +701,18 @@ class Detector(ABC):
         return measured[self]
 
     def measure_all(
-        self, loader: Iterable[Any], doing: str = "measuring", progress: bool = True
+        self,
+        loader: Iterable[Any],
+        doing: str = "measuring",
+        progress: bool = True,
+        kept: KeptInputs | None = None,
     ) -> Measurement:
-        """`measure` over a whole loader, on the CPU."""
-        return measured_all(self.network, loader, lambda inputs: {"": self.measure(inputs)}, doing, progress)[
-            ""
-        ]
+        """`measure` over a whole loader, on the CPU. `kept` receives a sample of the inputs."""
+
+        def measure(inputs: Inputs) -> dict[str, Measurement]:
+            return {"": self.measure(inputs)}
+
+        return measured_all(self.network, loader, measure, doing, progress, kept)[""]
 
     # --- save and load -------------------------------------------------------------------------------
 
@@ -732,43 +815,86 @@ def measured_all(
     measure: Callable[[Inputs], Mapping[str, Measurement]],
     doing: str,
     progress: bool,
+    kept: KeptInputs | None = None,
 ) -> dict[str, Measurement]:
     """The measurements of a whole loader, by detector, on the CPU. Ranks measure their parts.
 
     The result has the batches in turns: the first of every rank, the second of every rank, and so on. If the
-    ranks deal out the batches of one loader, this is the order of the loader.
+    ranks deal out the batches of one loader, this is the order of the loader. The running numbers of the
+    inputs that are `kept` are those of this order.
     """
     numbers: list[int] = []
     parts: list[Mapping[str, Measurement]] = []
     with together(network.model, doing) as group:
         part = group.part(loader, network.inputs_of)
         numbered = network.numbered(part, doing, progress and group.rank == 0)
-        for number, inputs in on_device_ahead(((n, inputs) for n, inputs, _ in numbered), network.model):
+        read = ((number, inputs) for number, inputs, _ in numbered)
+        watched = read if kept is None else _keeping(kept, read, group)
+        for number, inputs in on_device_ahead(watched, network.model):
             numbers.append(number)
             parts.append(measure(inputs))
         counts = [len(next(iter(measured.values()))) for measured in parts]
         mine = {
             name: Measurement.joined([part[name] for part in parts]) for name in (parts[0] if parts else ())
         }
-        return _in_turns(group.gather((numbers, counts, _sharing_logits(mine))), doing)
+        reading = None if kept is None else kept.reading()
+        ranks = group.gather((numbers, counts, _sharing_logits(mine), reading))
+        turns = _in_turns([(numbers, counts) for numbers, counts, _, _ in ranks])
+        if kept is not None:
+            readings = [reading for *_, reading in ranks if reading is not None]
+            kept.settle(readings, _firsts(turns, group.size), group.rank)
+        return _ordered([measured for _, _, measured, _ in ranks], turns, doing)
 
 
-def _in_turns(
-    ranks: Sequence[tuple[list[int], list[int], dict[str, Measurement]]], doing: str
+def _keeping(
+    kept: KeptInputs, read: Iterable[tuple[int, Inputs]], group: Group
+) -> Iterator[tuple[int, Inputs]]:
+    """The batches, which `kept` takes in before they are moved to a GPU."""
+    first = usual = 0
+    for number, inputs in read:
+        usual = usual or count_examples(inputs)
+        if group.size > 1:  # the batches of the other ranks are not known: see `KeptInputs`
+            first = (number * group.size + group.rank) * usual
+        kept.add(inputs, first)
+        first += count_examples(inputs)
+        yield number, inputs
+
+
+_Turn = tuple[int, int, int, int]
+"""A batch: its number, its rank, its place among all examples rank by rank, and its number of examples."""
+
+
+def _in_turns(ranks: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[_Turn]:
+    """The batches of all ranks in turns, from the numbers of the batches and of the examples in each."""
+    turns: list[_Turn] = []
+    start = 0
+    for rank, (numbers, counts) in enumerate(ranks):
+        for number, count in zip(numbers, counts, strict=True):
+            turns.append((number, rank, start, count))
+            start += count
+    return sorted(turns)
+
+
+def _firsts(turns: Sequence[_Turn], ranks: int) -> list[list[int]]:
+    """The running number of the first example of each batch, for every rank."""
+    firsts: list[list[int]] = [[] for _ in range(ranks)]
+    running = 0
+    for _, rank, _, count in turns:
+        firsts[rank].append(running)
+        running += count
+    return firsts
+
+
+def _ordered(
+    ranks: Sequence[dict[str, Measurement]], turns: Sequence[_Turn], doing: str
 ) -> dict[str, Measurement]:
-    """One measurement of all ranks: their numbers of batches, the examples in each, and the measurements."""
-    given = [measured for _, _, measured in ranks if measured]
+    """One measurement of all ranks, in turns."""
+    given = [measured for measured in ranks if measured]
     if not given:
         raise InputError(f"the loader yielded no example: {doing} needs some")
     if len(ranks) == 1:
         return given[0]
-    turns, start = [], 0
-    for numbers, counts, _ in ranks:
-        for number, count in zip(numbers, counts, strict=True):
-            turns.append((number, start, count))
-            start += count
-    turns.sort()  # of one number, the first rank begins
-    order = torch.cat([torch.arange(start, start + count) for _, start, count in turns])
+    order = torch.cat([torch.arange(start, start + count) for _, _, start, count in turns])
     names = given[0]
     return _sharing_logits(
         {n: Measurement.of_pieces([measured[n] for measured in given])[order] for n in names}

@@ -130,7 +130,11 @@ def _facts(guard: Detector, members: Mapping[str, Detector], preprocessing: bool
 
 def _calibration_as_json(calibration: Calibration) -> dict[str, Any]:
     """What a monitor of the graph needs: the scores that rank and, if they rank in groups, their classes."""
-    facts = {"split": calibration.how["split"], "scores": packed(calibration.scores[:, 0].double())}
+    facts = {
+        "split": calibration.how["split"],
+        "scores": packed(calibration.scores[:, 0].double()),
+        "tolerance": calibration.tolerance[:1].tolist(),
+    }
     if len(calibration.ranks.sizes) > 1 and calibration.predicted is not None:
         facts["predicted"] = packed(calibration.predicted.int())
         facts["groups"] = calibration.ranks.group_of.tolist()
@@ -537,7 +541,7 @@ class RanksGraph(nn.Module):
         super().__init__()
         ranks = calibration.ranks
         device = ranks.group_of.device
-        self.scores = nn.Buffer(calibration.scores.T.clone().to(device))
+        self.limits = nn.Buffer(calibration.limits.T.clone().to(device))
         self.group_of, self.sizes = nn.Buffer(ranks.group_of), nn.Buffer(ranks.sizes)
         self.needed = nn.Buffer(ranks.needed)
         groups = None
@@ -548,7 +552,7 @@ class RanksGraph(nn.Module):
 
     def forward(self, scores: Tensor, predicted: Tensor) -> tuple[Tensor, Tensor]:
         """The p-values of scores `(N, kinds)`, and whether the first one is at most `1 - level`, `(N,)`."""
-        lower, group = self.scores < scores.unsqueeze(2), self.group_of[predicted]
+        lower, group = self.limits < scores.unsqueeze(2), self.group_of[predicted]
         if self.groups is not None:
             lower = lower & (self.groups == group.unsqueeze(1)).unsqueeze(1)
         below, size = lower.sum(2, dtype=torch.int32), self.sizes[group].unsqueeze(1)

@@ -19,7 +19,6 @@ from gramwatch.errors import ArtifactError, InputError, MissingExtraError
 from gramwatch.export import KEY, OUTPUTS, PIXELS
 from gramwatch.measurement import Calibration, Detection
 from gramwatch.preprocessing import Preprocessing
-from gramwatch.threshold import Ranks
 
 PREFIX = "parts."
 """How the names of the outputs of members begin."""
@@ -163,8 +162,8 @@ def _calibration(facts: Mapping[str, Any], level: float) -> Calibration:
         raise ValueError("its calibration has no class for a score, or a score that is not finite")
     if not 0 <= int(groups.min()) <= int(groups.max()) < len(groups):
         raise ValueError("its calibration has groups of classes without a class")
-    ranks = Ranks.of(scores[:, None], level, predicted, groups)
-    return Calibration(_InTheGraph(), scores[:, None], predicted, ranks, {"split": facts["split"]})
+    how = {name: facts[name] for name in ("split", "tolerance") if name in facts}
+    return Calibration.restored(_InTheGraph(), scores[:, None], level, how, predicted, groups)
 
 
 def _unpacked(text: str, kind: str) -> Tensor:

@@ -38,7 +38,7 @@ from gramwatch.deviation import (
 )
 from gramwatch.errors import CalibrationError, InputError, NotFittedError, warn
 from gramwatch.explain import Shares
-from gramwatch.measurement import Calibration, Measurement, how_many_rank
+from gramwatch.measurement import Calibration, Measurement, facts_of, how_many_rank
 from gramwatch.observation import WIDEST_TRIANGLE, Needs, Observation, Plan, Statistics, StatisticsAtTap
 from gramwatch.statistics import STATISTICS, check_count, check_orders
 from gramwatch.taps import Network, Tap, Taps, unwrap
@@ -570,9 +570,7 @@ class GramDetector(Detector):
         if calibration is not None:
             total: TotalDeviation = calibration.rule.total
             assert total.expectation_ is not None
-            how = {name: calibration.how[name] for name in ("split", "seed", "examples")} | {
-                "maximum": total.maximum_
-            }
+            how = facts_of(calibration.how) | {"maximum": total.maximum_}
             tensors |= {
                 "calibration.scores": self.calibration_scores_,
                 "calibration.expectation": total.expectation_,
@@ -633,8 +631,8 @@ class GramDetector(Detector):
         if how is not None:
             expectation, maximum = tensors["calibration.expectation"], float(how["maximum"])
             rule = GramRule(TotalDeviation(self.normalise, self.confidence, expectation, maximum))
-            how = {name: how[name] for name in ("split", "seed", "examples")}
-            self._calibration = Calibration.restored(rule, tensors["calibration.scores"], self.level, how)
+            scores = tensors["calibration.scores"].unsqueeze(1)
+            self._calibration = Calibration.restored(rule, scores, self.level, facts_of(how))
 
     def take_over(self, before: "GramDetector") -> None:
         """Continue the fit of another detector."""

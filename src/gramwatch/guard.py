@@ -20,14 +20,13 @@ from gramwatch.errors import ArtifactError, NoTapError, TapError, warn
 from gramwatch.explain import Contribution
 from gramwatch.gram import GramDetector
 from gramwatch.joint import JointRule
-from gramwatch.measurement import Calibration, Measurement, Rule, how_many_rank
+from gramwatch.measurement import Calibration, Measurement, Rule, facts_of, how_many_rank, tolerance_in
 from gramwatch.methods import METHODS, TRAINED
 from gramwatch.methods.base import Method
 from gramwatch.observation import Observation
 from gramwatch.replay import Nest, Replay
 from gramwatch.taps import Look, Network, unwrap
 from gramwatch.taps.running import InputsAdapter, LogitsAdapter, MaskAdapter
-from gramwatch.threshold import Ranks
 
 MEMBERS = ("gram", "profile", "class_ratio", "energy")
 """The default members."""
@@ -547,6 +546,7 @@ class Guard(Detector):
             for name in guard._rules():
                 for key, field in guard._rule_fields(name, headers[name]).items():
                     shapes[f"calibration.rule.{name}.{key}"] = field
+            tolerance_in(how, 1 + len(members))
             medians = how.get("medians", {})  # files of earlier versions have none
             if not artifact.fits(medians, dict[str, int]) or medians.keys() - members.keys():
                 raise ValueError(f"it has the medians of {medians!r:.60}")
@@ -581,9 +581,9 @@ class Guard(Detector):
             setattr(rule.standard, f"{name}_", tensors[f"calibration.{name}"])
         scores, predicted = tensors["calibration.scores"], tensors["calibration.predicted"]
         together = torch.zeros(int(how["classes"]), dtype=torch.int64)
-        ranks = Ranks.of(scores, self.level, predicted, tensors.get("calibration.groups", together))
-        how = {key: how[key] for key in ("split", "seed", "examples", "classes")}
-        self._calibration = Calibration(rule, scores, predicted, ranks, how)
+        groups = tensors.get("calibration.groups", together)
+        how = facts_of(how, "classes")
+        self._calibration = Calibration.restored(rule, scores, self.level, how, predicted, groups)
 
     def _rule_fields(self, name: str, header: Mapping[str, Any]) -> artifact.Shapes:
         """The tensors of a member's fitted rule, from the member's part of the file."""

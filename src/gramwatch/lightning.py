@@ -13,11 +13,13 @@ from typing import Any
 
 from torch import nn
 
+from gramwatch.distributed import together
 from gramwatch.errors import InputError, MissingExtraError, warn
 from gramwatch.guard import Guard
-from gramwatch.measurement import Measurement, halves
+from gramwatch.measurement import Measurement
 from gramwatch.networks.foreign import import_torchvision
 from gramwatch.networks.loading import restore
+from gramwatch.split import KeptInputs, halves
 
 NAME = "guard.safetensors"
 """The end of the name of the guard's file."""
@@ -123,9 +125,11 @@ class GuardCallback(Callback):  # type: ignore[misc]
     def _calibrated(self, guard: Guard, validation: Any) -> dict[str, float]:
         """Calibrate the guard. Return the figures of the validation examples that did not calibrate."""
         if self.calibration is None:
-            measured = guard.measure_all(_one(validation, "calibration"))
-            calibrating, judged = halves(len(measured), self.seed)
-            guard.calibrate_on(measured[calibrating], seed=self.seed)
+            kept = KeptInputs(self.seed)
+            with together(guard.model, "calibrate") as group:
+                measured = guard.measure_all(_one(validation, "calibration"), kept=kept)
+                calibrating, judged = halves(len(measured), self.seed)
+                guard.calibrate_kept(group, measured, kept, calibrating)
             return _figures(guard, measured[judged])
         guard.calibrate(self.calibration, seed=self.seed)
         return _figures(guard, guard.measure_all(_one(validation, "calibration"))) if validation else {}

@@ -9,8 +9,14 @@ import torch
 from torch import Tensor
 
 from gramwatch import artifact
-from gramwatch.errors import CalibrationError
-from gramwatch.threshold import Ranks, class_groups, examples_needed
+from gramwatch.errors import CalibrationError, warn
+from gramwatch.split import halves
+from gramwatch.threshold import Ranks, class_groups, examples_needed, rounding_of, threshold
+
+MOST_COPIES = 0.01
+"""More exact copies among calibration examples than this share are worth a warning."""
+MOST_ROUNDING = 0.1
+"""A tolerance above this share of the spread of scores is worth a warning."""
 
 
 @dataclass(frozen=True)
@@ -225,7 +231,7 @@ class Calibration:
     """The predicted classes of these examples, `(n,)`."""
     ranks: Ranks
     how: Mapping[str, Any]
-    """The facts of the calibration: `split`, `seed`, `examples`, `classes`."""
+    """The facts of the calibration: `split`, `seed`, `examples`, `classes`, `tolerance`."""
 
     @staticmethod
     def of(
@@ -236,31 +242,82 @@ class Calibration:
         per_class: bool = False,
         split: bool = True,
         seed: int = 0,
+        numbers: Tensor | None = None,
     ) -> "Calibration":
         """The calibration from in-distribution examples, all finite: one half fits the rule, the other ranks.
 
         With `per_class`, the half that fits the rule also decides which classes are ranked together. Without
-        `split`, all examples do both.
+        `split`, all examples do both. `numbers` are the running numbers of the examples, by which the halves
+        are drawn; None: 0, 1, 2 and so on. The tolerance is that of float32: see `threshold.rounding_of`.
         """
         examples = torch.arange(len(measured))
-        fitting, ranking = halves(len(examples), seed) if split else (examples, examples)
+        fitting, ranking = halves(examples if numbers is None else numbers, seed)
+        if not split:
+            fitting = ranking = examples
         standard, ranked = measured[fitting], measured[ranking]
         rule, classes = rule.fit(standard), measured.logits.shape[1]
         groups = torch.zeros(classes, dtype=torch.int64)
         if per_class:
             groups = class_groups(standard.predicted, classes, level)
         scores = rule(ranked) if split else rule.left_out(ranked)
-        predicted = ranked.predicted
-        how = {"split": split, "seed": seed, "examples": len(measured), "classes": classes}
-        return Calibration(rule, scores, predicted, Ranks.of(scores, level, predicted, groups), how)
+        tolerance = rounding_of(scores).tolist()
+        how = {
+            "split": split,
+            "seed": seed,
+            "examples": len(measured),
+            "classes": classes,
+            "tolerance": tolerance,
+        }
+        return Calibration.restored(rule, scores, level, how, ranked.predicted, groups)
 
     @staticmethod
-    def restored(rule: Any, scores: Tensor, level: float, how: Mapping[str, Any]) -> "Calibration":
-        """The calibration from the scores of a file, `(n,)`. All classes are ranked together."""
-        together = torch.zeros(1, dtype=torch.int64)
-        column = scores.unsqueeze(1)
-        ranks = Ranks.of(column, level, torch.zeros(len(scores), dtype=torch.int64), together)
-        return Calibration(rule, column, None, ranks, how)
+    def restored(
+        rule: Any,
+        scores: Tensor,
+        level: float,
+        how: Mapping[str, Any],
+        predicted: Tensor | None = None,
+        groups: Tensor | None = None,
+    ) -> "Calibration":
+        """The calibration from the scores of a file, `(n, kinds)`. Without groups, all classes rank together.
+
+        Args:
+            rule: the fitted rule.
+            scores: of the examples that rank.
+            level: the share of in-distribution inputs to keep.
+            how: the facts of the calibration.
+            predicted: the predicted classes of the examples that rank, if they are known.
+            groups: the group of each class.
+
+        """
+        groups = torch.zeros(1, dtype=torch.int64) if groups is None else groups
+        classes = torch.zeros(len(scores), dtype=torch.int64) if predicted is None else predicted
+        limits = scores + tolerance_in(how, scores.shape[1])
+        return Calibration(rule, scores, predicted, Ranks.of(limits, level, classes, groups), how)
+
+    def tolerating(self, tolerance: Tensor, level: float) -> "Calibration":
+        """The calibration with at least this tolerance for each kind of score, `(1 + members,)`."""
+        how = {**self.how, "tolerance": tolerance.maximum(self.tolerance).tolist()}
+        groups = self.ranks.group_of
+        return Calibration.restored(self.rule, self.scores, level, how, self.predicted, groups)
+
+    @property
+    def tolerance(self) -> Tensor:
+        """By how much a score must exceed a ranking score to count as higher, `(1 + members,)`.
+
+        It is at least twice the rounding of the network, whose scores differ a little with the batch that an
+        input is part of. So all copies of an input are equal.
+        """
+        return tolerance_in(self.how, self.scores.shape[1])
+
+    @property
+    def limits(self) -> Tensor:
+        """The scores that rank, raised by the tolerance, `(n, 1 + members)`. Higher ones exceed them."""
+        return self.scores + self.tolerance
+
+    def threshold(self, level: float) -> float:
+        """The score above which an input is out-of-distribution (Eq. 6), if all classes rank together."""
+        return threshold(self.limits[:, 0], level)
 
     def judged(self, measured: Measurement) -> tuple[Tensor, Tensor, Tensor]:
         """The score `(N,)`, the p-values of it and of the members `(N, 1 + members)`, the verdict `(N,)`."""
@@ -296,6 +353,40 @@ def check_enough(examples: int, level: float, split: bool) -> None:
         )
 
 
+def warn_of_calibration(finite: Tensor, copies: int) -> None:
+    """Warn of calibration examples that are not finite, and of exact copies, with what they cost."""
+    examples, broken = len(finite), int((~finite).sum())
+    if broken:
+        warn(
+            f"{broken} calibration example(s) with NaN or infinity were left out. The rate of false alarms "
+            "holds for finite inputs. Others are always flagged and come on top, "
+            f"{broken / examples:.1%} if they are as many later"
+        )
+    if copies > MOST_COPIES * examples:
+        warn(
+            f"{copies:,} of {examples:,} calibration examples are exact copies of others: "
+            f"{examples - copies:,} are different. Leave copies out, unless inputs in use repeat in the same "
+            "way. They raise the rate of false alarms: 1,000 images that were 20 images, 50 times each, gave "
+            "23 % instead of 5 %"
+        )
+
+
+def warn_of_rounding(largest: float, scores: Tensor, problem: str) -> None:
+    """Warn if the rounding of scores could not be measured, or if it is too large to be rounding."""
+    if problem:
+        warn(
+            "calibration inputs could not be run again in batches of other sizes, so the tolerance of ranks "
+            f"is that of float32 ({problem})"
+        )
+    spread = float(scores.quantile(0.95) - scores.median())
+    if 2 * largest > MOST_ROUNDING * spread > 0:
+        warn(
+            f"the scores of the same inputs differ by up to {largest:.2g} between batches, where the 95th "
+            f"percentile of scores is {spread:.2g} above their median. Fewer inputs than asked for will be "
+            "flagged. A network in evaluation mode should not depend on the other inputs of a batch"
+        )
+
+
 def how_many_rank(calibration: Mapping[str, Any]) -> int:
     """The number of calibration examples that rank, from the header of a file."""
     artifact.check_types(calibration, split=bool, seed=int, examples=int)
@@ -303,7 +394,17 @@ def how_many_rank(calibration: Mapping[str, Any]) -> int:
     return examples - examples // 2 if calibration["split"] else examples
 
 
-def halves(examples: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Two random halves: the examples that fit the rule, and the examples that rank. An odd one ranks."""
-    order = torch.randperm(examples, generator=torch.Generator().manual_seed(seed))
-    return order[: examples // 2], order[examples // 2 :]
+def facts_of(how: Mapping[str, Any], *further: str) -> dict[str, Any]:
+    """The facts of a calibration that the file of a detector keeps, and further ones."""
+    return {name: how[name] for name in ("split", "seed", "examples", *further, "tolerance") if name in how}
+
+
+def tolerance_in(how: Mapping[str, Any], kinds: int) -> Tensor:
+    """The tolerance of each kind of score, `(kinds,)`, from the facts of a calibration.
+
+    Files of earlier versions have none. Their tolerance is zero.
+    """
+    tolerance = how.get("tolerance", [0.0] * kinds)
+    if not artifact.fits(tolerance, list[float]) or len(tolerance) != kinds or min(tolerance) < 0:
+        raise ValueError(f"its tolerance is {tolerance!r:.60}")
+    return torch.tensor(tolerance, dtype=torch.float64)

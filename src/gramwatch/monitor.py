@@ -143,14 +143,17 @@ class Monitor:
             groups = self._group_of[calibration.predicted.cpu().numpy()[order]]
         count = int(self._group_of.max()) + 1
         level = np.array([self.level])
-        self._checksum = _checksum(level, scores, groups, *([self._group_of] if count > 1 else []))
+        tolerance = float(calibration.tolerance[0])
+        further = [self._group_of] if count > 1 else []
+        further += [np.array([tolerance])] if tolerance else []  # older calibrations have none
+        self._checksum = _checksum(level, scores, groups, *further)
         if self.reference == "fixed":
             self._fixed = FixedReference(np.bincount(groups, minlength=count), self.confidence)
             return
         drawn = np.random.default_rng(self._entropy).permutation(len(scores))
         kept = max(2, min(GRID_EXAMPLES, len(scores) // 10))
         ranking = drawn[kept:][self.replica[0] :: self.replica[1]]
-        self._grid = grid_of(scores[drawn[:kept]])
+        self._grid = grid_of(scores[drawn[:kept]], tolerance)
         counts = np.zeros((1, count, BINS), np.int64)
         np.add.at(counts[0], (groups[ranking], self._bins(scores[ranking])), 1)
         self._ranks = OnlineRanks(counts)

@@ -70,7 +70,7 @@ class Evidence:
 # --- online ranks ------------------------------------------------------------------------------------
 
 
-def grid_of(scores: Floats) -> Floats:
+def grid_of(scores: Floats, tolerance: float = 0.0) -> Floats:
     """The edges of a grid for scores like these: `BINS - 1` of them, ascending.
 
     Bins are even around the median and geometric above it, so that scores far beyond all of these still fall
@@ -78,13 +78,29 @@ def grid_of(scores: Floats) -> Floats:
 
     The grid must not depend on the scores that are ranked. A grid costs power if it is coarse, never
     validity: equal bins are ranked by lot.
+
+    No edge lies within `tolerance` of one of these scores. So copies of an input, whose scores differ by the
+    rounding of the network, fall into one bin if one of them is among these.
     """
     middle = float(np.median(scores))
     spread = float(np.quantile(scores, 0.9)) - middle
     smallest = 1e-9 * max(1.0, abs(middle))
     steps = np.sinh(np.linspace(-2, 25, BINS - 1))
     edges: Floats = middle + max(spread, smallest) * steps
-    return edges
+    return _apart(edges, np.sort(scores), tolerance) if tolerance else edges
+
+
+def _apart(edges: Floats, scores: Floats, tolerance: float) -> Floats:
+    """The edges, ascending. An edge within a tolerance of a score is moved above it and its neighbours."""
+    last = np.append(np.diff(scores) > 2 * tolerance, True)  # the end of a run of neighbours
+    highest = scores[last] + tolerance
+    lowest = scores[np.insert(last[:-1], 0, True)] - tolerance
+    run = np.searchsorted(highest, edges)  # the first run that ends at or above the edge
+    inside = run < len(highest)
+    inside[inside] = edges[inside] >= lowest[run[inside]]
+    moved: Floats = edges.copy()
+    moved[inside] = np.nextafter(highest[run[inside]], np.inf)
+    return moved
 
 
 class OnlineRanks:

@@ -3,6 +3,11 @@
 The `n` calibration scores belong to examples that the score was not fitted on. Then a new in-distribution
 example is equally likely to have any of the `n + 1` ranks. So `p = (1 + #{calibration >= score}) / (n + 1)`
 is at most `alpha` with a probability of at most `alpha`, for every distribution of scores.
+
+A network rounds differently in batches of another size, so copies of one input have scores that differ a
+little. Without a tolerance their order would depend on the batch. So each calibration score is raised by a
+tolerance before new scores are compared with it: `p = (1 + #{calibration >= score - tolerance}) / (n + 1)`.
+This p-value is never smaller, so the bound holds for every tolerance.
 """
 
 import math
@@ -16,6 +21,18 @@ from gramwatch.errors import CalibrationError
 
 LEAST_OF_A_CLASS = 100
 """A class is ranked by itself only if it has at least this many of the examples that do not rank."""
+
+
+ROUNDING = 64 * torch.finfo(torch.float32).eps
+"""The relative rounding of a score that is assumed where it cannot be measured: 64 units of float32."""
+
+
+def rounding_of(scores: Tensor) -> Tensor:
+    """The tolerance that rounding to float32 needs, of each kind of score: `(n, kinds)` to `(kinds,)`.
+
+    It is `ROUNDING` times the magnitude that nine of ten scores do not exceed.
+    """
+    return ROUNDING * scores.abs().quantile(0.9, 0)
 
 
 def rank_of_threshold(examples: int, level: float) -> int:
@@ -50,11 +67,6 @@ def _exact(level: float) -> Fraction:
 def threshold(scores: Tensor, level: float) -> float:
     """The score above which an input is out-of-distribution, with a false-alarm rate of `1 - level`."""
     return float(scores.kthvalue(_rank(scores, level)).values)
-
-
-def is_above_threshold(scores: Tensor, ascending: Tensor, level: float) -> Tensor:
-    """Whether a score is above the threshold of `ascending` calibration scores. It never waits for a GPU."""
-    return scores > ascending[_rank(ascending, level) - 1]
 
 
 def _rank(scores: Tensor, level: float) -> int:

@@ -367,7 +367,7 @@ def agreement(
     import numpy as np
     from scipy.optimize import linear_sum_assignment
 
-    from gramwatch.measurement import halves
+    from gramwatch.split import halves
 
     calibration = detector.calibration()
     predicted, how = calibration.predicted, calibration.how

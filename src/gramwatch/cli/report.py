@@ -196,6 +196,7 @@ def about_guard(saved: "Saved") -> "About":
     """What the file of a guard says, without its network."""
     import numpy as np
 
+    from gramwatch.measurement import tolerance_in
     from gramwatch.report.page import About
     from gramwatch.threshold import range_of_rates, threshold
 
@@ -203,10 +204,12 @@ def about_guard(saved: "Saved") -> "About":
     if scores is None or not isinstance(level, float) or not 0 < level < 1:
         return About(told)
     whole = not (saved.header.get("settings") or {}).get("per_class")
+    how = saved.header.get("calibration") or {}
+    kinds = len(how.get("tolerance") or [0.0])
     return About(
         told,
         level,
-        threshold(scores, level) if whole else None,
+        threshold(scores + tolerance_in(how, kinds)[0], level) if whole else None,
         np.asarray(scores),
         range_of_rates(len(scores), level),
     )

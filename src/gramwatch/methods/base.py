@@ -13,7 +13,7 @@ from gramwatch.artifact import Field
 from gramwatch.batches import Inputs, on_device
 from gramwatch.detector import Detector, explained
 from gramwatch.errors import InputError
-from gramwatch.measurement import AsMeasured, Calibration, Measurement, how_many_rank
+from gramwatch.measurement import AsMeasured, Calibration, Measurement, facts_of, how_many_rank
 from gramwatch.observation import Needs, Observation
 from gramwatch.taps import Network
 from gramwatch.taps.running import InputsAdapter, LogitsAdapter, MaskAdapter
@@ -396,8 +396,9 @@ class Method(Detector):
                 f"calibration.{name}": getattr(calibration.rule, name) for name in self.rule_fields(header)
             }
             shapes |= {name: list(tensor.shape) for name, tensor in kept.items()}
-            header["calibration"] = {key: calibration.how[key] for key in ("split", "seed", "examples")}
             tensors |= kept
+        if calibration is not None:
+            header["calibration"] = facts_of(calibration.how)
         return header, tensors
 
     @classmethod
@@ -429,7 +430,7 @@ class Method(Detector):
                 raise ValueError(f"{len(scores)} examples rank, not {how_many_rank(how)}")
             fitted = {name: tensors[f"calibration.{name}"] for name in self.rule_fields(header)}
             rule = self.rule_from(fitted)
-            self._calibration = Calibration.restored(rule, scores, self.level, how)
+            self._calibration = Calibration.restored(rule, scores.unsqueeze(1), self.level, facts_of(how))
         state = {name.removeprefix("state."): t for name, t in tensors.items() if name.startswith("state.")}
         fields = self.fields()
         for name, tensor in state.items():
