@@ -153,9 +153,10 @@ class Explainer:
     def _of_cause(
         self, rows: list[int], explained: ExplainedSet, causes: Sequence[Cause | None], cause: Cause
     ) -> Group:
-        """The images with a cause, the largest score first."""
+        """The images with a cause. Those whose score is most like that of the group are first."""
         inside = [i for i, other in enumerate(causes) if other == cause]
-        inside.sort(key=lambda i: -float(explained.score[i]))
+        middle = float(explained.score[inside].median())
+        inside.sort(key=lambda i: abs(float(explained.score[i]) - middle))
         about = f"They {cause.about} than nearly all images that were not flagged."
         return Group(cause.name, [rows[i] for i in inside], about, self._kind(explained[inside])[1])
 
