@@ -457,14 +457,18 @@ def test_an_ordinary_input_has_no_percentages():
     assert str(explained[ordinary]).startswith("Not flagged")
 
 
-def test_the_largest_part_of_an_ordinary_input_stands_beside_its_score():
+def test_the_largest_part_of_an_ordinary_input_and_what_cancels_it_add_up_to_its_score():
     """The part may be larger than the score, because other parts may be negative."""
     explained = planted().explain(images(200, 11), places=False)
     ordinary = [one for one in explained if not bool(one.found.is_ood[0]) and float(one.members.max()) > 0]
     assert ordinary
     for one in ordinary:
         largest, score = float(one.members.max()), float(one.found.score[0])
-        assert f"adds most to the score of {score:.2g}: {largest:.2g}" in str(one)
+        numbers = [float(n) for n in re.findall(r"(?:by|is) (\d+\.\d\d|-\d+\.\d\d)\b", one.sentences(0)[1])]
+        raised, others, told = numbers
+        sign = -1 if "lower it by" in one.sentences(0)[1] else 1
+        assert (raised, told) == (round(largest, 2), round(score, 2))
+        assert raised + sign * others == pytest.approx(told, abs=0.0151)
 
 
 def test_a_tap_with_a_number_for_a_name_is_called_a_layer():
@@ -476,6 +480,20 @@ def test_a_tap_with_a_number_for_a_name_is_called_a_layer():
     (names,) = explained.tap_names.values()
     assert names[0].isdigit()
     assert re.search(r", most at layer \d and layer \d; at layer \d, channel", str(explained))
+
+
+def test_dots_of_channels_keep_away_from_numbers(tmp_path):
+    pytest.importorskip("matplotlib")
+    figure = planted().explain(3 * images(2, 3)).plot(0)
+    panel = next(axes for axes in figure.axes if axes.get_title(loc="left").startswith("channels"))
+    renderer = figure.canvas.get_renderer()
+    point = figure.dpi / 72
+    dots = [line for line in panel.get_lines() if line.get_marker() == "o"]
+    assert any(float(dot.get_xdata()[0]) == 1 for dot in dots)
+    for dot in dots:
+        around = dot.get_window_extent(renderer).padded(3 * point)
+        for text in (*panel.texts, *panel.get_yticklabels()):
+            assert not around.overlaps(text.get_window_extent(renderer))
 
 
 def test_a_picture_is_drawn(tmp_path):
