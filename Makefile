@@ -8,13 +8,34 @@ export PYTHONDONTWRITEBYTECODE :=
 .PHONY: demo test test-real test-browser test-triton test-ray fuzz stress bench docs pictures lint kernels format clean
 .DEFAULT_GOAL := test
 
+# pip says a line for each package: nobody waits for minutes without a word. The exit code is that of pip, not of awk.
+define install
+@rm -f .venv/.done
+@{ $(BIN)/python -m pip install --progress-bar off --disable-pip-version-check --no-compile -c constraints.txt -e '.[$(EXTRAS)]' \
+	&& touch .venv/.done; } | awk '/^(Collecting|Processing) /{n = split($$2, path, "/"); print "  " path[n]} \
+	/^Installing collected/{print "unpacking " NF - 3 " packages"} {fflush()}'
+@test -e .venv/.done
+endef
+
+$(INSTALLED): EXTRAS := dev
 $(INSTALLED): pyproject.toml constraints.txt
+	@echo "installing gramwatch with all that its tests need into .venv: about 100 packages, 2 GB or more with CUDA, some minutes"
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[dev]'
-	$(BIN)/python -m compileall -qq -j 2 .venv/lib || true  # pip has one process; a file is for newer Pythons
+	$(install)
+	@echo "compiling them"
+	@$(BIN)/python -m compileall -qq -j 2 .venv/lib || true  # pip has one process; a file is for newer Pythons
 	touch $@
 
-demo: $(INSTALLED)  ## train two small networks, guard them, show what they flag
+# The demo needs half of that.
+DEMO := .venv/.demo
+$(DEMO): EXTRAS := cli,plot
+$(DEMO): pyproject.toml constraints.txt
+	@echo "installing gramwatch into .venv: about 40 packages, 1.3 GB or more with CUDA, a few minutes the first time"
+	$(PYTHON) -m venv .venv
+	$(install)
+	touch $@
+
+demo: $(if $(wildcard $(INSTALLED)),$(INSTALLED),$(DEMO))  ## train two small networks, guard them, show what they flag
 	$(BIN)/gramwatch demo
 
 # Two cores: the type checker takes one, the compiler of the kernels the other, then the tests take both.

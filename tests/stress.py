@@ -1,8 +1,8 @@
 """Everything that can go wrong, made to go wrong: `make stress`, or `python -m tests.stress --help`.
 
-The parts are `kills`, `disks`, `service`, `long`, `fuzz` and `install`. Every line of the table says how
-often something was tried, survived and lost. The exit code is 1 if anything was lost. `--write` keeps the
-result in docs/data/stress.json, and puts the table into docs/reliability.md.
+The parts are `kills`, `disks`, `service`, `memory`, `long`, `fuzz` and `install`. Every line of the table
+says how often something was tried, survived and lost. The exit code is 1 if anything was lost. `--write`
+keeps the result in docs/data/stress.json, and puts the table into docs/reliability.md.
 """
 
 import argparse
@@ -20,7 +20,7 @@ import torch
 
 from benchmarks.document import filled
 from benchmarks.measure import machine
-from tests import stress_disks, stress_install, stress_kills, stress_long, stress_service
+from tests import stress_disks, stress_install, stress_kills, stress_long, stress_memory, stress_service
 from tests.stress_common import Row, Skipped
 
 ROOT = Path(__file__).parents[1]
@@ -45,6 +45,7 @@ PARTS: dict[str, Callable[[], Iterator[Row]]] = {
     "kills": stress_kills.rows,
     "disks": stress_disks.rows,
     "service": stress_service.rows,
+    "memory": stress_memory.rows,
     "long": stress_long.rows,
     "fuzz": fuzzed,
     "install": stress_install.rows,

@@ -60,12 +60,13 @@ def same(a: "gramwatch.Detection", b: "gramwatch.Detection") -> bool:
 
 def resident() -> int:
     """The memory of this process that is in use, in bytes."""
-    return resident_of(os.getpid())
+    return memory_of(os.getpid())
 
 
-def resident_of(pid: int) -> int:
+def memory_of(pid: int, name: str = "VmRSS") -> int:
+    """The memory of a process by its name in `/proc/PID/status`, in bytes."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
+        if line.startswith(f"{name}:"):
             return int(line.split()[1]) * 1024
     raise Skipped("this system does not tell the memory of a process")
 

@@ -32,7 +32,7 @@ from PIL import Image
 from gramwatch import Guard, networks
 from gramwatch.datasets.images import FORMATS
 from gramwatch.preprocessing import Preprocessing
-from tests.stress_common import Row, Skipped, file_of, noise, resident_of
+from tests.stress_common import Row, Skipped, file_of, memory_of, noise
 
 PREPARE = Preprocessing((32, 32), 32, "bilinear", (0.5,) * 3, (0.25,) * 3)
 LOAD_SECONDS = 60
@@ -101,7 +101,7 @@ class Service:
 
     @property
     def memory(self) -> int:
-        return resident_of(self.process.pid)
+        return memory_of(self.process.pid)
 
     def connected(self) -> socket.socket:
         host, port = self.address.split(":")
@@ -234,7 +234,7 @@ def slow(service: Service, count: int = 20) -> Row:
     def client(number: int) -> bool:
         with service.connected() as sender:
             if number % 2:
-                sender.sendall(b"POST /score HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n")
+                sender.sendall(b"POST /score HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n")
             begin = time.monotonic()
             while time.monotonic() - begin < SLOWEST:
                 with contextlib.suppress(TimeoutError, BlockingIOError):
@@ -261,7 +261,7 @@ def slow(service: Service, count: int = 20) -> Row:
 def gone(service: Service, count: int = 100) -> Row:
     """Clients that go away in the middle of the body, or before the answer. All places are free again."""
     rng, image = random.Random(0), service.images[0]
-    head = f"POST /score HTTP/1.1\r\nHost: x\r\nContent-Length: {len(image)}\r\n\r\n".encode()
+    head = f"POST /score HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(image)}\r\n\r\n".encode()
     with ThreadPoolExecutor(4) as pool:
         others = [pool.submit(service.score, image) for _ in range(count)]
         for _ in range(count):

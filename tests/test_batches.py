@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from gramwatch import Guard, InputError
+from gramwatch import Guard, InputError, load
 from gramwatch.batches import (
     all_finite,
     count_examples,
@@ -124,6 +124,11 @@ def test_two_inputs():
         Guard(Two()).fit(fit, progress=False)
 
 
+@pytest.fixture(scope="module")
+def guard():
+    return guarded(Plain(), images(200, 0), images(100, 1))
+
+
 class Picture:
     """As PIL's images are: no tensor, no array."""
 
@@ -153,14 +158,21 @@ def test_batches_that_are_not_understood_are_named(batch, message):
         Guard(Plain()).fit([batch], progress=False)
 
 
+@pytest.mark.parametrize("given", [Picture(), [Picture(), Picture()], "image.png", None])
+def test_what_a_guard_cannot_judge_is_named(guard, given, tmp_path):
+    guard.save(tmp_path / "guard.safetensors")
+    for asked in (guard, load(tmp_path / "guard.safetensors", guard.model)):  # one that saw a batch, one not
+        with pytest.raises(InputError, match=r"got (a |None).*Turn batches into tensors as in training"):
+            asked(given)
+
+
 @pytest.mark.parametrize("loader", [{"image": images(4, 0)}, "folder", 3, None])
 def test_what_is_no_loader_is_named(loader):
     with pytest.raises(InputError, match="a loader yields batches"):
         Guard(Plain()).fit(loader, progress=False)
 
 
-def test_an_image_without_its_batch_axis(expected):
-    guard = guarded(Plain(), images(200, 0), images(100, 1))
+def test_an_image_without_its_batch_axis(guard):
     with pytest.raises(InputError, match=r"float32 \(6, 6\) were given, the detector was fitted on"):
         guard(images(1, 0)[0])
 

@@ -9,6 +9,7 @@ import torch
 import gramwatch
 from benchmarks import (
     cancellation,
+    defaults,
     document,
     explain,
     explain_cases,
@@ -24,7 +25,7 @@ from benchmarks import (
     tables,
 )
 from benchmarks.networks import settle
-from gramwatch import find_taps
+from gramwatch import find_taps, methods
 from gramwatch.deviation import outside_range
 from gramwatch.measurement import Measurement
 from gramwatch.metrics import auroc
@@ -369,6 +370,28 @@ def test_the_page_on_react_holds_what_its_result_says():
     assert document.filled(page, {"react": react.page(result)}) == page
     result["rows"][1][react.SETS["nearest"]] -= 5
     assert document.filled(page, {"react": react.page(result)}) != page
+
+
+def test_the_page_on_defaults_holds_what_its_result_says():
+    result = json.loads((document.DOCS / "data" / "defaults.json").read_text(encoding="utf-8"))
+    page = (document.DOCS / "methods" / "defaults.md").read_text(encoding="utf-8")
+    assert document.filled(page, {"defaults": defaults.page(result)}) == page
+    assert list(result["networks"]) == list(defaults.NETWORKS)
+    assert all(
+        rows.keys() == defaults.detectors(torch.nn.Identity()).keys() for rows in result["networks"].values()
+    )
+
+
+def test_defaults_of_percentiles_are_the_best_published_ones_on_the_measured_networks():
+    networks = json.loads((document.DOCS / "data" / "defaults.json").read_text(encoding="utf-8"))["networks"]
+    mean = {name: sum(rows[name] for rows in networks.values()) for name in next(iter(networks.values()))}
+    model = torch.nn.Identity()
+    chosen = {
+        m.record.title: m(model).percentile_of(342) for m in (methods.ASH, methods.SCALE, methods.ReAct)
+    }
+    for method, setting in (chosen | {"DICE": methods.DICE(model).sparsity}).items():
+        best = max(mean[name] for name in mean if name.startswith(f"{method} "))
+        assert mean[f"{method} {setting:g}"] > best - 4 * 0.25
 
 
 def test_the_page_on_export_holds_what_its_results_say():

@@ -323,10 +323,9 @@ def test_calibration_examples_that_are_not_finite_are_left_out(case):
     detector = fit(case)
     validation = images(case.validation, 1)
     with pytest.warns(GramwatchWarning) as said:
-        detector.calibrate([validation[:100], torch.cat([NAN, validation[100:], INFINITE])], progress=False)
-    assert [str(each.message) for each in said] == [
-        "2 calibration example(s) with NaN or infinity were left out"
-    ]
+        detector.calibrate([validation[:100], torch.cat([validation[100:], NAN, INFINITE])], progress=False)
+    (message,) = (str(each.message) for each in said)
+    assert message.startswith("2 calibration example(s) with NaN or infinity were left out. ")
     found, expected = detector.calibration_scores_, ready(case).calibration_scores_
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 

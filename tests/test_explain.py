@@ -16,6 +16,9 @@ from gramwatch import GramDetector, GramwatchWarning, Guard
 from gramwatch.errors import InputError, NotFittedError
 from gramwatch.measurement import halves
 from gramwatch.methods import METHODS, TRAINED
+from gramwatch.report.reasons import compared
+from tests.guarded import images as guarded_images
+from tests.guarded import made
 from tests.test_contract import CASES, guard, images, ready
 
 GUARDS = {
@@ -417,6 +420,35 @@ def test_three_sentences_name_what_was_measured():
     assert "<table>" in explained._repr_html_()
 
 
+@pytest.mark.parametrize("per_class", [False, True])
+def test_the_smallest_p_value_is_said_as_a_count_and_not_as_a_share(per_class):
+    """No calibration image scores as high. How often others would is not known: it may be never."""
+    detector = Guard(made(), per_class=per_class, level=0.9).fit([guarded_images(400, 1)], progress=False)
+    detector.calibrate([guarded_images(1_200, 2)], progress=False)
+    calibration = detector.calibration()
+    assert (len(calibration.ranks.sizes) > 1) is per_class
+    ordinary, strange = guarded_images(30, 3), guarded_images(10, 4, 9.0)
+    explained = detector.explain(torch.cat([ordinary, strange]), places=False)
+    group_of = calibration.ranks.group_of
+    for one in explained:
+        group = group_of[calibration.predicted] == group_of[one.found.predicted]
+        scores = calibration.scores[group, 0]
+        higher = int((scores >= one.found.score).sum())
+        assert int(one.ranking) == len(scores)
+        verdict = one.sentences()[0]
+        if higher:
+            assert (
+                verdict
+                == f"{'F' if one.found.is_ood else 'Not f'}lagged (p = {float(one.found.p_value):.2g})."
+            )
+            assert compared(one).startswith(f"{higher:,} of the {len(scores):,} calibration images ")
+        else:
+            words = f"none of the {len(scores):,} calibration images that it is ranked among scores this high"
+            assert compared(one) == words
+            assert verdict == f"Flagged (p = {float(one.found.p_value):.2g}: {words})."
+    assert "scores this high" in str(explained[-1])
+
+
 def test_an_ordinary_input_has_no_percentages():
     explained = planted().explain(images(40, 11), places=False)
     ordinary = int((~explained.found.is_ood).nonzero()[0])
@@ -425,14 +457,18 @@ def test_an_ordinary_input_has_no_percentages():
     assert str(explained[ordinary]).startswith("Not flagged")
 
 
-def test_the_largest_part_of_an_ordinary_input_stands_beside_its_score():
+def test_the_largest_part_of_an_ordinary_input_and_what_cancels_it_add_up_to_its_score():
     """The part may be larger than the score, because other parts may be negative."""
     explained = planted().explain(images(200, 11), places=False)
     ordinary = [one for one in explained if not bool(one.found.is_ood[0]) and float(one.members.max()) > 0]
     assert ordinary
     for one in ordinary:
         largest, score = float(one.members.max()), float(one.found.score[0])
-        assert f"adds most to the score of {score:.2g}: {largest:.2g}" in str(one)
+        numbers = [float(n) for n in re.findall(r"(?:by|is) (\d+\.\d\d|-\d+\.\d\d)\b", one.sentences(0)[1])]
+        raised, others, told = numbers
+        sign = -1 if "lower it by" in one.sentences(0)[1] else 1
+        assert (raised, told) == (round(largest, 2), round(score, 2))
+        assert raised + sign * others == pytest.approx(told, abs=0.0151)
 
 
 def test_a_tap_with_a_number_for_a_name_is_called_a_layer():
@@ -444,6 +480,20 @@ def test_a_tap_with_a_number_for_a_name_is_called_a_layer():
     (names,) = explained.tap_names.values()
     assert names[0].isdigit()
     assert re.search(r", most at layer \d and layer \d; at layer \d, channel", str(explained))
+
+
+def test_dots_of_channels_keep_away_from_numbers(tmp_path):
+    pytest.importorskip("matplotlib")
+    figure = planted().explain(3 * images(2, 3)).plot(0)
+    panel = next(axes for axes in figure.axes if axes.get_title(loc="left").startswith("channels"))
+    renderer = figure.canvas.get_renderer()
+    point = figure.dpi / 72
+    dots = [line for line in panel.get_lines() if line.get_marker() == "o"]
+    assert any(float(dot.get_xdata()[0]) == 1 for dot in dots)
+    for dot in dots:
+        around = dot.get_window_extent(renderer).padded(3 * point)
+        for text in (*panel.texts, *panel.get_yticklabels()):
+            assert not around.overlaps(text.get_window_extent(renderer))
 
 
 def test_a_picture_is_drawn(tmp_path):

@@ -1,6 +1,8 @@
 """Monitor: what it says of a stream, that it goes on exactly after a restart, and what it refuses."""
 
+import json
 import re
+import runpy
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +20,7 @@ from tests.guarded import images, made
 from tests.pictures import size_of_drawing
 
 FORMS = ("online", "fixed")
+DATA = Path(__file__).with_name("data")
 
 
 @pytest.fixture(scope="module")
@@ -98,13 +101,11 @@ def test_an_ordinary_stream_raises_no_alarm(guard):
 
 def test_it_is_what_the_simulations_simulate(guard, stream):
     """One stream, by the classes of `sequential` alone."""
-    scores, lots = (
-        stream.score.numpy(),
-        1 - np.random.Generator(np.random.PCG64(np.random.SeedSequence([7, 0]))).random(len(stream)),
-    )
-    calibration = guard.calibration_scores_.numpy()
-    drawn = np.random.default_rng(7).permutation(len(calibration))
     monitor = Monitor(guard, seed=7)
+    scores, by = stream.score.numpy(), [7, int(monitor._checksum, 16)]
+    lots = 1 - np.random.Generator(np.random.PCG64(np.random.SeedSequence([*by, 0]))).random(len(stream))
+    calibration = guard.calibration_scores_.numpy()
+    drawn = np.random.default_rng(by).permutation(len(calibration))
     counts = np.bincount(np.searchsorted(monitor._grid, calibration[drawn[40:]]), minlength=BINS)
     ranks, bets, evidence = OnlineRanks(counts[None, None]), PowerBets(), Evidence(1, PowerBets.count)
     zero = np.zeros(1, np.int64)
@@ -296,6 +297,47 @@ def test_it_goes_on_exactly_where_it_was(guard, stream, tmp_path, reference, at)
     assert (restored.parts, restored.classes) == (undisturbed.parts, undisturbed.classes)
 
 
+def test_a_monitor_of_version_0_1_goes_on_as_it_was_begun_and_says_so(tmp_path, recwarn):
+    begun = runpy.run_path(str(DATA / "make_monitor_v1.py"))
+    detector, noted = begun["Watched"](), json.loads(begun["NUMBERS"].read_text(encoding="utf-8"))
+    path = begun["FILE"]
+    for place in (tmp_path / "once", tmp_path / "twice"):  # also after it is saved by this version
+        with pytest.warns(GramwatchWarning, match="earlier version"):
+            monitor = Monitor.load(path, detector)
+        assert monitor.seen == 150
+        monitor.save(path := place)
+        strengths = []
+        for one in begun["stream"](150, salt=22):
+            monitor.update(one)
+            strengths.append(monitor.strength)
+        assert strengths == pytest.approx(noted["strength"], rel=1e-12)
+        assert repr(monitor) == noted["repr"]
+    monitor.save(path)
+    with pytest.warns(GramwatchWarning, match="earlier version"):
+        again = Monitor.load(path, detector)
+    assert_same(again, monitor)
+    new = Monitor(detector, mean_time_to_false_alarm=1_000, replica=(1, 2))
+    new.save(path)
+    fixed = Monitor(detector, reference="fixed")
+    fixed.save(tmp_path / "fixed")
+    recwarn.clear()
+    assert_same(Monitor.load(path, detector), new)
+    assert_same(Monitor.load(tmp_path / "fixed", detector), fixed)
+    assert not recwarn
+
+
+def test_an_old_monitor_with_a_fixed_reference_goes_on_without_a_word(guard, stream, tmp_path):
+    """It draws nothing."""
+    path = tmp_path / "monitor.safetensors"
+    monitor = Monitor(guard, reference="fixed")
+    monitor.update(stream)
+    monitor.save(path)
+    header = {k: v for k, v in opened(path).header.items() if k not in ("format", "library", "tensors")}
+    del header["monitor"]["draw"]
+    write(path, header, {name: torch.from_numpy(array) for name, array in monitor._arrays().items()})
+    assert_same(Monitor.load(path, guard), monitor)
+
+
 def test_a_file_is_refused_for_another_calibration_or_another_thing(guard, stream, tmp_path):
     path = tmp_path / "monitor.safetensors"
     monitor = Monitor(guard)
@@ -332,6 +374,8 @@ def test_a_file_is_refused_for_another_calibration_or_another_thing(guard, strea
         ("monitor", {"replica": [0, 0]}),
         ("monitor", {"replica": [0, 1, 2], "every": -1}),
         ("monitor", {"replica": [0, 1], "surprise": 1}),
+        ("monitor", {"replica": [0, 1], "draw": "by hand"}),
+        ("monitor", {"replica": [0, 1], "draw": ["seed"]}),
     ],
 )
 def test_forged_headers_are_refused(guard, stream, tmp_path, entry, value):

@@ -174,7 +174,7 @@ def test_taps_whose_places_are_not_those_of_the_mask_are_named():
     guard = Guard(Steps(), inputs=named)
     with pytest.warns(GramwatchWarning, match="padding counts at 2 tap.*of Steps.*: shorter, relu$"):
         guard.fit(batches(given, 30), progress=False)
-    detector = GramDetector(Steps(), taps=["steps"], inputs=named)
+    detector = GramDetector(Steps().double(), taps=["steps"], inputs=named)
     detector.fit(batches(given, 30), progress=False).calibrate(batches(held_out, 30), progress=False)
     alone = torch.cat([detector(padded([text])).score for text in fresh])
     close(detector(padded(fresh, 30)).score, alone)

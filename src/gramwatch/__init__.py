@@ -28,7 +28,7 @@ if TYPE_CHECKING:
         TapError,
         TrainingError,
     )
-    from gramwatch.evaluate import Evaluation, evaluate, fit_together
+    from gramwatch.evaluate import Evaluation, Judgement, evaluate, fit_together, judge
     from gramwatch.explain import Explained
     from gramwatch.explained_set import ExplainedSet, explain_set
     from gramwatch.gram import GramDetector
@@ -54,6 +54,7 @@ __all__ = [
     "GramwatchWarning",
     "Guard",
     "InputError",
+    "Judgement",
     "MissingDataError",
     "MissingExtraError",
     "Monitor",
@@ -69,6 +70,7 @@ __all__ = [
     "explain_set",
     "find_taps",
     "fit_together",
+    "judge",
     "load",
     "mark",
     "select",
@@ -79,7 +81,7 @@ _MODULES = {
     "detector": "Detector",
     "errors": "ArtifactError CalibrationError DataError ExportError GramwatchError GramwatchWarning "
     "InputError MissingDataError MissingExtraError NotFittedError RankError TapError TrainingError",
-    "evaluate": "Evaluation evaluate fit_together",
+    "evaluate": "Evaluation Judgement evaluate fit_together judge",
     "explain": "Explained",
     "explained_set": "ExplainedSet explain_set",
     "gram": "GramDetector",

@@ -456,7 +456,7 @@ class Detector(ABC):
         tolerance, twice the largest change or more. So copies of an input are equal in any batch.
 
         Args:
-            loader: as for `fit`.
+            loader: as for `fit`. 1,000 examples are recommended (docs/howto/calibration.md).
             split: one half of the data, drawn by `seed`, fits the rule (E[delta_l] of Gram). The other half
                 ranks. Then fresh in-distribution inputs are flagged at a rate of at most `1 - level`. With
                 `False`, as in the paper, all data do both. Then the rate is approximate, and too high for
@@ -636,7 +636,7 @@ class Detector(ABC):
 
     def explain_inputs(self, inputs: Inputs, *, places: bool = True) -> Explained:
         """`explain` for a batch that is the network's input already."""
-        self.calibration()
+        ranks = self.calibration().ranks
         inputs = on_device(inputs, self.model)
         with torch.inference_mode(False), torch.no_grad():
             observed: dict[Any, Observation] = {}
@@ -649,6 +649,7 @@ class Detector(ABC):
                 network=self.network,
                 inputs=inputs,
                 found=self._detection(self._judged(measured)),
+                ranking=ranks.among(measured.predicted).cpu(),
                 contributions=self.contributions(measured, observed),
                 observed=observed,
                 plan=self._plan,

@@ -1,6 +1,7 @@
 """Evaluation: a table of detectors and sets, by the paper's protocol.
 
-Several detectors of one network share passes: `fit_together` fits them, `Together` measures sets.
+Several detectors of one network share passes: `fit_together` fits them, `Together` measures sets. `judge`
+takes a calibrated detector as it is, at its own level.
 """
 
 import csv
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from gramwatch.batches import Inputs
 from gramwatch.detector import (
@@ -30,9 +32,10 @@ from gramwatch.distributed import together
 from gramwatch.errors import CalibrationError, GramwatchError, InputError, warn
 from gramwatch.measurement import AsMeasured, Measurement, Rule
 from gramwatch.methods.msp import MSP
-from gramwatch.metrics import METRICS, all_metrics
+from gramwatch.metrics import METRICS, all_metrics, auroc
 from gramwatch.observation import Plan
 from gramwatch.taps import Look
+from gramwatch.threshold import range_of_rates
 
 Measured = Mapping[str, Measurement]
 """The measurements of one set, by method."""
@@ -122,6 +125,132 @@ class Evaluation:
         return _written(json.dumps(value, indent=2) + "\n", path)
 
 
+@dataclass(frozen=True)
+class Share:
+    """How many inputs of a set a detector flags."""
+
+    name: str
+    examples: int
+    flagged: int
+    low: float
+    """The lower end of the 95 % confidence interval of the share (Clopper-Pearson)."""
+    high: float
+    """The upper end."""
+    auroc: Mapping[str, float]
+    """AUROC against the in-distribution set, by method; empty for that set itself."""
+
+    @property
+    def share(self) -> float:
+        """The share of flagged inputs."""
+        return self.flagged / self.examples
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """The result of `judge`. Prints as a table, in percent; exports to CSV and JSON as fractions of one."""
+
+    rows: tuple[Share, ...]
+    """The in-distribution set comes first."""
+    level: float
+    ranking: int
+    """The number of calibration examples that rank."""
+
+    @property
+    def protocol(self) -> str:
+        """What the figures are."""
+        low, high = range_of_rates(self.ranking, self.level)
+        return (
+            f"As calibrated, at level {self.level:g}; {self.ranking:,} calibration examples rank. Of inputs "
+            f"like those of the fit, at most {1 - self.level:.2%} are flagged on average, and from {low:.2%} "
+            f"to {high:.2%} in nine of ten calibrations of this size. Shares with 95 % confidence intervals "
+            "(Clopper-Pearson); AUROC against the first set, percent."
+        )
+
+    def __repr__(self) -> str:
+        methods = list(self.rows[-1].auroc)
+        table = [["set", "examples", "flagged", "95 % interval", f"AUROC: {methods[0]}", *methods[1:]]]
+        for row in self.rows:
+            interval = f"{100 * row.low:.1f} to {100 * row.high:.1f}"
+            figures = [f"{100 * row.auroc[name]:.2f}" if row.auroc else "-" for name in methods]
+            table.append([row.name, f"{row.examples:,}", f"{100 * row.share:.1f}", interval, *figures])
+        return "\n".join([*_aligned(table, left=1), self.protocol])
+
+    def to_csv(self, path: str | PathLike[str] | None = None) -> str:
+        """The rows in CSV; written to `path` if given."""
+        out, methods = io.StringIO(), list(self.rows[-1].auroc)
+        writer = csv.writer(out, lineterminator="\n")
+        writer.writerow(["set", "examples", "flagged", "low", "high", *(f"auroc_{name}" for name in methods)])
+        for row in self.rows:
+            figures = [row.auroc.get(name, "") for name in methods]
+            writer.writerow([row.name, row.examples, row.flagged, row.low, row.high, *figures])
+        return _written(out.getvalue(), path)
+
+    def to_json(self, path: str | PathLike[str] | None = None) -> str:
+        """The rows in JSON; written to `path` if given."""
+        value = {"level": self.level, "ranking": self.ranking, "rows": [vars(row) for row in self.rows]}
+        return _written(json.dumps(value, indent=2) + "\n", path)
+
+
+def judge(
+    detector: Detector,
+    in_distribution: Iterable[Any],
+    out_of_distribution: Mapping[str, Iterable[Any]],
+    *,
+    progress: bool = True,
+) -> Judgement:
+    """Judge sets by a calibrated detector as it is: the share that it flags at its own level, and AUROC.
+
+    `evaluate` follows the paper's protocol instead, which calibrates anew.
+
+    Args:
+        detector: a calibrated detector, such as a guard of a file.
+        in_distribution: a loader of in-distribution test data, used neither to fit nor to calibrate.
+        out_of_distribution: loaders by name.
+        progress: show progress bars (on a terminal only).
+
+    """
+    detector.calibration()  # the error that says what is missing comes first
+    by_name = beside(detector)
+    with together(detector.model, "judge") as group:
+        inside, sets = measured_sets(by_name, in_distribution, out_of_distribution, progress)
+        return group.once(lambda: judge_measured(detector, inside, sets))
+
+
+def judge_measured(
+    detector: Detector, inside: Measured, sets: Mapping[str, Measured], name: str = "in-distribution"
+) -> Judgement:
+    """`judge` for measurements that exist already, by the names of `beside`.
+
+    Args:
+        detector: a calibrated detector.
+        inside: the measurements of the in-distribution test data, by method.
+        sets: the measurements of the out-of-distribution sets, by set.
+        name: what the in-distribution test data are called in the table.
+
+    """
+    from scipy.stats import binomtest
+
+    calibration, members = detector.calibration(), list(detector.shown_beside())
+    columns = [detector.title, *members]
+
+    def scores(measured: Measured) -> dict[str, Tensor]:
+        own = calibration.rule(measured[detector.title])
+        baseline = {key: measured[key].values[:, 0] for key in measured if key == MSP.record.title}
+        return {key: own[:, i] for i, key in enumerate(columns)} | baseline
+
+    def row(of_set: str, measured: Measured, is_inside: bool) -> Share:
+        _, _, flagged = calibration.judged(measured[detector.title])
+        count, total = int(flagged.sum()), len(flagged)
+        interval = binomtest(count, total).proportion_ci(0.95, method="exact")
+        theirs = {} if is_inside else scores(measured)
+        areas = {key: auroc(usual[key], values) for key, values in theirs.items()}
+        return Share(of_set, total, count, float(interval.low), float(interval.high), areas)
+
+    usual = scores(inside)
+    rows = [row(name, inside, True), *(row(key, measured, False) for key, measured in sets.items())]
+    return Judgement(tuple(rows), detector.level, len(calibration.scores))
+
+
 def evaluate(
     detectors: Detector | Mapping[str, Detector],
     in_distribution: Iterable[Any],
@@ -156,21 +285,40 @@ def evaluate(
         raise ValueError(f"draws must be at least 1, got {draws}")
     by_name = _by_name(detectors)
     with together(next(iter(by_name.values())).model, "evaluate") as group:
-        shared = Together(by_name)
-        inside = shared.measure(in_distribution, "in-distribution", progress)
-        sets = {name: shared.measure(loader, name, progress) for name, loader in out_of_distribution.items()}
-        result = group.once(
-            lambda: evaluate_measured(
-                inside,
-                sets,
-                {name: detector.rule() for name, detector in by_name.items()},
-                draws=draws,
-                validation_share=validation_share,
-                seed=seed,
-                check=lambda name, rule: by_name[name].check_rule(rule),
+        inside, sets = measured_sets(by_name, in_distribution, out_of_distribution, progress)
+        return group.once(
+            lambda: evaluate_sets(
+                by_name, inside, sets, draws=draws, validation_share=validation_share, seed=seed
             )
         )
-    return Evaluation(result.rows, f"{result.protocol} {_outliers_seen(by_name)}")
+
+
+def measured_sets(
+    detectors: Mapping[str, Detector],
+    in_distribution: Iterable[Any],
+    out_of_distribution: Mapping[str, Iterable[Any]],
+    progress: bool = True,
+) -> tuple[dict[str, Measurement], dict[str, dict[str, Measurement]]]:
+    """The measurements of the in-distribution set and of the others, in one pass over each set."""
+    shared = Together(detectors)
+    inside = shared.measure(in_distribution, "in-distribution", progress)
+    return inside, {
+        name: shared.measure(loader, name, progress) for name, loader in out_of_distribution.items()
+    }
+
+
+def evaluate_sets(
+    detectors: Mapping[str, Detector], inside: Measured, sets: Mapping[str, Measured], **draws: Any
+) -> Evaluation:
+    """`evaluate` for what these detectors measured. `draws`: the draws, as for `evaluate_measured`."""
+    result = evaluate_measured(
+        {name: inside[name] for name in detectors},
+        sets,
+        {name: detector.rule() for name, detector in detectors.items()},
+        check=lambda name, rule: detectors[name].check_rule(rule),
+        **draws,
+    )
+    return Evaluation(result.rows, f"{result.protocol} {_outliers_seen(detectors)}")
 
 
 def evaluate_measured(
@@ -314,8 +462,7 @@ def draws_of(
 
 def _by_name(detectors: Detector | Mapping[str, Detector]) -> dict[str, Detector]:
     if isinstance(detectors, Detector):
-        shown = {detectors.title: detectors, **detectors.shown_beside()}
-        return shown | {"MSP": MSP(detectors.network)} if detectors.stands_beside_baseline else shown
+        return beside(detectors)
     if not detectors:
         raise InputError("there is no detector: give at least one, by name")
     first = next(iter(detectors.values()))
@@ -323,6 +470,12 @@ def _by_name(detectors: Detector | Mapping[str, Detector]) -> dict[str, Detector
         if detector.model is not first.model:
             raise InputError(f"'{name}' judges another network than the first: evaluate them apart")
     return dict(detectors)
+
+
+def beside(detector: Detector) -> dict[str, Detector]:
+    """A detector with what stands beside it in tables: its members and the softmax baseline."""
+    shown = {detector.title: detector, **detector.shown_beside()}
+    return shown | {MSP.record.title: MSP(detector.network)} if detector.stands_beside_baseline else shown
 
 
 def _outliers_seen(detectors: Mapping[str, Detector]) -> str:

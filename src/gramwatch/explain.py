@@ -134,6 +134,8 @@ class Explained:
     """Scores, p-values and verdicts, as the detector returns them."""
     parts: tuple[Member, ...]
     """The members with their contributions."""
+    ranking: Tensor
+    """The number of calibration examples among which an input is ranked, `(N,)`."""
     map: Tensor | None = None
     """Where in the input the contributions come from, `(N, H, W)`, or `(N, length)` for a sequence.
 
@@ -298,6 +300,7 @@ class Explained:
             self,
             found=self.found[index],
             parts=tuple(member.chosen(index) for member in self.parts),
+            ranking=self.ranking[index],
             map=chosen(self.map),
             confidence=chosen(self.confidence),
             images=chosen(self.images),
@@ -423,6 +426,7 @@ class Pass:
     network: Network
     inputs: Inputs
     found: Detection
+    ranking: Tensor
     contributions: Sequence[Contribution]
     observed: Mapping[Any, Observation]
     """The observations by detector; empty if it takes passes of its own."""
@@ -447,6 +451,7 @@ class Pass:
         return Explained(
             found=self.found,
             parts=tuple(members),
+            ranking=self.ranking,
             map=found_map,
             notes=tuple(notes),
             confidence=self.confidence,

@@ -1,7 +1,7 @@
 """explain_set: why the images of a whole set are unusual, by tap and class, and which are alike in why."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from typing import Any
 
@@ -71,6 +71,12 @@ class ExplainedSet:
     def __repr__(self) -> str:
         flagged = int(self.is_ood.sum())
         return f"ExplainedSet: {len(self)} images, {flagged} out-of-distribution, {len(self.columns)} columns"
+
+    def __getitem__(self, examples: Sequence[int]) -> "ExplainedSet":
+        """Some of the images."""
+        names = ("contributions", "members", "score", "p_value", "is_ood", "predicted")
+        rows = torch.tensor(examples, dtype=torch.long)
+        return replace(self, **{name: getattr(self, name)[rows] for name in names})
 
     def by_class(self) -> tuple[list[int], Tensor]:
         """The predicted classes that occur, and their mean contributions, `(classes, columns)`."""

@@ -18,6 +18,7 @@ from gramwatch.batches import (
     Inputs,
     Signature,
     all_finite,
+    count_examples,
     described,
     same_form,
     same_size,
@@ -308,6 +309,7 @@ class GramDetector(Detector):
     def check_inputs(self, inputs: Inputs) -> None:
         """Refuse inputs whose form differs from the form of the training data."""
         if self._form is not None and not same_form(signature(inputs), self._form):
+            count_examples(inputs)  # what is no batch has an error of its own
             raise InputError(
                 f"inputs of {described(signature(inputs))} were given, "
                 f"the detector was fitted on {described(self._form)}"

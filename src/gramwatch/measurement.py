@@ -30,7 +30,8 @@ class Detection:
     score: Tensor
     """Gram's total deviation, or the score of another method or a guard, `(N,)`. Higher is more unusual."""
     p_value: Tensor
-    """How often an in-distribution input scores at least as high, `(N,)`."""
+    """The share of the calibration examples that rank, and of the input itself, that score at least as high,
+    `(N,)`. It is never below `1 / (n + 1)`, with which none of n examples scores as high."""
     is_ood: Tensor
     """Whether `p_value <= 1 - level`, `(N,)`."""
     deviations: Tensor | None = None

@@ -32,6 +32,8 @@ from gramwatch.sequential import (
 )
 
 Reference = Literal["online", "fixed"]
+Draw = Literal["scores", "seed"]
+"""What lots and parts are drawn by: the seed and the calibration scores, or the seed alone (version 0.1)."""
 GRID_EXAMPLES = 100
 """The most calibration examples that set the grid and do not rank."""
 POINTS = 1024
@@ -88,10 +90,12 @@ class Monitor:
         replica: the number of this replica and the number of replicas, if several watch parts of one stream.
             Each ranks by its own part of the calibration scores. The mean of their `strength` has the
             promise, with time counted per replica.
-        seed: for the lots that break ties, and for the choice of the examples that set the grid. Replicas
-            have the same seed.
+        seed: for the lots that break ties, and for the choice of the examples that set the grid. Both are
+            drawn by a hash of the seed and the calibration scores. Replicas have the same seed.
 
     """
+
+    _draw: Draw = "scores"
 
     def __init__(
         self,
@@ -146,7 +150,7 @@ class Monitor:
         if self.reference == "fixed":
             self._fixed = FixedReference(np.bincount(groups, minlength=count), self.confidence)
             return
-        drawn = np.random.default_rng(self.seed).permutation(len(scores))
+        drawn = np.random.default_rng(self._entropy).permutation(len(scores))
         kept = max(2, min(GRID_EXAMPLES, len(scores) // 10))
         ranking = drawn[kept:][self.replica[0] :: self.replica[1]]
         self._grid = grid_of(scores[drawn[:kept]], tolerance)
@@ -154,6 +158,18 @@ class Monitor:
         np.add.at(counts[0], (groups[ranking], self._bins(scores[ranking])), 1)
         self._ranks = OnlineRanks(counts)
         self._examples = len(ranking)
+
+    def _redraw(self, detector: Calibrated, draw: Draw) -> None:
+        """Go on as a file was begun, and say what its draw is worth."""
+        self._draw = draw
+        self._calibrate(detector)
+        self._begin()
+        if self.reference == "online":
+            warn(
+                "the monitor was begun by an earlier version and goes on as it was begun. It was drawn by "
+                "the seed alone, so false alarms may be more frequent than promised: a new monitor has the "
+                "promise"
+            )
 
     def _bins(self, scores: Floats) -> Ints:
         return np.searchsorted(self._grid, scores)
@@ -183,9 +199,19 @@ class Monitor:
     def _number_of_bets(self) -> int:
         return PowerBets.count if self.reference == "online" else FixedReference.count
 
+    @property
+    def _entropy(self) -> list[int]:
+        """What parts and lots are drawn by.
+
+        Parts are drawn from sorted scores. By the seed alone, all monitors of a size would take out the same
+        order statistics, and the rest would not be exchangeable with the stream. Nor are lots uniform if all
+        monitors have the same. The checksum makes both as good as random over calibration sets.
+        """
+        return [self.seed, int(self._checksum, 16)] if self._draw == "scores" else [self.seed]
+
     def _lots(self, used: int) -> np.random.Generator:
-        """The random numbers after so many images. Seed and number are all there is to save."""
-        bits = np.random.PCG64(np.random.SeedSequence([self.seed, self.replica[0]]))
+        """The random numbers after so many images. Seed, calibration and number are all there is to save."""
+        bits = np.random.PCG64(np.random.SeedSequence([*self._entropy, self.replica[0]]))
         return np.random.Generator(bits.advance(used))
 
     # --- the stream ----------------------------------------------------------------------------------
@@ -363,7 +389,7 @@ class Monitor:
         """Write the state to one safetensors file. The file replaces an older one whole or not at all."""
         self._check_whole()
         header = {
-            "monitor": self.settings_as_json(),
+            "monitor": self.settings_as_json() | {"draw": self._draw},
             "calibration": self._checksum,
             "seen": self.seen,
             "stride": self._history.stride,
@@ -386,11 +412,15 @@ class Monitor:
         with artifact.reading(saved.path):
             if "monitor" not in header:
                 raise ArtifactError("it holds no monitor")
-            settings = header["monitor"]
+            settings = dict(header["monitor"])
+            draw = settings.pop("draw", "seed")
+            artifact.check_types({"draw": draw}, draw=Draw)
             artifact.check_settings(cls, settings)
             monitor = cls(detector, **{**settings, "replica": tuple(settings["replica"])})
             if header["calibration"] != monitor._checksum:
                 raise ArtifactError("it was begun with a detector of another calibration: make a new monitor")
+            if draw != monitor._draw:
+                monitor._redraw(detector, draw)
             shapes = monitor._described(header)
         tensors = saved.tensors(shapes)
         with artifact.reading(saved.path):

@@ -19,6 +19,9 @@ from gramwatch.errors import InputError
 
 FILTERS = ("nearest", "bilinear", "bicubic", "lanczos", "box", "hamming")
 """The filters of Pillow."""
+MOST_PIXELS = 2**24
+"""Pixels that resizing may compute. A thin image would become far larger: of it, only the part that is kept
+is computed, and its pixels differ by roundings. Images of a side ratio up to 16 are resized whole."""
 
 
 @dataclass(frozen=True)
@@ -81,13 +84,24 @@ class Preprocessing:
 
     def pixels(self, image: Any) -> Tensor:
         """The pixels of an image after resizing and cropping, uint8 of shape H x W x C."""
+        image = _middle(self._resized(image), *self.size)
+        pixels = torch.from_numpy(np.array(image))
+        return pixels[:, :, None] if pixels.ndim == 2 else pixels
+
+    def _resized(self, image: Any) -> Any:
+        """An image after resizing. Of a thin image, only the part that `_middle` keeps."""
         from PIL import Image
 
-        new = self.resized_to(*image.size)
-        if new != image.size:
-            image = image.resize(new, Image.Resampling[self.resize.upper()])
-        pixels = torch.from_numpy(np.array(_middle(image, *self.size)))
-        return pixels[:, :, None] if pixels.ndim == 2 else pixels
+        new, how = self.resized_to(*image.size), Image.Resampling[self.resize.upper()]
+        if new == image.size:
+            return image
+        # Pillow resizes one axis, then the other. The image between them may be larger than both.
+        most = max(old * after for old, after in zip(image.size, reversed(new), strict=True))
+        if max(most, new[0] * new[1]) <= max(MOST_PIXELS, image.width * image.height, 16 * min(new) ** 2):
+            return image.resize(new, how)
+        for axis in sorted((0, 1), key=lambda axis: self.size[1 - axis] / image.size[axis]):
+            image = _part_along(image, axis, new[axis], self.size[1 - axis], how)
+        return image
 
     def changed(
         self,
@@ -138,7 +152,8 @@ class Preprocessing:
     def __str__(self) -> str:
         height, width = self.size
         how = f"shorter side to {self.shorter}, middle" if self.shorter is not None else "resized to"
-        return f"{how} {height} x {width} ({self.resize}), mean {_shown(self.mean)}, std {_shown(self.std)}"
+        how = f"{how} {height} x {width} ({self.resize})" + (", made grey" if self.grey else "")
+        return f"{how}, mean {_shown(self.mean)}, std {_shown(self.std)}"
 
 
 def _shown(value: Any) -> str:
@@ -147,9 +162,31 @@ def _shown(value: Any) -> str:
     return str(value)
 
 
+def _part_along(image: Any, axis: int, new: int, kept: int, how: Any) -> Any:
+    """The middle of an image that is resized to the length `new` along one axis."""
+    length, start = image.size[axis], _before(new, kept)
+    start, stop = max(0, start), min(new, start + kept)
+    scale = length / new
+    # Pillow holds the box in float32. Near the beginning of a small image that is exact enough.
+    reach = 4 * max(1.0, scale)  # the widest filter, Lanczos, reaches 3
+    first, last = max(0, int(start * scale - reach)), min(length, math.ceil(stop * scale + reach))
+    part, box = [0, 0, *image.size], [0, 0, *image.size]
+    part[axis], part[axis + 2] = first, last
+    box[axis], box[axis + 2] = start * scale - first, min(stop * scale - first, last - first)
+    size = list(image.size)
+    size[axis] = stop - start
+    # An axis that shrinks more than 128-fold is averaged first: the filter's weights would take memory.
+    return image.crop(part).resize(size, how, box, reducing_gap=64.0)
+
+
+def _before(length: int, kept: int) -> int:
+    """How many pixels lie before the middle of a length."""
+    return round((length - kept) / 2.0)
+
+
 def _middle(image: Any, height: int, width: int) -> Any:
     """The middle of an image. An image that is smaller gets black borders."""
     if image.size == (width, height):
         return image
-    left, top = round((image.width - width) / 2.0), round((image.height - height) / 2.0)
+    left, top = _before(image.width, width), _before(image.height, height)
     return image.crop((left, top, left + width, top + height))

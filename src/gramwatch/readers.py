@@ -101,6 +101,8 @@ class _Decoded(Dataset[Read]):
             return Read(key, self.preprocessing(image), change, note)
         except DataError as error:
             return Read(key, None, error=str(error))
+        except MemoryError:
+            return Read(key, None, error=decoding.NO_MEMORY)
 
 
 class Images:

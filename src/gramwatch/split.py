@@ -69,6 +69,7 @@ class _Example:
     """Whether a tensor has one row for each example. Other tensors are shared by a batch."""
 
     @staticmethod
+    @torch.inference_mode(False)  # a method may need gradients at the copy
     def of(inputs: Inputs, place: int, total: int) -> "_Example":
         """A copy of one example of a batch, on the CPU."""
         batched: list[bool] = []
@@ -92,6 +93,7 @@ class _Example:
         return repr((self.batched, signature(self.inputs), shared))
 
     @staticmethod
+    @torch.inference_mode(False)
     def joined(examples: "Sequence[_Example]") -> Inputs:
         """One batch of examples of one form."""
         first = examples[0]

@@ -148,6 +148,11 @@ class Ranks:
         needed = torch.tensor([rank_of_threshold(len(group), level) for group in groups])
         return Ranks(ascending, torch.cat(keys, 1), group_of, sizes.cumsum(0) - sizes, sizes, needed)
 
+    def among(self, predicted: Tensor) -> Tensor:
+        """The number of calibration examples among which inputs of these classes are ranked, `(N,)`."""
+        predicted = predicted.to(self.sizes.device)
+        return self.sizes[self.group_of[predicted] if len(self.sizes) > 1 else torch.zeros_like(predicted)]
+
     def to(self, device: torch.device) -> "Ranks":
         """The same on another device."""
         return Ranks(*(getattr(self, field.name).to(device) for field in fields(self)))

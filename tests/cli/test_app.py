@@ -84,3 +84,18 @@ def test_quiet_silences_warnings_too(own, tmp_path) -> None:
         invoke(*words, "-o", tmp_path / "a.safetensors")
     result = invoke(*words, "-o", tmp_path / "b.safetensors", "-q")
     assert (result.exit_code, result.output) == (0, "")
+
+
+def test_every_command_has_a_short_option_for_help() -> None:
+    from gramwatch.cli.app import app
+
+    group = typer.main.get_command(app)
+    words = [
+        [],
+        *([name] for name in group.commands),
+        *(["data", name] for name in group.commands["data"].commands),
+    ]
+    for command in words:
+        shown = invoke(*command, "-h")
+        assert (shown.exit_code, "Usage: " in shown.output) == (0, True), command
+    assert invoke("score", "-h").output == invoke("score", "--help").output

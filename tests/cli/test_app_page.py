@@ -3,6 +3,8 @@
 import csv
 import json
 import re
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -77,3 +79,33 @@ def test_the_figures_of_held_out_images_are_those_of_the_file():
     assert "from 3.1 % to 7.2 %" in text
     assert "from 3.1" in (said := worth(600, calibration))
     assert "to 7.2" in said
+
+
+EXTRAS = {
+    r"gramwatch \w+ timm:": "networks",
+    r"gramwatch (score|report) .*\.html": "report",
+    r"gramwatch (live|serve) ": "serve",
+    r"gramwatch export ": "export",
+}
+"""The extra that a command needs."""
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/cli.md"])
+def test_the_install_line_of_a_page_has_the_extras_of_its_commands(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    (given,) = re.findall(r"^ +pip install '\.\[([\w,]+)\]'", text, re.MULTILINE)
+    needed = {extra for command, extra in EXTRAS.items() if re.search(command, text)}
+    assert needed
+    assert needed <= set(given.split(","))
+
+
+def test_the_demo_imports_nothing_that_make_does_not_install_for_it():
+    code = (
+        "import sys, gramwatch.cli.app, gramwatch.paper.demo, gramwatch.report.overview\n"
+        "from gramwatch.report import pyplot\n"
+        "pyplot()\n"
+        "print(*{name.partition('.')[0] for name in sys.modules})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    others = {"transformers", "timm", "torchvision", "lightning", "pyarrow", "onnx", "altair", "fastapi"}
+    assert not set(done.stdout.split()) & others

@@ -1,9 +1,12 @@
 """The command `gramwatch doctor`."""
 
 import json
+import sys
 
+import pytest
 import torch
 
+from gramwatch.cli.doctor import versions
 from tests.cli.invoking import invoke, raising
 
 
@@ -30,3 +33,26 @@ def test_the_doctor_says_why_kernels_are_not_used(monkeypatch):
     shown = invoke("doctor", "--device", "cpu", "--json")
     assert "not used: " in json.loads(shown.stdout)["kernels"]
     assert "no compiler" in json.loads(shown.stdout)["kernels"]
+
+
+@pytest.mark.parametrize("package", ["pyarrow", "torchvision"])
+def test_the_doctor_imports_what_it_calls_installed(monkeypatch, package):
+    monkeypatch.setitem(sys.modules, package, None)  # as a package that fails when it is imported
+    monkeypatch.setattr("gramwatch.cli.doctor.PACKAGES", {package: "gramwatch[some]", "numpy": ""})
+    monkeypatch.setattr("importlib.metadata.version", lambda package: "1.2.3")
+    monkeypatch.setattr("gramwatch.cli.doctor.self_test", lambda place: "")
+    shown = invoke("doctor", "--device", "cpu", "--json")
+    assert shown.exit_code == 1
+    found = json.loads(shown.stdout)
+    assert found[package].startswith("1.2.3, cannot be imported: ModuleNotFoundError")
+    assert found["numpy"] == "1.2.3"
+
+
+def test_the_doctor_knows_that_classifiers_do_without_the_operators_of_torchvision(monkeypatch):
+    monkeypatch.setattr("gramwatch.cli.doctor.PACKAGES", {"torchvision": ""})
+    monkeypatch.setattr("gramwatch.networks.foreign.import_torchvision", lambda: None)
+    monkeypatch.setattr("importlib.import_module", raising(RuntimeError("operator torchvision::nms")))
+    ((_, text, works),) = versions()
+    assert works
+    assert "cannot be imported: RuntimeError: operator torchvision::nms" in text
+    assert "Classifiers work nevertheless" in text

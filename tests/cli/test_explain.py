@@ -36,5 +36,9 @@ def test_what_is_no_image_is_an_error(command, tmp_path):
     result = invoke(command[0], command[1], tmp_path / "text.png", *command[3:])
     assert result.exit_code == 1
     assert "text.png" in told(result)
+    folder = invoke(command[0], command[1], tmp_path, *command[3:])
+    assert folder.exit_code == 2
+    assert f"{tmp_path} is a folder: name one image" in told(folder)
+    assert "gramwatch score" in told(folder)
     missing = invoke(command[0], command[1], tmp_path / "none.png", *command[3:])
     assert missing.exit_code == 2

@@ -2,11 +2,15 @@
 
 import csv
 import io
+import os
+import shutil
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from tests.cli.invoking import invoke, told
 from tests.cli.own import QUICK
@@ -19,17 +23,33 @@ WITHOUT = "import sys; sys.modules['torch'] = sys.modules['gramwatch'] = None; "
 
 def test_the_example_judges_a_folder_as_gramwatch_score_does(own, robust, graph, tmp_path):
     pytest.importorskip("onnxruntime")
-    scored = tmp_path / "scores.csv"
-    assert invoke("score", robust, own.test, "--model", own.model, *QUICK, "-o", scored).exit_code == 0
-    run = f"{WITHOUT}import runpy; sys.argv[1:] = {[str(graph), str(own.test)]!r}; "
+    folder, scored = tmp_path / "images", tmp_path / "scores.csv"
+    shutil.copytree(own.test, folder)
+    whole = Image.open(min(own.test.rglob("*.png"))).resize((31, 24))
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    whole.save(folder / "turned.jpg", exif=exif)
+    whole.quantize(16).save(folder / "a.gif")
+    whole.save(folder / "b.tiff")
+    Image.fromarray(np.asarray(whole.convert("L")).astype(np.uint16) * 257).save(folder / "c.tif")
+    (folder / "damaged.png").write_bytes((folder / "b.tiff").read_bytes()[:-500])
+    (folder / "text.jpg").write_text("no image")
+    os.mkfifo(folder / "fifo.png")
+    assert invoke("score", robust, folder, "--model", own.model, *QUICK, "-o", scored).exit_code == 0
+    run = f"{WITHOUT}import runpy; sys.argv[1:] = {[str(graph), str(folder)]!r}; "
     run += f"runpy.run_path({str(EXAMPLE)!r}, run_name='__main__')"
     said = subprocess.run([sys.executable, "-c", run], capture_output=True, text=True, check=True).stdout
     found = {row["path"]: row for row in csv.DictReader(io.StringIO(said))}
     want = {row["path"]: row for row in csv.DictReader(scored.open(encoding="utf-8"))}
+    assert want.pop(str(folder / "fifo.png"))["error"] == "not a regular file"
     assert found.keys() == want.keys()
-    assert len(found) == 40
+    assert len(found) == 40 + 6
     for path, row in want.items():
         mine = found[path]
+        assert bool(mine["error"]) == bool(row["error"])
+        if row["error"]:
+            assert mine["score"] == ""
+            continue
         assert (mine["predicted"], mine["class"]) == (row["predicted"], row["class"])
         assert mine["is_ood"].lower() == row["is_ood"].lower()
         assert float(mine["score"]) == pytest.approx(float(row["score"]), rel=1e-4, abs=1e-4)

@@ -3,16 +3,23 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
 from safetensors.torch import save_file
 
+import gramwatch
 from gramwatch import CalibrationError, artifact
+from gramwatch.cli.enough import few_to_calibrate, few_to_fit
 from gramwatch.cli.fit import check_enough_images
+from gramwatch.datasets.files import files_of
+from gramwatch.models import resolve
 from gramwatch.networks.foreign import import_torchvision
+from gramwatch.preprocessing import Preprocessing
+from gramwatch.readers import Images
 from tests.cli.invoking import invoke, raising, told
-from tests.cli.own import PREPARED, QUICK, write_classes
+from tests.cli.own import PREPARED, QUICK, picture, write_classes
 
 
 def test_fit_says_what_it_did_and_what_the_calibration_is_worth(own):
@@ -20,6 +27,20 @@ def test_fit_says_what_it_did_and_what_the_calibration_is_worth(own):
     assert "60 images are held out to calibrate" in own.said
     assert "calibrated on 60 images: enough for level 0.95" in own.said
     assert "right on 100.0% of the calibration images" in own.said
+
+
+def test_fit_says_what_few_images_cost(own, tmp_path):
+    """60 images calibrate the first guard; 24 images of each of two classes fit the second."""
+    assert f"note: {few_to_calibrate(60)}" in own.said
+    assert "to fit on are few" not in own.said
+    write_classes(tmp_path / "few", 24, seed=3)
+    result = invoke(
+        "fit", own.model, tmp_path / "few", "--weights", own.weights, "-o", tmp_path / "g.safetensors",
+        "--calibrate", own.train, *PREPARED, *QUICK,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert f"note: {few_to_fit(48, 2)}" in result.output
+    assert "to calibrate on are few" not in result.output
 
 
 def test_the_file_records_network_preprocessing_and_classes(own):
@@ -103,6 +124,8 @@ def test_folders_that_the_network_does_not_know_give_no_names(own, tmp_path):
         *PREPARED, *QUICK,
     )  # fmt: skip
     assert "agree with the class folders on 0% of the calibration images" in result.output
+    assert "in another order on 100%" in result.output
+    assert "WARNING" not in result.output  # the network knows these images
     assert "classes" not in artifact.read(tmp_path / "g.safetensors").header["metadata"]
 
 
@@ -234,7 +257,7 @@ def test_the_name_of_a_guards_file_says_what_it_is(own, tmp_path):
 def test_a_high_level_asks_for_as_many_images_as_it_needs():
     with pytest.raises(CalibrationError, match=r"^144 images .* at least 1,998 are needed\. Hold"):
         check_enough_images(144, 0.999)
-    with pytest.raises(CalibrationError, match="at least 38 are needed, a few hundred are better"):
+    with pytest.raises(CalibrationError, match="at least 38 are needed, 1,000 are recommended"):
         check_enough_images(12, 0.95)
 
 
@@ -268,3 +291,87 @@ def test_images_of_any_kind_can_be_fitted_on(own, tmp_path):
     )
     assert result.exit_code == 0, result.output
     assert "could not be read" not in result.output
+
+
+@pytest.mark.filterwarnings("ignore::gramwatch.GramwatchWarning")  # most classes are never predicted
+@pytest.mark.parametrize("members", [None, "gram,energy"])
+def test_the_command_and_python_make_guards_with_equal_verdicts(tmp_path, members):
+    """On a network with more tensors than a guard watches."""
+    write_classes(tmp_path / "train", 60, seed=1)
+    write_classes(tmp_path / "validation", 30, seed=2)
+    weights, guard = tmp_path / "net.safetensors", tmp_path / "guard.safetensors"
+    torch.manual_seed(0)
+    network = resolve("resnet20", untrained=True).network
+    save_file(network.state_dict(), weights)
+    choice = [] if members is None else ["--members", members]
+    result = invoke(
+        "fit", "resnet20", tmp_path / "train", "--weights", weights, "--calibrate", tmp_path / "validation",
+        "-o", guard, *choice, *QUICK,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    written = gramwatch.load(guard, network)
+    prepare = Preprocessing.from_json(written.metadata["preprocessing"])
+    images = {
+        name: torch.cat([batch.inputs for batch in Images(files_of(tmp_path / name).paths, prepare)])
+        for name in ("train", "validation")
+    }
+    mine = gramwatch.Guard(network, **({} if members is None else {"members": members.split(",")}))
+    mine.fit(images["train"].split(64), progress=False)
+    mine.calibrate(images["validation"].split(64), progress=False)
+    assert written.settings_as_json() == mine.settings_as_json()
+    assert written.members["gram"].settings_as_json() == mine.members["gram"].settings_as_json()
+    assert len(written.members["gram"].tap_names) < len(gramwatch.find_taps(network, images["train"]))
+    ours, theirs = mine(images["validation"]), written(images["validation"])
+    assert torch.equal(ours.score, theirs.score)
+    assert torch.equal(ours.is_ood, theirs.is_ood)
+
+
+def test_a_network_that_does_not_know_its_images_is_warned_of_even_quietly(own, tmp_path):
+    """Bright and dark in both folders: the predictions have nothing to do with the folders."""
+    rng = np.random.default_rng(0)
+    for name in ("bright", "dark"):
+        (tmp_path / "images" / name).mkdir(parents=True)
+        for i in range(150):
+            picture(rng, i % 2 == 0).save(tmp_path / "images" / name / f"{i:03d}.png")
+    words = ["fit", own.model, tmp_path / "images", "--weights", own.weights, *PREPARED, *QUICK, "--json"]
+    result = invoke(*words, "-o", tmp_path / "a.safetensors", "-q")
+    assert result.exit_code == 0, result.output
+    assert "WARNING: the network's classes agree with the class folders on" in result.stderr
+    assert "--weights" in result.stderr
+    assert "--mean" in result.stderr
+    assert 0.3 < json.loads(result.stdout)["agreement"] < 0.7
+
+
+@pytest.mark.filterwarnings("ignore::gramwatch.GramwatchWarning")  # one class is never predicted
+def test_a_network_without_its_weights_is_warned_of(own, tmp_path):
+    """Random weights: nearly all images get one class."""
+    write_classes(tmp_path / "images", 150, seed=6)
+    result = invoke(
+        "fit", own.model, tmp_path / "images", "-o", tmp_path / "g.safetensors", *PREPARED, *QUICK
+    )
+    assert result.exit_code == 0, result.output
+    assert "WARNING" in result.output
+    assert "Does the network have its trained weights" in result.output
+
+
+@pytest.mark.parametrize(
+    ("mean", "std", "reason"),
+    [
+        ("127,127,127", "0.5,0.5,0.5", "--mean: 127 does not lie between 0 and 1"),
+        ("127,127,127", "0.5,0.5,0.5", "On a scale to 255, 127 is 0.498 here"),
+        ("0.5,0.5,0.5", "58.4,57.1,57.4", "--std: 58.4 does not lie between 0 and 1"),
+        ("nan,0,0", "1,1,1", "--mean: nan does not lie between 0 and 1"),
+        ("0.5,0.5,-0.5", "1,1,1", "--mean: -0.5 does not lie between 0 and 1"),
+        ("0.5,0.5,0.5", "0.5,0,0.5", "--std: a standard deviation of 0 cannot divide"),
+        ("0.5", "0.5,0.5,0.5", "--mean has 1 number(s), --std has 3"),
+        ("0.5", "0.25", "Images were made grey, because the mean has one number"),
+        ("0.5", "0.25", "--mean 0.5,0.5,0.5 --std 0.25,0.25,0.25"),
+    ],
+)
+def test_means_that_do_not_fit_are_refused_with_the_option_and_a_remedy(own, tmp_path, mean, std, reason):
+    guard = tmp_path / "g.safetensors"
+    words = ["--size", 16, "--resize", "bilinear", "--mean", mean, "--std", std, "-q", "-o", guard]
+    result = invoke("fit", own.model, own.train, "--weights", own.weights, *words, *QUICK)
+    assert result.exit_code in (1, 2)
+    assert reason in told(result)
+    assert not guard.exists()

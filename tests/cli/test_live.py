@@ -16,7 +16,7 @@ pytest.importorskip("fastapi", reason="the extra 'serve' is not installed")
 
 def test_the_page_answers_as_explain_does_and_ctrl_c_ends_it(own):
     image = next(own.test.rglob("*.png"))
-    words = ["live", own.guard, "--model", own.model, "--port", 0, "--device", "cpu"]
+    words = ["live", own.guard, "--model", own.model, "--port", 0, "--device", "cpu", "--images", own.test]
     running = subprocess.Popen(
         [sys.executable, "-m", "gramwatch", *map(str, words)],
         cwd=own.folder, stderr=subprocess.PIPE, text=True,
@@ -29,6 +29,8 @@ def test_the_page_answers_as_explain_does_and_ctrl_c_ends_it(own):
             found = json.load(answer)
         with urllib.request.urlopen(f"{address}/about") as answer:
             about = json.load(answer)
+        with urllib.request.urlopen(f"{address}/examples/0") as answer:
+            assert (answer.headers["content-type"], answer.read()) == ("image/png", image_bytes(own.test))
         running.send_signal(signal.SIGINT)
         assert running.wait(60) == 0
         assert "Traceback" not in running.stderr.read()
@@ -40,8 +42,17 @@ def test_the_page_answers_as_explain_does_and_ctrl_c_ends_it(own):
     assert found["sentences"] == expected["sentences"][1:]
     assert found["score"] == pytest.approx(expected["score"])
     assert found["is_ood"] is expected["is_ood"]
-    assert (about["title"], about["examples"], about["fill"]) == (own.model, [], False)
+    assert (about["title"], about["fill"]) == (own.guard.stem, False)
+    assert about["about"].startswith("The network knows bright, dark. The guard flags")
+    assert dict(about["facts"])["network"] == own.model
+    names = about["examples"]
+    assert (len(names), names[-3:]) == (15, ["plain grey", "coloured noise", "stripes"])
+    assert {name.partition(":")[0] for name in names[:-3]} == {"bright", "dark"}
     assert dict(about["facts"])["level"] == "0.95"
+
+
+def image_bytes(folder) -> bytes:
+    return min(folder.rglob("*.png")).read_bytes()
 
 
 def test_the_demo_has_a_page_of_its_own(monkeypatch):
@@ -65,6 +76,8 @@ def test_the_demo_has_a_page_of_its_own(monkeypatch):
     ("words", "code", "reason"),
     [
         ([], 2, "give the file of a guard, or --demo"),
+        (["--demo", "--images", "."], 2, "the demo has images of its own"),
+        (["guard", "--images", "nowhere"], 2, "nowhere"),
         (["guard", "--demo"], 2, "give the file of a guard, or --demo"),
         (["missing.safetensors"], 2, "there is no file missing.safetensors"),
         (["guard", "--port", "1"], 2, "port 1 cannot be used"),

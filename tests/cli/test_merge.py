@@ -43,6 +43,8 @@ def test_merged_guards_equal_one_fit_on_all(own, shards, tmp_path):
         assert torch.equal(first.file.tensor(name), second.file.tensor(name)), name
     assert first.header["metadata"]["images"]["count"] == 300
     assert first.header["calibration"]["examples"] == 40
+    assert first.header["metadata"]["classes"] == ["bright", "dark"]
+    assert "right on 100.0% of the calibration images" in result.stderr
 
 
 @pytest.mark.filterwarnings("ignore::gramwatch.GramwatchWarning")

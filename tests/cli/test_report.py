@@ -9,6 +9,7 @@ pytest.importorskip("altair", reason="the extra 'report' is not installed")
 
 from gramwatch.cli.report import about_guard
 from tests.cli.invoking import invoke, told
+from tests.cli.own import QUICK
 from tests.cli.test_score import rows_of
 from tests.report.tables import many, write_csv
 
@@ -125,3 +126,14 @@ def test_a_missing_package_is_said_before_anything_is_scored(own, tmp_path, monk
     assert result.exit_code == 1
     assert "pip install 'gramwatch[report]'" in told(result)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_page_says_what_is_expected_at_the_level_of_the_table(own, tmp_path):
+    table = tmp_path / "s.csv"
+    result = invoke(*own.score, own.test, "-o", table, "--level", 0.8, "--report", tmp_path / "at_once.html")
+    assert result.exit_code == 0, result.output
+    words = ["report", table, "--guard", own.guard, "--model", own.model, *QUICK, "--level", 0.8]
+    assert invoke(*words, "-o", tmp_path / "later.html").exit_code == 0
+    assert invoke("report", table, "--level", 0.8, "-o", tmp_path / "alone.html").exit_code == 0
+    for name in ("at_once", "later", "alone"):
+        assert "<b>8</b> expected by chance" in (tmp_path / f"{name}.html").read_text()

@@ -18,7 +18,10 @@ from safetensors.torch import save_file
 
 import gramwatch
 from gramwatch.cli.score import Scoring
+from gramwatch.models import resolve
 from gramwatch.networks.foreign import import_torchvision
+from gramwatch.preprocessing import Preprocessing
+from gramwatch.threshold import rank_of_threshold
 from tests.cli.invoking import invoke, told
 from tests.cli.own import PREPARED, QUICK, picture, write_classes
 
@@ -38,7 +41,6 @@ def test_rows_are_those_of_the_guard_in_python(own, tmp_path):
     assert [row["path"] for row in rows] == sorted(map(str, own.test.rglob("*.png")))
     assert all(row["class"] == Path(row["path"]).parent.name for row in rows)
     from gramwatch.models import resolve
-    from gramwatch.preprocessing import Preprocessing
 
     guard = gramwatch.load(own.guard, resolve(own.model, own.weights).network)
     prepare = Preprocessing.from_json(guard.metadata["preprocessing"])
@@ -54,6 +56,34 @@ def test_workers_change_nothing(own, tmp_path):
     two = [*own.score[:-4], "--workers", 2, "--device", "cpu", "--batch-size", 64]
     assert invoke(*two, own.test, "-o", tmp_path / "b.csv", "-q").exit_code == 0
     assert (tmp_path / "a.csv").read_text() == (tmp_path / "b.csv").read_text()
+
+
+def test_thin_images_and_fifos_stop_nothing(own, tmp_path, monkeypatch):
+    """Resized whole, the thin image would be of a thousand million pixels. To open the FIFO would not end."""
+    folder = tmp_path / "new"
+    folder.mkdir()
+    Image.new("L", (3_000_000, 1), 200).save(folder / "a thin.png")
+    os.mkfifo(folder / "b fifo.png")
+    picture(np.random.default_rng(0), bright=True, side=31).save(folder / "c large.png")
+    picture(np.random.default_rng(0), bright=True).save(folder / "d.png")
+    call = Preprocessing.__call__
+
+    def exhausted(self, image):
+        if image.size == (31, 31):
+            raise MemoryError
+        return call(self, image)
+
+    monkeypatch.setattr(Preprocessing, "__call__", exhausted)
+    for given in (folder, tmp_path / "list.csv"):
+        (tmp_path / "list.csv").write_text(
+            "path\n" + "\n".join(f"new/{path.name}" for path in sorted(folder.iterdir()))
+        )
+        result = invoke(*own.score, given, "-o", tmp_path / "s.csv", "--overwrite", "-q")
+        assert result.exit_code == 0, result.output
+        rows = rows_of(tmp_path / "s.csv")
+        errors = ["", "not a regular file", "there is not enough memory to decode it", ""]
+        assert [row["error"] for row in rows] == errors
+        assert [bool(row["score"]) for row in rows] == [not error for error in errors]
 
 
 def test_strange_images_are_flagged_and_the_exit_code_says_so(own, tmp_path):
@@ -437,3 +467,39 @@ def test_folders_and_files_without_permission(own, tmp_path, monkeypatch):
 
 def _forbidden(*_: object, **__: object) -> None:
     raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+
+def test_another_level_changes_the_verdicts_alone(own, tmp_path):
+    tables = {level: tmp_path / f"{level}.csv" for level in (0.95, 0.8, 0.5)}
+    for level, table in tables.items():
+        result = invoke(*own.score, own.test, "-o", table, "--level", level)
+        assert result.exit_code == 0, result.output
+        assert f"about {40 * (1 - level):,.0f} would be" in result.output
+    assert invoke(*own.score, own.test, "-o", tmp_path / "own.csv").exit_code == 0
+    assert (tmp_path / "own.csv").read_bytes() == tables[0.95].read_bytes()
+    guard = gramwatch.load(own.guard, resolve(own.model, own.weights).network)
+    ranking = len(guard.calibration_scores_)
+    usual = rows_of(tmp_path / "own.csv")
+    for level, table in tables.items():
+        needed = rank_of_threshold(ranking, level)
+        for row, before in zip(rows_of(table), usual, strict=True):
+            lower = round((1 - float(row["p_value"])) * (ranking + 1))
+            assert (row["is_ood"] == "true") == (lower >= needed)
+            assert {**row, "is_ood": ""} == {**before, "is_ood": ""}
+    flagged = [sum(row["is_ood"] == "true" for row in rows_of(table)) for table in tables.values()]
+    assert flagged[0] < flagged[2]
+
+
+@pytest.mark.parametrize(
+    ("level", "reason"),
+    [
+        (1.5, "1.5 does not lie between 0 and 1"),
+        (0.99, "30 calibration"),
+        (0.0, "0.0 does not lie"),
+    ],
+)
+def test_a_level_that_the_calibration_cannot_support_is_refused(own, tmp_path, level, reason):
+    result = invoke(*own.score, own.test, "-o", tmp_path / "s.csv", "--level", level)
+    assert result.exit_code == 2
+    assert f"Invalid value for --level: {reason}" in told(result)
+    assert not (tmp_path / "s.csv").exists()

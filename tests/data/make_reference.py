@@ -43,21 +43,28 @@ GUARDS: dict[str, dict[str, Any]] = {
         "storage": "float16",
     },
 }
+METHODS: dict[str, dict[str, Any]] = {
+    "react": {"percentile": 90.0},
+    "ash": {"percentile": 90.0},
+    "scale": {"percentile": 85.0},
+    "dice": {"sparsity": 0.9},
+}
+"""Settings of methods whose defaults were these when their file was made."""
 
 
 def methods() -> dict[str, Any]:
     """The classes of methods that need no training of the network, by name."""
     try:
-        from gramwatch.methods import METHODS
+        from gramwatch.methods import METHODS as KINDS
     except ImportError:
-        from gramwatch.rivals import RIVALS as METHODS
-    return dict(METHODS)
+        from gramwatch.rivals import RIVALS as KINDS
+    return dict(KINDS)
 
 
 def detectors() -> dict[str, Any]:
     """Every detector, not fitted."""
     made: dict[str, Any] = {name: gramwatch.GramDetector(TinyNet(), **how) for name, how in GRAMS.items()}
-    made |= {name: method(TinyNet()) for name, method in methods().items()}
+    made |= {name: method(TinyNet(), **METHODS.get(name, {})) for name, method in methods().items()}
     return made | {name: gramwatch.Guard(TinyNet(), **how) for name, how in GUARDS.items()}
 
 

@@ -2,6 +2,7 @@
 
 import errno
 import os
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ from PIL import Image
 
 from gramwatch import DataError
 from gramwatch.datasets import decoding
-from gramwatch.datasets.decoding import opened
+from gramwatch.datasets.decoding import begun, opened, work
 
 RED = (200, 10, 10)
 
@@ -119,6 +120,55 @@ def test_no_permission(tmp_path, monkeypatch):
     def forbidden(*_, **__):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
+    (tmp_path / "image.png").touch()
     monkeypatch.setattr(Image, "open", forbidden)
     with pytest.raises(DataError, match="cannot be read: Permission denied"):
+        opened(tmp_path / "image.png")
+
+
+def test_what_is_no_regular_file_is_not_opened(tmp_path):
+    """To open a FIFO waits for a writer, without end."""
+    os.mkfifo(tmp_path / "fifo.png")
+    (tmp_path / "link.png").symlink_to("/dev/zero")
+    (tmp_path / "folder.png").mkdir()
+    for path in tmp_path.iterdir():
+        with pytest.raises(DataError, match="not a regular file"):
+            opened(path)
+
+
+def with_scans(count: int) -> bytes:
+    """A JPEG whose last scan is repeated. A scan takes a few bytes, and goes over all pixels."""
+    file = BytesIO()
+    Image.new("RGB", (64, 64), RED).save(file, "JPEG", progressive=True)
+    data = file.getvalue()
+    return data[:-2] + data[data.rfind(b"\xff\xda") : -2] * count + data[-2:]
+
+
+def test_the_work_of_decoding_is_known_before_it_begins():
+    for kind in ("PNG", "JPEG", "WEBP", "GIF", "TIFF", "BMP", "PPM"):
+        file = BytesIO()
+        Image.new("RGB", (100, 50)).save(file, kind)
+        assert 5000 <= work(begun(file)) <= 6000
+    plain, odd = b"P2 100 50 255\n" + b"1 " * 5000, b"P6 100 50 254\n" + bytes(15_000)
+    assert min(work(begun(BytesIO(data))) for data in (plain, odd)) > 400_000  # Python decodes them
+    assert work(begun(BytesIO(with_scans(990)))) > 100 * 64 * 64
+    tall = BytesIO()
+    Image.new("L", (1, 50_000)).save(tall, "PNG")
+    assert work(begun(tall)) == 8 * 50_000
+
+
+def test_a_jpeg_of_endless_scans_is_not_decoded():
+    assert opened(BytesIO(with_scans(5)), most_work=20_000)[0].getpixel((0, 0))[0] > 180
+    with pytest.raises(DataError, match="too slow to decode: it takes as long as"):
+        opened(BytesIO(with_scans(100)), most_work=20_000)
+
+
+def test_too_little_memory_is_one_line(tmp_path, monkeypatch):
+    def exhausted(*_, **__):
+        raise MemoryError
+
+    Image.new("RGB", (4, 4)).save(tmp_path / "image.png")
+    monkeypatch.setattr("PIL.ImageFile.ImageFile.load", exhausted)
+    monkeypatch.setattr("PIL.PngImagePlugin.PngImageFile.load", exhausted, raising=False)
+    with pytest.raises(DataError, match="there is not enough memory"):
         opened(tmp_path / "image.png")

@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import re
 import tarfile
 import threading
 import urllib.request
@@ -246,8 +247,12 @@ def test_sets_that_are_made_up_or_not_published(tmp_path):
     with pytest.raises(DataError, match="CIFAR-100 subset cannot be downloaded"):
         download.get(CATALOGUE["cifar100_subset"], tmp_path)
     listed = CliRunner().invoke(app, ["data", "list", "--data", str(tmp_path)]).output
+    assert len(listed.splitlines()) == 2 + len(CATALOGUE)
     assert all(name in listed for name in CATALOGUE)
-    assert "checksum unknown" in listed
+    assert not re.search("[0-9a-f]{32}|http", listed)  # no checksums, no addresses
+    sources = CliRunner().invoke(app, ["data", "list", "--sources", "--data", str(tmp_path)]).output
+    assert "checksum unknown" in sources
+    assert all(item.url in sources for source in CATALOGUE.values() for item in source.downloads)
 
 
 def test_a_sha256_and_a_size_are_compared(server, tmp_path):

@@ -3,8 +3,10 @@
 import json
 import re
 import time
+from io import BytesIO
 
 import pytest
+from PIL import Image
 
 from gramwatch.errors import InputError
 from gramwatch.live import app as live
@@ -32,7 +34,7 @@ def test_the_page_asks_this_machine_alone(page):
 
 
 def test_nothing_is_kept(page, demo):
-    for answered in (page.get("/"), page.get("/about"), judge(page, demo[1].examples[0].png)):
+    for answered in (page.get("/"), page.get("/about"), judge(page, demo[1].examples[0].data)):
         assert answered.status == 200
         assert answered.headers["cache-control"] == "no-store"
 
@@ -44,16 +46,16 @@ def test_the_page_says_what_its_guard_is(page, demo):
     assert about["fill"] is True
     assert len(about["examples"]) == len(demo[1].examples) == 18
     for number, example in enumerate(demo[1].examples):
-        assert page.get(f"/examples/{number}").body == example.png
+        assert page.get(f"/examples/{number}").body == example.data
     assert page.get("/examples/18").json == {"error": "there is no such example"}
     assert page.get("/examples/-1").status == 404
 
 
 def test_an_image_gets_its_answer(page, demo):
     examiner, shown = demo
-    answered = judge(page, shown.examples[10].png)
+    answered = judge(page, shown.examples[10].data)
     assert answered.status == 200
-    assert answered.json == json.loads(json.dumps(examiner(shown.examples[10].png)))
+    assert answered.json == json.loads(json.dumps(examiner(shown.examples[10].data)))
 
 
 def test_what_is_no_image_is_refused_in_words(page):
@@ -71,7 +73,7 @@ def test_a_file_that_is_too_large_is_refused(page, monkeypatch):
 
 def test_too_many_at_once_are_refused(page, demo, monkeypatch):
     monkeypatch.setattr(live, "MOST_WAITING", 0)
-    assert judge(page, demo[1].examples[0].png).status == 429
+    assert judge(page, demo[1].examples[0].data).status == 429
 
 
 def test_a_fault_of_the_guard_is_one_line_without_a_trace(page, demo, monkeypatch):
@@ -79,15 +81,33 @@ def test_a_fault_of_the_guard_is_one_line_without_a_trace(page, demo, monkeypatc
         raise RuntimeError("secret")
 
     monkeypatch.setattr(type(demo[0]), "__call__", fail)
-    answered = judge(page, demo[1].examples[0].png)
+    answered = judge(page, demo[1].examples[0].data)
     assert answered.status == 500
     assert answered.json == {"error": "the guard failed on this image: the terminal says why"}
 
 
 def test_other_names_of_this_machine_are_refused(page):
     """A site elsewhere could otherwise have its name lead here, and read what the page says."""
-    assert page.get("/about", Host="evil.example").status == 400
+    assert page.get("/about", Host="evil.example").status == 403
     assert page.get("/about", Host="localhost").status == 200
+
+
+def test_pages_of_other_sites_may_not_ask(page, demo):
+    image = demo[1].examples[0].data
+    for headers in ({"Origin": "https://evil.example"}, {"Origin": "null"}, {"Sec-Fetch-Site": "cross-site"}):
+        assert judge(page, image, **headers).status == 403
+    own = {"Origin": page.url, "Sec-Fetch-Site": "same-origin"}
+    assert judge(page, image, **own).status == 200
+
+
+def test_images_that_take_much_memory_or_time_are_refused(page):
+    for size in ((50_000_001, 1), (1, 49_000_000)):
+        file = BytesIO()
+        Image.new("1", size).save(file, "PNG")
+        begin = time.monotonic()
+        answered = judge(page, file.getvalue())
+        assert (answered.status, answered.json["error"][:4]) == (400, "too "), size
+        assert time.monotonic() - begin < 5
 
 
 def test_a_slow_image_is_refused(demo, monkeypatch):

@@ -5,7 +5,7 @@ from gramwatch.live.demo import CLASSES, OTHERS, SETS
 
 def test_it_knows_digits_and_flags_the_rest(demo):
     examiner, shown = demo
-    found = [examiner(example.png) for example in shown.examples]
+    found = [examiner(example.data) for example in shown.examples]
     known, others = found[: len(CLASSES)], found[len(CLASSES) :]
     right = [each["class"] == name for each, name in zip(known, CLASSES, strict=True)]
     assert sum(right) >= 7

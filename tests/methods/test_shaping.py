@@ -14,16 +14,18 @@ from gramwatch import artifact
 from gramwatch.errors import GramwatchWarning, InputError, NotFittedError, TapError
 from gramwatch.evaluate import fit_together
 from gramwatch.methods import ASH, DICE, METHODS, SCALE, Energy, Method, ReAct
-from gramwatch.methods.shaping import kept
+from gramwatch.methods.shaping import WIDE, PercentileShaping, kept
 from gramwatch.observation import Head, Observation
 
 CASES: list[tuple[type[Method], dict[str, Any]]] = [
     (ReAct, {}),
     (ReAct, {"percentile": 60}),
     (ASH, {}),
+    (ASH, {"percentile": 90}),
     (ASH, {"variant": "p", "percentile": 65}),
     (ASH, {"variant": "b", "percentile": 65}),
     (SCALE, {}),
+    (SCALE, {"percentile": 85}),
     (DICE, {}),
     (DICE, {"sparsity": 0.5}),
 ]
@@ -67,6 +69,11 @@ def logits_by_hand(weight: np.ndarray, bias: np.ndarray, features: list[float]) 
     ]
 
 
+def percentile(detector: Method, width: int) -> float:
+    assert isinstance(detector, PercentileShaping)
+    return detector.percentile_of(width)
+
+
 def by_hand(detector: Method, training: np.ndarray, features: np.ndarray, head: nn.Linear) -> list[float]:
     """Each method as its paper has it, one number at a time."""
     weight, bias = head.weight.detach().double().numpy(), head.bias.detach().double().numpy()
@@ -76,10 +83,10 @@ def by_hand(detector: Method, training: np.ndarray, features: np.ndarray, head: 
         h = [float(v) for v in row]
         masked = weight
         if isinstance(detector, ReAct):
-            clip = float(np.percentile([v for r in training for v in r], detector.percentile))
+            clip = float(np.percentile([v for r in training for v in r], percentile(detector, width)))
             h = [min(v, clip) for v in h]
         elif isinstance(detector, ASH | SCALE):
-            count = width - round(width * detector.percentile / 100)
+            count = width - round(width * percentile(detector, width) / 100)
             top = sorted(range(width), key=lambda d, h=h: -h[d])[:count]
             before, after = sum(h), sum(h[d] for d in top)
             if isinstance(detector, SCALE):
@@ -104,7 +111,7 @@ def by_hand(detector: Method, training: np.ndarray, features: np.ndarray, head: 
 
 @pytest.mark.parametrize(("method", "choices"), CASES, ids=NAMES)
 def test_as_in_the_paper(method: type[Method], choices: dict[str, Any], net: Net) -> None:
-    detector, test = fitted(method, net, **choices), images(9, seed=2)
+    detector, test = fitted(method, net, **choices), images(200, seed=2)
     logits, scores = detector.score_inputs(test)
     with torch.no_grad():
         training, features = (net.pooled(x).double().numpy() for x in (images(60), test))
@@ -112,7 +119,7 @@ def test_as_in_the_paper(method: type[Method], choices: dict[str, Any], net: Net
     expected = torch.tensor(by_hand(detector, training, features, net.fc), dtype=torch.float64)
     assert scores.dtype == torch.float64
     assert torch.allclose(scores, expected, atol=1e-5)
-    assert not torch.allclose(scores, Energy(net).score_inputs(test)[1], atol=1e-4)
+    assert not torch.allclose(scores, Energy(net).score_inputs(test)[1], rtol=0, atol=1e-6)
 
 
 def test_numbers_that_one_can_check() -> None:
@@ -149,12 +156,18 @@ def test_numbers_that_one_can_check() -> None:
     assert float(kept_all.judged(seen)) == pytest.approx(energy(3.5, 1.5))
 
 
-def test_defaults_are_the_papers(net: Net) -> None:
-    assert ReAct(net).percentile == 90
-    ash = ASH(net)
-    assert (ash.variant, ash.percentile) == ("s", 90)
-    assert SCALE(net).percentile == 85
-    assert DICE(net).sparsity == 0.9
+def test_the_default_percentile_is_the_one_published_for_the_width(net: Net) -> None:
+    published = {ASH: (65, 90), SCALE: (65, 85), ReAct: (99, 90)}
+    for method, (narrow, wide) in published.items():
+        detector = method(net)
+        assert [detector.percentile_of(width) for width in (64, WIDE - 1)] == [narrow, narrow]
+        assert [detector.percentile_of(width) for width in (WIDE, 2048)] == [wide, wide]
+        assert method(net, percentile=75).percentile_of(64) == 75
+    assert ASH(net).variant == "s"
+    assert DICE(net).sparsity == 0.7
+
+
+def test_kept() -> None:
     assert kept(342, 90) == 34
     assert kept(3, 99) == 1
 
@@ -177,14 +190,14 @@ def test_as_in_pytorch_ood(net: Net) -> None:
 
     # Given the pooled features, and not maps as its examples do, its ReAct agrees.
     react = others.ReAct(None, head, percentile=0.9).fit_feature_maps(training_maps, labels)
-    same(fitted(ReAct, net), react.predict_feature_maps(maps))
+    same(fitted(ReAct, net, percentile=90), react.predict_feature_maps(maps))
     for variant in "spb":
         ash = others.ASH(None, head, variant=f"ash-{variant}", percentile=0.9)
-        same(ASH(net, variant=variant), ash.predict_feature_maps(maps.clone()))
+        same(ASH(net, variant=variant, percentile=90), ash.predict_feature_maps(maps.clone()))
     scale = others.SCALE(None, head, percentile=0.85)
-    same(SCALE(net), scale.predict_feature_maps(maps))
+    same(SCALE(net, percentile=85), scale.predict_feature_maps(maps))
     dice = others.DICE(None, net.fc.weight, net.fc.bias, p=0.9).fit_features(training, labels)
-    same(fitted(DICE, net), dice.predict_features(features))
+    same(fitted(DICE, net, sparsity=0.9), dice.predict_features(features))
 
 
 def test_clipping_before_and_after_pooling_differ(net: Net) -> None:
@@ -198,7 +211,7 @@ def test_clipping_before_and_after_pooling_differ(net: Net) -> None:
         return net.fc(x.mean((2, 3)))
 
     theirs = others.ReAct(None, head, percentile=0.9).fit_feature_maps(training, labels)
-    ours = fitted(ReAct, net)
+    ours = fitted(ReAct, net, percentile=90)
     assert isinstance(ours, ReAct)
     assert ours.clip_ is not None
     assert theirs.threshold > float(ours.clip_)

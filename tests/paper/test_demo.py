@@ -5,7 +5,8 @@ import torch
 
 import gramwatch
 from gramwatch.datasets.digits import digits
-from gramwatch.paper import demo
+from gramwatch.demo import outlier_sets
+from gramwatch.paper import compare, demo
 
 
 @pytest.fixture(scope="module")
@@ -70,3 +71,14 @@ def test_scores_that_cannot_be_drawn_are_refused(shown, tmp_path):
     assert detector.threshold_ < 0
     with pytest.raises(ValueError, match="units of the threshold"):
         draw_overview(tmp_path / "no.png", detector, {"test": (data.test, detector(data.test))}, "")
+
+
+def test_the_comparison_of_methods_shows_the_figures_of_the_demo(shown):
+    judged, data = shown[2][1], digits()
+    beside = compare.fitted(
+        judged.detector.model, data.train.split(256), ["guard", "gram", "msp"], progress=False
+    )
+    sets = {name: x.split(256) for name, x in outlier_sets(data).items()}
+    result = gramwatch.evaluate(beside, data.test.split(256), sets, progress=False)
+    theirs = {(row.method, row.ood): row.mean for row in judged.evaluation.rows}
+    assert {(row.method, row.ood): row.mean for row in result.rows} == theirs

@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 
 import gramwatch
+from gramwatch.datasets.faults import FAULTS
 from gramwatch.demo import digits, photograph_patches, small_convnet, train
 from gramwatch.preprocessing import Preprocessing
 from gramwatch.report import explained as module
@@ -15,20 +16,23 @@ from gramwatch.report.explained import Explainer
 from gramwatch.report.scores import read
 from gramwatch.report.thumbnails import Finder
 from tests.report.tables import write_csv
+from tests.report.test_causes import photographs
 
 PREPARED = Preprocessing((8, 8), 8, "bilinear", (0.0,), (1.0,))
+COLOURED = Preprocessing((32, 32), 32, "bilinear", (0.0,) * 3, (1.0,) * 3)
 
 
 def written(images: torch.Tensor, folder: Path) -> list[str]:
     folder.mkdir()
     paths = [folder / f"{i:03d}.png" for i in range(len(images))]
     for image, path in zip(images, paths, strict=True):
-        Image.fromarray(image[0].mul(255).round().byte().numpy()).save(path)
+        pixels = image.mul(255).round().byte().permute(1, 2, 0).squeeze(2)
+        Image.fromarray(pixels.numpy()).save(path)
     return [str(path) for path in paths]
 
 
-def table(guard: gramwatch.Guard, paths: list[str], file: Path) -> Path:
-    inputs = torch.stack([PREPARED(Image.open(path)) for path in paths])
+def table(guard: gramwatch.Guard, paths: list[str], file: Path, prepared: Preprocessing = PREPARED) -> Path:
+    inputs = torch.stack([prepared(Image.open(path)) for path in paths])
     found = guard(inputs)
     rows = [
         [
@@ -97,7 +101,37 @@ def test_every_flagged_image_is_in_one_group(guarded):
     assert together == np.flatnonzero(one.scores.is_ood).tolist()
     assert len(reasons.groups) >= 2
     assert reasons.grouped.startswith(f"All {len(together)} flagged images were explained")
-    assert all("% of the score" in group.title for group in reasons.groups)
+    assert all("% of the score" in group.details for group in reasons.groups)
+    assert len({group.title for group in reasons.groups}) == len(reasons.groups)
+
+
+def test_flagged_images_that_are_blurred_or_noisy_are_grouped_by_these_words(tmp_path):
+    torch.manual_seed(0)
+    clean = photographs(560, side=32)
+    network = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 16, 3),
+        torch.nn.ReLU(),
+        torch.nn.Conv2d(16, 16, 3),
+        torch.nn.ReLU(),
+        torch.nn.AdaptiveAvgPool2d(1),
+        torch.nn.Flatten(),
+        torch.nn.Linear(16, 3),
+    ).eval()
+    guard = gramwatch.Guard(network, members=("gram", "energy"))
+    with pytest.warns(gramwatch.GramwatchWarning, match="classes were predicted"):  # nobody trained it
+        guard.fit((clean[:240] / 255).split(80))
+    guard.calibrate((clean[240:400] / 255).split(80))
+    blurred = FAULTS["blur"].apply(clean[500:530], 3.0, 0)
+    noisy = FAULTS["sensor_noise"].apply(clean[530:], 25.0, 0)
+    paths = written(torch.cat([clean[400:500], blurred, noisy]) / 255, tmp_path / "images")
+    scores = read([table(guard, paths, tmp_path / "t.csv", COLOURED)])
+    reasons = Explainer(guard, COLOURED, scores, Finder()).reasons(0)
+    groups = {group.title: group.images for group in reasons.groups}
+    for title, start in {"Blurred or smooth": 100, "Noisy": 130}.items():
+        inside = [start <= i < start + 30 for i in groups[title]]
+        assert sum(inside) >= max(20, 0.9 * len(inside))
+    assert "not flagged" in reasons.groups[0].about
+    assert "% of the score comes from" in reasons.groups[0].details
 
 
 def test_layers_by_class_are_means_of_the_explained_set(guarded):

@@ -23,6 +23,7 @@ from gramwatch.report.thumbnails import thumbnail
 from tests.browser import asked_for, check_accessible, chromium, errors, needs_axe, needs_chromium, size
 from tests.report.tables import many, write_csv
 
+CHARTS = 7
 EVIL = "<img src=x onerror=alert(1)>.png"
 
 pytestmark = needs_chromium
@@ -52,7 +53,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     reasons = Reasons(
         {first: [f"Mostly texture {EVIL}."]},
         {first: thumbnail(picture("")[0])},
-        [Group("Mostly gram", [0, 5, 10], "Alike."), Group("energy", [15, 20])],
+        [Group("Mostly gram", [0, 5, 10], "Alike.", "60 % comes from gram."), Group("energy", [15, 20])],
         "All were explained.",
         [(name, "gram", tap, 1.0) for name in ("cat", "dog") for tap in ("layer1", "layer2")],
         [("tuesday", "gram", "layer1", 0.9)],
@@ -75,12 +76,19 @@ def opened(browser: Any, file: Path) -> Any:
 
 
 def drawn(browser: Any) -> None:
+    """Wait until every chart that is not folded away is drawn."""
+    script = (
+        "const open = [...document.querySelectorAll('.drawing')].filter((e) => e.clientWidth);"
+        "return open.length > 0 && open.every((e) => e.querySelector('svg'))"
+    )
+    WebDriverWait(browser, 60).until(lambda b: b.execute_script(script))
+
+
+def unfold(browser: Any) -> None:
+    """Open everything that is folded away."""
+    browser.execute_script("for (const one of document.querySelectorAll('details')) one.open = true")
     WebDriverWait(browser, 60).until(
-        lambda b: (
-            len(b.find_elements(By.CSS_SELECTOR, ".drawing svg"))
-            == len(b.find_elements(By.CSS_SELECTOR, ".drawing"))
-            > 0
-        )
+        lambda b: len(b.find_elements(By.CSS_SELECTOR, ".drawing svg")) == CHARTS
     )
 
 
@@ -104,7 +112,18 @@ def status(browser: Any) -> str:
 def test_it_opens_without_errors_and_asks_for_nothing(opened):
     assert errors(opened) == []
     assert asked_for(opened) == []
-    assert len(opened.find_elements(By.CSS_SELECTOR, ".drawing svg")) == 7
+    unfold(opened)
+    assert errors(opened) == []
+    assert asked_for(opened) == []
+
+
+def test_layers_are_folded_away_and_drawn_in_full_width_when_unfolded(opened):
+    assert not opened.find_element(By.ID, "chart-layers-0").is_displayed()
+    script = "return document.querySelector('#chart-layers-0 svg')"
+    opened.find_element(By.CSS_SELECTOR, "#where > details > summary").click()
+    WebDriverWait(opened, 30).until(lambda b: b.execute_script(script))
+    width = opened.execute_script("return document.querySelector('#chart-layers-0 svg').clientWidth")
+    assert width > 200
 
 
 def test_hostile_names_are_texts(opened):
@@ -207,6 +226,7 @@ def test_it_fits_a_phone(opened, width):
     size(opened, width, 844, mobile=True)
     opened.refresh()
     drawn(opened)
+    unfold(opened)
     assert opened.execute_script("return document.documentElement.scrollWidth") <= width
     wide = opened.execute_script(
         "return [...document.querySelectorAll('.drawing svg')].filter((e) => "
@@ -221,4 +241,5 @@ def test_axe_finds_nothing_serious(opened, theme):
     for _ in range(1 if theme == "light" else 2):
         opened.find_element(By.ID, "theme").click()
     drawn(opened)
+    unfold(opened)
     check_accessible(opened, fewest_passes=20)

@@ -336,7 +336,7 @@ def test_tokens_are_compared_in_constant_time(monkeypatch):
 def test_openapi_describes_every_route(client):
     described = client.get("/openapi.json").json
     assert described["paths"].keys() == {
-        "/healthz", "/readyz", "/score", "/metrics", "/v2", "/v2/health/live", "/v2/health/ready",
+        "/", "/healthz", "/readyz", "/score", "/metrics", "/v2", "/v2/health/live", "/v2/health/ready",
         "/v2/models/{model}", "/v2/models/{model}/ready", "/v2/models/{model}/infer",
     }  # fmt: skip
     score = described["paths"]["/score"]["post"]
@@ -344,6 +344,7 @@ def test_openapi_describes_every_route(client):
         "image/*",
         "application/octet-stream",
         "application/json",
+        "multipart/form-data",
     }
     assert score["responses"].keys() >= {"200", "400", "408", "413", "429", "503"}
     assert "$ref" not in json.dumps(described["paths"]["/v2/models/{model}/infer"]["post"]["requestBody"])
@@ -367,3 +368,84 @@ def test_metrics_count_requests_images_and_flags():
         assert line in text
     assert 'gramwatch_request_seconds_count{route="/score"} 4.0' in text
     assert "monitor_alarm" not in text
+
+
+def test_the_root_says_what_is_here(client):
+    answer = client.get("/")
+    assert (answer.status, answer.json["name"]) == (200, "gramwatch")
+    paths = client.get("/openapi.json").json["paths"]
+    for route in answer.json["routes"]:
+        for path in route.partition(" ")[2].split("?")[0].split(", "):
+            assert path == "/openapi.json" or path.replace("models/guard", "models/{model}") in paths
+
+
+def form(*parts: tuple[str, bytes], boundary: str = "xyz") -> tuple[bytes, dict[str, str]]:
+    """A form as `curl -F` and browsers send it."""
+    pieces = [
+        f"--{boundary}\r\nContent-Disposition: form-data; {head}\r\n\r\n".encode() + content + b"\r\n"
+        for head, content in parts
+    ]
+    body = b"".join(pieces) + f"--{boundary}--\r\n".encode()
+    return body, {"Content-Type": f'multipart/form-data; boundary="{boundary}"'}
+
+
+def test_files_of_a_form_are_judged(client):
+    file = 'name="file"; filename="x.png"'
+    answer = client.ask("POST", "/score", *form((file, png(0)), ('name="note"', b"hello"), (file, png(255))))
+    assert [row["class"] for row in answer.json["results"]] == ["dark", "bright"]
+    tricky = png(255) + b"\r\n--xy\r\n\r\n"  # Pillow reads no further than the end of the image
+    assert client.ask("POST", "/score", *form((file, tricky))).json["results"][0]["class"] == "bright"
+
+
+@pytest.mark.parametrize(
+    ("sent", "status", "reason"),
+    [
+        (form(('name="note"', b"hello")), 400, "the form has no file: curl -F file=@photo.jpg"),
+        (form(), 400, "the form has no file"),
+        ((b"", {"Content-Type": "multipart/form-data"}), 400, "the form has no boundary"),
+        (form(('name="file"; filename="x"', b"text")), 400, "image 0: not an image of a known format"),
+        (form(*[('filename="x"', png())] * 5), 413, "there are 5 images: a request may have 4"),
+        ((b"--x\r\n" * 3000, {"Content-Type": "multipart/form-data; boundary=x"}), 413, "the form is too"),
+    ],
+)
+def test_forms_without_images_are_refused_in_words(client, sent, status, reason):
+    answer = client.ask("POST", "/score", *sent)
+    assert answer.status == status
+    assert answer.json["error"].startswith(reason)
+
+
+def test_pages_of_other_sites_may_not_ask(client):
+    """A browser sends such a post, whatever site the page is of. It says whose page it is."""
+    own = client.url
+    for headers in (
+        {"Origin": "https://evil.example"},
+        {"Origin": "null"},
+        {"Origin": own + "1"},
+        {"Origin": own, "Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},  # another port of this machine
+    ):
+        answer = client.ask("POST", "/score", png(), headers)
+        assert (answer.status, answer.json) == (403, {"error": "a page of another site may not ask"})
+    for headers in (
+        {"Origin": own},
+        {"Origin": own, "Sec-Fetch-Site": "same-origin"},
+        {"Sec-Fetch-Site": "none"},
+    ):
+        assert client.ask("POST", "/score", png(), headers).status == 200
+
+
+def test_other_names_of_this_machine_are_refused(client):
+    """A site could otherwise give its own name the address of this machine, and read the answers."""
+    for host in ("evil.example", "evil.example:8000", "127.0.0.1.evil.example", "10.0.0.1", "[", ""):
+        answer = client.get("/metrics", Host=host)
+        assert answer.status in (400, 403), host
+    for host in ("localhost", "LOCALHOST:8000", "127.0.0.1:1", "[::1]:8000"):
+        assert client.get("/metrics", Host=host).status == 200
+
+
+def test_with_a_token_or_if_anyone_may_ask_all_names_are_known():
+    """A page elsewhere does not know the token."""
+    for options in ({"token": TOKEN}, {"hosts": ["*"]}, {"hosts": ["judge.example"]}):
+        with serving(slow(), **options) as client:
+            asked = client.get("/metrics", Host="judge.example:80", Authorization=f"Bearer {TOKEN}")
+            assert asked.status == 200

@@ -6,9 +6,11 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from io import BytesIO
 from urllib.parse import urlsplit
 
 import pytest
+from PIL import Image
 
 import gramwatch
 from gramwatch import InputError
@@ -96,7 +98,7 @@ def test_a_verdict_that_takes_too_long_is_given_up_and_the_place_is_freed_later(
 def test_a_slow_body_ends_with_408_and_others_are_served_meanwhile():
     with serving(slow(), limits=Limits(read_seconds=0.5)) as client:
         with socket.create_connection(_address(client)) as sender:
-            sender.sendall(b"POST /score HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nabc")
+            sender.sendall(b"POST /score HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\nabc")
             assert client.score(png()).status == 200
             assert b"408" in sender.recv(100)
         assert _waiting(client) == 0
@@ -129,7 +131,7 @@ def test_a_client_that_goes_away_takes_nothing_with_it(body):
         with ThreadPoolExecutor(4) as pool:
             others = [pool.submit(client.score, image) for _ in range(3)]
             with socket.create_connection(_address(client)) as sender:
-                head = f"POST /score HTTP/1.1\r\nHost: x\r\nContent-Length: {len(image)}\r\n\r\n"
+                head = f"POST /score HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(image)}\r\n\r\n"
                 sender.sendall(head.encode() + (body or image))
                 time.sleep(0.1)
             assert [each.result().status for each in others] == [200] * 3
@@ -247,3 +249,111 @@ def test_many_threads_ask_at_once_and_each_gets_its_own_answer():
 def test_limits_are_checked(given, reason):
     with pytest.raises(InputError, match=reason):
         Limits(**given)
+
+
+# --- what takes long to read or to decode ------------------------------------------------------------
+
+
+def file_of(image: Image.Image, kind: str = "PNG", **options: object) -> bytes:
+    file = BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+def flat(pixels: int) -> bytes:
+    """A file of a few kilobytes."""
+    return file_of(Image.new("L", (1000, pixels // 1000)))
+
+
+def json_of(*images: bytes) -> dict[str, list[str]]:
+    return {"images": [base64.b64encode(image).decode() for image in images]}
+
+
+def test_a_request_may_have_so_many_pixels_in_all():
+    with serving(slow()) as client:
+        begin = time.monotonic()
+        answer = client.post("/score", json_of(*[flat(49_000_000)] * 32))
+        assert (answer.status, time.monotonic() - begin < 5) == (413, True)
+        assert "a request may have 100,000,000" in answer.json["error"]
+        assert client.post("/score", json_of(*[flat(100_000)] * 32)).status == 200
+    with serving(slow(), limits=Limits(request_pixels=20_000)) as client:
+        assert client.post("/score", json_of(flat(10_000))).status == 200
+        assert client.post("/score", json_of(flat(10_000), flat(10_000))).status == 413
+        assert client.score(file_of(Image.new("L", (1, 5000)))).status == 413  # rows cost, too
+        plain = b"P2 50 50 255\n" + b"1 " * 2500  # Python decodes it
+        assert client.score(plain).status == 413
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/score", b'{"images": [' + b'"",' * 4_000_000 + b'""]}', 413),
+        ("/score", b'{"images": [' + b"[" * 4_000_000, 400),
+        ("/score", b'{"images": ' + b"1" * 4_000_000 + b"}", 400),
+        (
+            "/v2/models/guard/infer",
+            b'{"parameters": {' + b",".join(b'"%d":0' % n for n in range(1_000_000)) + b"}}",
+            413,
+        ),
+        ("/score", b"\x89PNG\r\n\x1a\n" + b"\0\0\0\0teXt\0\0\0\0" * 300_000, 400),
+    ],
+)
+def test_bodies_of_millions_of_small_values_are_refused_at_once(path, body, status):
+    kind = "image/png" if body[0] == 0x89 else "application/json"
+    with serving(slow()) as client:
+        begin = time.monotonic()
+        answer = client.ask("POST", path, body, {"Content-Type": kind})
+        assert (answer.status, answer.json.keys()) == (status, {"error"})
+        assert time.monotonic() - begin < 3
+
+
+def test_small_images_do_not_wait_for_large_ones(monkeypatch):
+    """Large images are decoded one after the other, beside the others."""
+    judge = slow()
+    prepared, go = Judge.prepared, threading.Event()
+
+    def held_up(self, image):
+        if image.width > 100:
+            go.wait(20)
+        return prepared(self, image)
+
+    monkeypatch.setattr(Judge, "prepared", held_up)
+    with serving(judge) as client, ThreadPoolExecutor(4) as pool:
+        large = [pool.submit(client.score, flat(17_000_000)) for _ in range(2)]
+        time.sleep(0.3)
+        assert client.score(png()).status == 200
+        assert not any(each.done() for each in large)
+        assert _waiting(client) == 2 * 5  # pixels take places
+        go.set()
+        assert [each.result().status for each in large] == [200] * 2
+        assert _waiting(client) == 0
+
+
+def test_decoding_that_takes_too_long_is_given_up():
+    odd = b"P6 1300 1300 254\n" + bytes(5_070_000)  # Python decodes it, in four seconds
+    with serving(slow(), limits=Limits(judge_seconds=0.2, request_pixels=10**9)) as client:
+        begin = time.monotonic()
+        late = client.score(odd)
+        assert (late.status, late.json) == (503, {"error": "the verdict takes too long"})
+        assert client.score(png()).status == 200
+        until = time.monotonic() + 10
+        while _waiting(client):
+            assert time.monotonic() < until
+            time.sleep(0.02)
+        assert time.monotonic() - begin < 3  # the thread has stopped
+
+
+def test_too_little_memory_is_503(monkeypatch):
+    def exhausted(*_):
+        raise MemoryError
+
+    monkeypatch.setattr(Judge, "prepared", exhausted)
+    with serving(slow()) as client:
+        answer = client.score(png())
+        assert (answer.status, answer.json["error"]) == (503, "there is not enough memory: try again later")
+        assert _waiting(client) == 0
+
+
+def test_an_image_of_the_largest_size_is_accepted_whatever_the_queue():
+    with serving(slow(), limits=Limits(queue=2, images=1)) as client:
+        assert client.score(flat(20_000_000)).status == 200

@@ -53,7 +53,12 @@ def _fail(reason: str, code: int) -> NoReturn:
     raise typer.Exit(code)
 
 
-app = typer.Typer(cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False)
+app = typer.Typer(
+    cls=Commands,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},  # commands and their groups inherit this
+)
 
 
 def _unwrapped(text: str | None) -> str:

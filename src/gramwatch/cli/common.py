@@ -3,14 +3,14 @@
 import json
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from gramwatch.cli.checks import about
-from gramwatch.cli.launch import cores, processes
+from gramwatch.cli.launch import cores, first, processes
 from gramwatch.errors import ArtifactError, GramwatchWarning, InputError, NotFittedError
 
 if TYPE_CHECKING:
@@ -35,8 +35,24 @@ Weights = typer.Option(
 Pretrained = typer.Option("--pretrained", help="Let timm or torchvision load the weights they publish.")
 Size = typer.Option(min=1, help="Resize the shorter side of images to this, and cut out the middle square.")
 Resize = typer.Option(help="The filter for resizing: bilinear, bicubic, nearest, ...")
-Mean = typer.Option(help="The mean of each channel, from 0 to 1: 0.485,0.456,0.406")
-Std = typer.Option(help="The standard deviation of each channel: 0.229,0.224,0.225")
+Mean = typer.Option(
+    help="The mean of each channel, from 0 to 1: 0.485,0.456,0.406. One number: images are made grey."
+)
+Std = typer.Option(
+    help="The standard deviation of each channel, from 0 to 1: 0.229,0.224,0.225. As many numbers as --mean."
+)
+OtherLevel = typer.Option(
+    "--level",
+    help="The share of images like those of the fit that is not flagged. By default the guard's own.",
+    show_default=False,
+)
+WatchedTaps = typer.Option(
+    "--taps",
+    help="The tensors Gram watches: spread (at most 24, from the first to the last), ends, all, paper, or "
+    "globs with commas between them: 'layer1.*,layer4.*'. By default those of Guard: spread. "
+    "'gramwatch taps' lists them.",
+    show_default=False,
+)
 Device = typer.Option(help="Where to compute. By default a GPU if there is one, else the CPU.")
 BatchSize = typer.Option(min=1, help="The number of images in one pass.")
 Workers = typer.Option(
@@ -51,9 +67,7 @@ def _silenced(quiet: bool) -> bool:
     return quiet
 
 
-Quiet = typer.Option(
-    "--quiet", "-q", callback=_silenced, help="Print nothing but errors, and what --json asks for."
-)
+Quiet = typer.Option("--quiet", "-q", callback=_silenced, help="Print no messages: only errors, and results.")
 Json = typer.Option("--json", help="Print a summary as one JSON object on standard output.")
 
 
@@ -67,6 +81,19 @@ def numbers(text: str | None, option: str) -> tuple[float, ...] | None:
         raise typer.BadParameter(
             f"'{text}' is not a list of numbers: write 0.485,0.456,0.406", param_hint=option
         ) from None
+
+
+def _check_scale(values: tuple[float, ...], option: str) -> None:
+    """Make sure that numbers are those of pixels from 0 to 1, as they are when they are normalised."""
+    for value in values:
+        if not 0 <= value <= 1:  # NaN, too
+            hint = f". On a scale to 255, {value:g} is {value / 255:.3g} here" if 1 < value <= 255 else ""
+            raise typer.BadParameter(
+                f"{value:g} does not lie between 0 and 1, as pixels do before they are normalised{hint}",
+                param_hint=option,
+            )
+    if option == "--std" and min(values) == 0:
+        raise typer.BadParameter("a standard deviation of 0 cannot divide", param_hint=option)
 
 
 @dataclass(frozen=True)
@@ -86,7 +113,16 @@ class Given:
 
         if resize is not None:
             known(resize, FILTERS, "filter", "--resize")
-        return Given(size, resize, numbers(mean, "--mean"), numbers(std, "--std"))
+        means, stds = numbers(mean, "--mean"), numbers(std, "--std")
+        for values, option in ((means, "--mean"), (stds, "--std")):
+            if values is not None:
+                _check_scale(values, option)
+        if means is not None and stds is not None and len(means) != len(stds):
+            raise typer.BadParameter(
+                f"--mean has {len(means)} number(s), --std has {len(stds)}: give both one for each channel",
+                param_hint="--mean",
+            )
+        return Given(size, resize, means, stds)
 
     @property
     def names(self) -> list[str]:
@@ -110,8 +146,13 @@ class Given:
             return Preprocessing((self.size, self.size), self.size, self.resize, self.mean, self.std)
 
 
-def chosen_taps(text: str) -> str | list[str]:
-    """The taps of an option: a word such as `all`, one name, or globs with commas between them."""
+def chosen_taps(text: str | None) -> str | list[str] | None:
+    """The taps of an option: a word such as `all`, one name, or globs with commas between them.
+
+    None if the option was not given: then `Guard` chooses.
+    """
+    if text is None:
+        return None
     return text.split(",") if "," in text or "*" in text else text
 
 
@@ -209,16 +250,17 @@ def opened_guard(
     built: "dict[tuple[Any, ...], Model] | None" = None,
     *,
     calibrated: bool = True,
+    level: float | None = None,
 ) -> Opened:
-    """The guard of a file, with the network that the file or the options name.
+    """The guard of a file, with the network that the file or the options name, at its level or another.
 
     Guards that are opened with the same `built` share a network if they name the same one. If the guard must
     be `calibrated` and is not, an error says how to get one that is.
     """
-    from gramwatch import artifact, loading
+    from gramwatch import loading
     from gramwatch.models import resolve
 
-    found = artifact.read(guard)
+    found = read_guard(guard, level)
     name, origin = network_name(found, model)
     same = origin is not None and origin.name == name
     if weights is None and same and origin is not None and origin.weights:
@@ -236,7 +278,46 @@ def opened_guard(
     detector = loading.restored(found, resolved.network)
     if calibrated:
         _check_calibrated(guard, detector)
+    if level is not None:
+        fewest = int(detector.calibration().ranks.sizes.min())
+        check_ranks(fewest, level, " in a group of classes" if detector.per_class else "")
     return Opened(detector, resolved, recorded_preprocessing(found))
+
+
+def read_guard(guard: Path, level: float | None = None) -> "Saved":
+    """The file of a guard, with another level than its own if one is given.
+
+    Scores and p-values do not depend on the level. The verdicts do.
+    """
+    from gramwatch import artifact
+
+    saved = artifact.read(guard)
+    if level is None:
+        return saved
+    check_level(level)
+    if (scores := saved.file.layout.get("calibration.scores")) is not None:
+        check_ranks(scores.shape[0], level)
+    return replace(
+        saved, header=saved.header | {"settings": {**saved.header.get("settings", {}), "level": level}}
+    )
+
+
+def check_level(level: float) -> None:
+    """Make sure that a level lies between 0 and 1."""
+    if not 0 < level < 1:
+        raise typer.BadParameter(f"{level} does not lie between 0 and 1", param_hint="--level")
+
+
+def check_ranks(ranking: int, level: float, among: str = "") -> None:
+    """Make sure that so many calibration images that rank are enough for the level."""
+    from gramwatch.threshold import examples_needed
+
+    if ranking < (needed := examples_needed(level)):
+        raise typer.BadParameter(
+            f"{ranking:,} calibration images rank{among}, and level {level:g} needs {needed:,}: calibrate on "
+            "more images, or choose a lower level",
+            param_hint="--level",
+        )
 
 
 def _check_calibrated(guard: Path, detector: "Detector") -> None:
@@ -302,6 +383,11 @@ class Voice:
     def note(self, text: str) -> None:
         """A message about something that may be wrong."""
         self.say(f"note: {text}")
+
+    def warn(self, text: str) -> None:
+        """A message about something that is most probably wrong. It is shown with --quiet, too."""
+        if first():
+            typer.secho(f"\nWARNING: {text}\n", err=True, bold=True, fg=typer.colors.RED)
 
     def summary(self, values: dict[str, Any]) -> None:
         """The summary, if it was asked for."""

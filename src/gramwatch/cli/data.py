@@ -1,8 +1,10 @@
 """`gramwatch data`: list, download and check sets of images."""
 
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -41,15 +43,23 @@ def _known(names: list[str]) -> list[str]:
 
 
 @data.command("list")
-def list_sets(root: Root = None) -> None:
-    """Show every set: its name, whether it is on this machine, what it is and where it comes from.
+def list_sets(
+    root: Root = None,
+    sources: Annotated[
+        bool,
+        typer.Option("--sources", help="Also show where files are downloaded from, and their checksums."),
+    ] = False,
+) -> None:
+    """Show every set: its name, whether it is on this machine, and what it is.
 
-    Example: gramwatch data list
+    Example: gramwatch data list --sources
     """
     from gramwatch.datasets import CATALOGUE
     from gramwatch.datasets.download import found
 
     folder = _root(root)
+    longest = max(map(len, CATALOGUE))
+    width = get_terminal_size().columns if sys.stdout.isatty() and not sources else None
     typer.echo(f"sets in {folder}\n")
     for name, source in CATALOGUE.items():
         if not source.place:
@@ -58,9 +68,10 @@ def list_sets(root: Root = None) -> None:
             state = "there"
         else:
             state = "absent" if source.downloads else "absent, no download"
-        typer.echo(f"{name:<20} {state:<20} {source.title}: {source.about}")
-        for download in source.downloads:
-            typer.echo(f"{'':<41} {download.url}, {_checksum(download)}")
+        line = f"{name:<{longest}}  {state:<19}  {source.title}: {source.about}"
+        typer.echo(line if width is None or len(line) <= width else f"{line[: width - 4]} ...")
+        for download in source.downloads if sources else ():
+            typer.echo(f"  {download.url}, {_checksum(download)}")
 
 
 @data.command()

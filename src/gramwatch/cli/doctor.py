@@ -5,6 +5,8 @@ import json
 import platform
 import warnings
 from collections.abc import Iterator
+from contextlib import suppress
+from textwrap import shorten
 from typing import Annotated
 
 import typer
@@ -23,8 +25,8 @@ PACKAGES = {
     "rich": "gramwatch[cli]",
     "matplotlib": "gramwatch[plot]",
     "pillow": "gramwatch[plot]",
+    "torchvision": "gramwatch[networks]",  # before timm, which imports it
     "timm": "gramwatch[networks]",
-    "torchvision": "gramwatch[networks]",
     "transformers": "gramwatch[hf]",
     "lightning": "gramwatch[lightning]",
     "pyarrow": "gramwatch[parquet]",
@@ -33,6 +35,8 @@ PACKAGES = {
     "onnxruntime": "gramwatch[export]",
 }
 """The packages, and what to install for each. Empty: it comes with gramwatch."""
+MODULES = {"scikit-learn": "sklearn", "pillow": "PIL"}
+"""The modules of packages that are imported by another name than their own."""
 
 
 def doctor(
@@ -41,14 +45,19 @@ def doctor(
 ) -> None:
     """Show versions, devices and kernels, and test that a guard works here. Exit code 1 if it does not.
 
+    Every package is imported, too. A package that is there and cannot be imported is a problem.
+
     Example: gramwatch doctor
     """
     place = chosen_device(device)
+    packages, broken = {}, False
+    for package, text, works in versions():
+        packages[package], broken = text, broken or not works
     found = {
         "gramwatch": importlib.import_module("gramwatch").__version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
-        **dict(versions()),
+        **packages,
         **devices(place),
     }
     found["kernels"] = kernels(place)
@@ -61,21 +70,39 @@ def doctor(
         width = max(map(len, found))
         for name, text in found.items():
             typer.echo(f"{name.ljust(width)}  {text}")
-    if problem:
+    if problem or broken:
         raise typer.Exit(1)
 
 
-def versions() -> Iterator[tuple[str, str]]:
-    """The version of each package, or how to install it."""
+def versions() -> Iterator[tuple[str, str, bool]]:
+    """Each package with its version or how to install it, and whether it works if it is there."""
     for package, extra in PACKAGES.items():
-        yield package, _version(package) or f"not installed: pip install '{extra or package}'"
+        try:
+            version = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            yield package, f"not installed: pip install '{extra or package}'", bool(extra)
+            continue
+        reason, usable = why_not_imported(MODULES.get(package, package))
+        yield package, version + reason, usable
 
 
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
+def why_not_imported(module: str) -> tuple[str, bool]:
+    """What is wrong with a module, empty if nothing is; and whether gramwatch can use it nevertheless."""
+    from gramwatch.networks.foreign import import_torchvision
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            importlib.import_module(module)
+        except Exception as error:  # a package can fail in any way
+            reason = f", cannot be imported: {shorten(f'{type(error).__name__}: {error}', 150)}"
+        else:
+            return "", True
+        if module == "torchvision":
+            with suppress(Exception):
+                import_torchvision()
+                return f"{reason}. Classifiers work nevertheless", True
+    return f"{reason}. Install it anew", False
 
 
 def devices(place: str) -> dict[str, str]:

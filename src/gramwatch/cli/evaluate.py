@@ -2,6 +2,8 @@
 
 import json
 import runpy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,7 +17,9 @@ from gramwatch.cli.common import (
     GuardFile,
     Json,
     Mean,
+    OtherLevel,
     OtherNetwork,
+    Pictures,
     Quiet,
     Resize,
     Size,
@@ -28,10 +32,12 @@ from gramwatch.cli.common import (
     shown_errors,
 )
 from gramwatch.cli.score import differences
+from gramwatch.errors import NotFittedError
 
 if TYPE_CHECKING:
+    from gramwatch.cli.common import Opened
     from gramwatch.detector import Detector
-    from gramwatch.evaluate import Evaluation
+    from gramwatch.evaluate import Evaluation, Judgement
     from gramwatch.readers import Images
 
 FOLDER = Path("gramwatch-evaluation")
@@ -61,15 +67,37 @@ def evaluate(
             show_default=False,
         ),
     ] = None,
+    protocol: Annotated[
+        bool,
+        typer.Option(
+            "--protocol",
+            help="Also follow the paper's protocol: TNR at TPR 95 % and others, after calibrating anew on a "
+            "tenth of TEST, ten times.",
+        ),
+    ] = False,
     methods: Annotated[
-        str, typer.Option(help="On the demo's networks: methods with commas between them, or 'all'.")
-    ] = "all",
+        str | None,
+        typer.Option(
+            help="Compare methods by the paper's protocol: names with commas between them, or 'all'. The "
+            "methods that need it are fitted on --train. Without GUARD, on the demo's networks: all.",
+            show_default=False,
+        ),
+    ] = None,
+    train: Annotated[
+        str | None,
+        typer.Option(help="Training images for --methods: those of the guard's fit.", show_default=False),
+    ] = None,
     networks: Annotated[
-        str, typer.Option(help="The demo's networks to use: convnet, mlp, or both with a comma between them.")
-    ] = "convnet,mlp",
+        str | None,
+        typer.Option(
+            help="Without GUARD, the demo's networks: convnet, mlp, or both with a comma between them.",
+            show_default=False,
+        ),
+    ] = None,
     own: Annotated[
         Path | None, typer.Option(help="A Python file of your own that registers methods. It is executed.")
     ] = None,
+    level: Annotated[float | None, OtherLevel] = None,
     model: Annotated[str | None, OtherNetwork] = None,
     weights: Annotated[Path | None, Weights] = None,
     size: Annotated[int | None, Size] = None,
@@ -82,20 +110,34 @@ def evaluate(
     quiet: Annotated[bool, Quiet] = False,
     as_json: Annotated[bool, Json] = False,
 ) -> None:
-    """Show how well a guard tells other images from those of its fit: TNR at TPR 95 %, AUROC and others.
+    """Show what a guard flags, as it is, and how well it tells other images from those of its fit: AUROC.
 
-    Its members and the softmax baseline stand beside it. Without a guard, methods are compared on the two
-    small networks of 'gramwatch demo'. For the paper's networks: gramwatch paper.
+    Its members and the softmax baseline stand beside it. --protocol adds the paper's protocol. --methods
+    compares it with other methods on the same network and images. Without a guard, methods are compared on
+    the two small networks of 'gramwatch demo'. For the paper's networks: gramwatch paper.
 
     Examples:
     gramwatch evaluate guard.safetensors photos/test photos/other photos/blurred
 
+    gramwatch evaluate guard.safetensors photos/test photos/other --methods all --train photos/train
+
     gramwatch evaluate --methods guard,gram,msp --networks mlp
 
     """
+    from gramwatch.paper.compare import method_names, overviews
+
+    if own is not None:
+        existing_file(own, "--own")
+        runpy.run_path(str(own))
+    with about("--methods"):
+        names = [] if methods is None and guard is not None else method_names(methods or "all")
     if guard is None:
-        _on_the_demo(methods, networks, output or FOLDER, own)
+        if train is not None:
+            raise typer.BadParameter("training images belong to a guard: name its file", param_hint="--train")
+        _on_the_demo(names, networks or "convnet,mlp", output or FOLDER)
         return
+    if networks is not None:
+        raise typer.BadParameter("these are the demo's networks: leave GUARD out", param_hint="--networks")
     existing_file(guard, "GUARD")
     if test is None or not outliers:
         raise typer.BadParameter(
@@ -105,56 +147,128 @@ def evaluate(
         writable_folder(output)
     voice = Voice(quiet, as_json)
     given = Given.of(size, resize, mean, std)
-    names = list(dict.fromkeys((test, *outliers)))
-    sets = [pictures(name, "test") for name in names]
-    opened = opened_guard(guard, model, weights, chosen_device(device), calibrated=False)
+    sets = {name: pictures(name, "test") for name in dict.fromkeys((test, *outliers))}
+    training = None if train is None else pictures(train, "train")
+    opened = opened_guard(
+        guard, model, weights, chosen_device(device), calibrated=level is not None, level=level
+    )
+    if training is None:
+        _check_training(opened, names)
     preprocessing = given.applied(opened.recorded or opened.model.preprocessing, opened.model.name)
     for text in differences(opened, preprocessing):
         voice.note(text)
+    reading = Reading(lambda images: images.read(preprocessing, batch_size, workers), sets, training, voice)
     with interruptible(lambda: "Nothing was written."):
-        found = _evaluated(
-            opened.detector,
-            {
-                name: images.read(preprocessing, batch_size, workers)
-                for name, images in zip(names, sets, strict=True)
-            },
-            voice,
-        )
+        judgement, evaluation = reading.results(opened.detector, names, protocol)
+    printed: list[str] = []
+    if judgement is not None:
+        printed.append(str(judgement))
+        if output is not None:
+            judgement.to_csv(output / "verdicts.csv")
+    if evaluation is not None:
+        printed.append(overviews(opened.model.name, evaluation) if names else f"\n{evaluation}")
+        if output is not None:
+            evaluation.to_csv(output / "evaluation.csv")
+            evaluation.to_markdown(output / "evaluation.md")
     if output is not None:
-        found.to_csv(output / "evaluation.csv")
-        found.to_markdown(output / "evaluation.md")
-        voice.say(f"written: {output / 'evaluation.csv'} and evaluation.md")
-    if not quiet and not as_json:
-        typer.echo(str(found))
-    voice.summary(json.loads(found.to_json()))
+        voice.say(f"written: the tables in {output}")
+    if as_json:
+        parts = {"verdicts": judgement, "protocol": evaluation}
+        voice.summary({key: part and json.loads(part.to_json()) for key, part in parts.items()})
+    else:
+        typer.echo("\n".join(printed))
 
 
-def _evaluated(detector: "Detector", sets: "dict[str, Images]", voice: Voice) -> "Evaluation":
-    """Compare the first set with each of the others. Images that cannot be read are named."""
-    from gramwatch.evaluate import evaluate
-    from gramwatch.readers import Tally
+def _kept(detector: "Detector") -> "dict[str, Detector]":
+    """The fitted methods in the file of a guard, by the names of methods."""
+    from gramwatch.gram import GramDetector
+    from gramwatch.guard import Guard
+    from gramwatch.paper.compare import GRAM, GUARD
 
-    tallies = {name: Tally() for name in sets}
-    inputs = {name: images.inputs(tallies[name]) for name, images in sets.items()}
-    first, *others = inputs
-    try:
-        return evaluate(
-            detector, inputs[first], {name: inputs[name] for name in others}, progress=not voice.quiet
+    if isinstance(detector, Guard):
+        return {GUARD: detector, **detector.members}
+    return {GRAM if isinstance(detector, GramDetector) else detector.name: detector}
+
+
+def _check_training(opened: "Opened", names: list[str]) -> None:
+    """Make sure that no method needs training images, when there are none."""
+    from gramwatch.paper.compare import learning
+
+    needy = learning(name for name in names if name not in _kept(opened.detector))
+    if needy:
+        recorded = opened.detector.metadata.get("images")
+        data = recorded.get("data") if isinstance(recorded, dict) else None
+        raise typer.BadParameter(
+            f"{', '.join(needy)} must be fitted on training images: give --train"
+            + (f", such as --train {data}, which the guard was fitted on" if data else " FOLDER"),
+            param_hint="--methods",
         )
-    finally:
-        for tally in tallies.values():
-            for text in shown_errors(tally.errors, tally.failed):
-                voice.note(text)
 
 
-def _on_the_demo(methods: str, networks: str, output: Path, own: Path | None) -> None:
-    from gramwatch.paper.compare import NETWORKS, method_names, run
+@dataclass(frozen=True)
+class Reading:
+    """The sets of images of one evaluation, and how they are read."""
 
-    if own is not None:
-        existing_file(own, "--own")
-        runpy.run_path(str(own))
-    with about("--methods"):
-        method_names(methods)
+    read: "Callable[[Pictures], Images]"
+    sets: Mapping[str, Pictures]
+    """The first one is in-distribution."""
+    training: Pictures | None
+    voice: Voice
+
+    def results(
+        self, detector: "Detector", names: list[str], protocol: bool
+    ) -> "tuple[Judgement | None, Evaluation | None]":
+        """What the detector says as it is, if it is calibrated; and the methods by the paper's protocol."""
+        from gramwatch.evaluate import beside, evaluate_sets, judge_measured, measured_sets
+        from gramwatch.readers import Tally
+
+        shown = beside(detector)
+        compared = self._compared(detector, names) if names else shown
+        tallies = {name: Tally() for name in self.sets}
+        first, *others = inputs = {
+            name: self.read(images).inputs(tallies[name]) for name, images in self.sets.items()
+        }
+        try:
+            inside, outside = measured_sets(
+                shown | compared, inputs[first], {name: inputs[name] for name in others}, not self.voice.quiet
+            )
+        finally:
+            for tally in tallies.values():
+                for text in shown_errors(tally.errors, tally.failed):
+                    self.voice.note(text)
+        judgement = None
+        try:
+            judgement = judge_measured(detector, inside, outside, first)
+        except NotFittedError:
+            self.voice.note(
+                "the guard is not calibrated, so it has no threshold: the paper's protocol follows"
+            )
+        follow = protocol or names or judgement is None
+        return judgement, evaluate_sets(compared, inside, outside) if follow else None
+
+    def _compared(self, detector: "Detector", names: list[str]) -> "dict[str, Detector]":
+        """The guard and the chosen methods. Those that the guard's file lacks are fitted."""
+        from gramwatch.paper.compare import fitted
+        from gramwatch.readers import Tally
+
+        kept, tally = _kept(detector), Tally()
+        ready = {kept[name].title: kept[name] for name in names if name in kept}
+        images = self.training or next(iter(self.sets.values()))
+        others = fitted(
+            detector.network,
+            self.read(images).inputs(tally),
+            [name for name in names if name not in kept],
+            self.voice.note,
+            progress=not self.voice.quiet,
+        )
+        for text in shown_errors(dict.fromkeys(tally.errors), tally.failed):
+            self.voice.note(text)
+        return {detector.title: detector} | ready | others
+
+
+def _on_the_demo(methods: list[str], networks: str, output: Path) -> None:
+    from gramwatch.paper.compare import NETWORKS, run
+
     chosen = [name.strip() for name in networks.split(",")]
     for name in chosen:
         known(name, list(NETWORKS), "network", "--networks")

@@ -50,6 +50,12 @@ def explain(
 
     given = Given.of(size, resize, mean, std)
     existing_file(guard, "GUARD")
+    if image.is_dir():
+        raise typer.BadParameter(
+            f"{image} is a folder: name one image. For all images of a folder, with reasons: gramwatch score "
+            f"{guard} {image} -o scores.csv --report report.html",
+            param_hint="IMAGE",
+        )
     existing_file(image, "IMAGE")
     if output is not None:
         writable_file(output)

@@ -23,14 +23,20 @@ from gramwatch.cli.common import (
     Size,
     Std,
     Voice,
+    WatchedTaps,
     Weights,
     Workers,
+    check_level,
     chosen_taps,
     pictures,
     shown_errors,
 )
+from gramwatch.cli.enough import CALIBRATION_IMAGES, few_to_calibrate, few_to_fit
 from gramwatch.cli.launch import device_of_rank, first, launch, processes
 from gramwatch.errors import CalibrationError, DataError, InputError
+
+LEAST = 0.2
+"""Predictions that lie less far on the way from chance to certainty hardly agree with folders."""
 
 if TYPE_CHECKING:
     from gramwatch.detector import Detector
@@ -67,9 +73,7 @@ def fit(
     members: Annotated[
         str | None, typer.Option(help="The methods to join, with commas between them. By default Guard's.")
     ] = None,
-    taps: Annotated[
-        str, typer.Option(help="The tensors Gram watches: all, ends, or globs. See 'gramwatch taps'.")
-    ] = "all",
+    taps: Annotated[str | None, WatchedTaps] = None,
     size: Annotated[int | None, Size] = None,
     resize: Annotated[str | None, Resize] = None,
     mean: Annotated[str | None, Mean] = None,
@@ -129,9 +133,15 @@ def fit(
     with interruptible(lambda: _kept(checkpoint)):
         fitted = job.fit(fitting, checkpoint)
         calibrated = None if calibrating is None else job.calibrate(calibrating, seed)
-        names = list(resolved.classes)
-        if not names and calibrating is not None and calibrated is not None:
-            names = job.folder_names(fitting, calibrating.without(calibrated.unreadable), seed)
+        if calibrated and (few := few_to_fit(fitted.read, detector.calibration().how["classes"])):
+            voice.note(few)
+        names, agreed = list(resolved.classes), None
+        if calibrating is not None and calibrated is not None:
+            shown = calibrating.without(calibrated.unreadable)
+            agreed = agreement(detector, shown.labels, fitting.labels, names, seed)
+        if agreed is not None:
+            agreed.tell(voice, names_known=bool(names))
+            names = names or (agreed.folders if agreed.holds else [])
         detector.metadata |= {
             "model": _origin(model, weights, output, pretrained, size),
             "preprocessing": preprocessing.to_json() | {"given": given.names},
@@ -148,14 +158,14 @@ def fit(
             "unreadable": fitted.failed + (0 if calibrated is None else calibrated.failed),
             "level": level,
             "classes": names,
+            "agreement": None if agreed is None else round(agreed.share, 4),
             "preprocessing": preprocessing.to_json(),
         }
     )
 
 
 def _check(output: Path, weights: Path | None, level: float) -> None:
-    if not 0 < level < 1:
-        raise typer.BadParameter(f"{level} does not lie between 0 and 1", param_hint="--level")
+    check_level(level)
     if weights is not None:
         existing_file(weights, "--weights")
     guard_file(output)
@@ -194,14 +204,14 @@ def check_enough_images(count: int, level: float) -> None:
 
     needed = calibration_needs(level, split=True)
     if count < needed:
-        better = ", a few hundred are better" if needed < 200 else ""
+        better = f", {CALIBRATION_IMAGES:,} are recommended" if needed < CALIBRATION_IMAGES else ""
         raise CalibrationError(
             f"{count:,} images to calibrate on are too few for level {level:g}: at least {needed:,} are "
             f"needed{better}. Hold out more (--hold-out 0.5), give more by --calibrate, or lower --level"
         )
 
 
-def _detector(resolved: "Model", level: float, members: str | None, taps: str) -> "Detector":
+def _detector(resolved: "Model", level: float, members: str | None, taps: str | None) -> "Detector":
     from gramwatch.guard import MEMBERS, Guard
 
     names = MEMBERS if members is None else [name.strip() for name in members.split(",")]
@@ -242,6 +252,8 @@ class Job:
             images, lambda inputs: self.detector.calibrate(inputs, seed=seed, progress=not quiet)
         )
         self.voice.say(worth(tally.read, self.detector))
+        if few := few_to_calibrate(tally.read):
+            self.voice.note(few)
         return tally
 
     def _shown(self, images: Pictures, show: "Callable[[Shard], object]") -> "Tally":
@@ -253,10 +265,16 @@ class Job:
         read = part.read(self.preprocessing, self.batch_size, self.workers)
         try:
             show(Shard(read.inputs(tally)))
-        except InputError:
-            if tally.read or not tally.failed:
+        except InputError as error:
+            if tally.failed and not tally.read:
+                raise DataError(f"no image could be read. {tally.errors[0]}") from None
+            if not self.preprocessing.grey:
                 raise
-            raise DataError(f"no image could be read. {tally.errors[0]}") from None
+            mean, std = (f"{values[0]:g}" for values in (self.preprocessing.mean, self.preprocessing.std))
+            raise InputError(
+                f"{error}. Images were made grey, because the mean has one number. If the network takes "
+                f"colour images, give three: --mean {mean},{mean},{mean} --std {std},{std},{std}"
+            ) from error
         with together(self.detector.model, "counting images") as group:
             tally = Tally.of_all(group.gather(tally))
         if tally.failed:
@@ -264,21 +282,6 @@ class Job:
             for line in shown_errors(tally.errors, tally.failed):
                 self.voice.say(f"  {line}")
         return tally
-
-    def folder_names(self, fitting: Pictures, calibrated: Pictures, seed: int) -> list[str]:
-        """The names of the class folders, if the network's classes agree with them."""
-        names = sorted(set(fitting.labels or ()))
-        share = agreement(self.detector, calibrated.labels or [], names, seed)
-        if share is None:
-            return []
-        if share < 0.5:
-            self.voice.note(
-                f"the network's classes agree with the class folders on {share:.0%} of the calibration "
-                "images. So the names of the folders are not recorded as names of classes"
-            )
-            return []
-        self.voice.say(f"classes: named by their folders, right on {share:.1%} of the calibration images")
-        return names
 
 
 def worth(images: int, detector: "Detector") -> str:
@@ -294,14 +297,98 @@ def worth(images: int, detector: "Detector") -> str:
     )
 
 
-def agreement(detector: "Detector", labels: list[str], names: list[str], seed: int) -> float | None:
-    """The share of ranking images whose predicted class is that of their folder. None if it is unknown."""
+@dataclass(frozen=True)
+class Agreement:
+    """How often the predicted class of a calibration image is that of its folder."""
+
+    folders: list[str]
+    """The names of the folders, sorted."""
+    share: float
+    by_chance: float
+    """The share if predictions and folders had nothing to do with each other."""
+    reordered: float
+    """The share in the best order of the network's classes. Half of the images choose the order, the others
+    give the share."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether at least half of the predictions agree, and not by chance."""
+        return self.share >= 0.5 and self._beyond_chance(self.share) >= LEAST
+
+    @property
+    def holds_reordered(self) -> bool:
+        """Whether the network knows the folders as its classes, in another order."""
+        return self._beyond_chance(self.reordered) >= 0.5
+
+    @property
+    def is_chance(self) -> bool:
+        """Whether predictions agree hardly better than by chance, whatever the order of the classes."""
+        return self._beyond_chance(self.share) < LEAST and not self.holds_reordered
+
+    def _beyond_chance(self, share: float) -> float:
+        """How far a share lies on the way from chance, 0, to certainty, 1 (Cohen's kappa)."""
+        return 1.0 if share > 1 - 1e-9 else (share - self.by_chance) / (1 - self.by_chance)
+
+    def tell(self, voice: Voice, names_known: bool) -> None:
+        """Say it. A network that does not know images of its own kind is worth a warning."""
+        share = (
+            f"the network's classes agree with the class folders on {self.share:.0%} of the calibration "
+            "images"
+        )
+        if self.is_chance:
+            voice.warn(
+                f"{share}; by chance they would on {self.by_chance:.0%}. Does the network have its trained "
+                "weights (--weights)? Are images prepared as in its training (--size, --resize, --mean, "
+                "--std)? If not, this guard is of no use. If the folders are not the classes of the network, "
+                "ignore this"
+            )
+        elif names_known:
+            return
+        elif self.holds:
+            voice.say(f"classes: named by their folders, right on {self.share:.1%} of the calibration images")
+        else:
+            order = f", in another order on {self.reordered:.0%}" if self.holds_reordered else ""
+            voice.note(f"{share}{order}. So the names of the folders are not recorded as names of classes")
+
+
+def agreement(
+    detector: "Detector", labels: list[str] | None, others: list[str] | None, known: list[str], seed: int
+) -> Agreement | None:
+    """How well predictions agree with class folders; None if there are not as many folders as classes.
+
+    Args:
+        detector: a calibrated detector.
+        labels: the folders of the calibration images that were read.
+        others: the folders of the images of the fit, if they have any.
+        known: the names of the network's classes; empty if they are not known.
+        seed: the seed of the calibration.
+
+    """
+    import numpy as np
+    from scipy.optimize import linear_sum_assignment
+
     from gramwatch.split import halves
 
     calibration = detector.calibration()
     predicted, how = calibration.predicted, calibration.how
-    if predicted is None or how["classes"] != len(names) or how["examples"] != len(labels):
+    folders = sorted({*(labels or ()), *(others or ())})
+    if (
+        predicted is None
+        or labels is None
+        or how["classes"] != len(folders)
+        or how["examples"] != len(labels)
+    ):
         return None
+    order = known if sorted(known) == folders else folders
     _, ranking = halves(len(labels), seed)
-    right = [names[int(p)] == labels[int(i)] for p, i in zip(predicted, ranking, strict=True)]
-    return sum(right) / len(right)
+    theirs = np.array([order.index(labels[int(i)]) for i in ranking])
+    ours, classes = predicted.numpy(), range(len(order))
+    counts = np.zeros((len(order), len(order)))
+    np.add.at(counts, (ours[::2], theirs[::2]), 1)
+    _, best = linear_sum_assignment(counts, maximize=True)
+    return Agreement(
+        folders,
+        float((ours == theirs).mean()),
+        sum(float((ours == i).mean() * (theirs == i).mean()) for i in classes),
+        float((best[ours[1::2]] == theirs[1::2]).mean()),
+    )

@@ -17,7 +17,7 @@ from gramwatch.cli.common import (
     opened_guard,
     pictures,
 )
-from gramwatch.cli.fit import Job, check_enough_images
+from gramwatch.cli.fit import Job, agreement, check_enough_images
 from gramwatch.errors import ArtifactError
 
 if TYPE_CHECKING:
@@ -73,7 +73,13 @@ def merge(
         if images is not None:
             if first.recorded is None:
                 raise ArtifactError(f"{guards[0]} does not say how images are prepared: calibrate in Python")
-            Job(first.detector, first.recorded, batch_size, workers, voice).calibrate(images, seed)
+            read = Job(first.detector, first.recorded, batch_size, workers, voice).calibrate(images, seed)
+            labels, known = images.without(read.unreadable).labels, first.classes
+            agreed = agreement(first.detector, labels, None, known, seed)
+            if agreed is not None:
+                agreed.tell(voice, names_known=bool(known))
+                if agreed.holds and not known:
+                    first.detector.metadata["classes"] = agreed.folders
         _count_all([each.detector.metadata for each in (first, *others)])
         first.detector.save(output)
     if images is None:

@@ -15,6 +15,7 @@ from gramwatch.cli.common import (
     Given,
     Json,
     Opened,
+    OtherLevel,
     OtherNetwork,
     Quiet,
     Voice,
@@ -22,6 +23,7 @@ from gramwatch.cli.common import (
     Workers,
     default_workers,
     opened_guard,
+    read_guard,
 )
 from gramwatch.cli.info import facts, named_facts
 from gramwatch.errors import DataError
@@ -49,6 +51,7 @@ def report(
             help="The guard that scored: the page says what it was fitted on, and why images are flagged."
         ),
     ] = None,
+    level: Annotated[float | None, OtherLevel] = None,
     model: Annotated[str | None, OtherNetwork] = None,
     weights: Annotated[Path | None, Weights] = None,
     explain: Annotated[
@@ -90,12 +93,14 @@ def report(
     voice = Voice(quiet, as_json)
     judge = None
     if guard is not None and explain and not minimal:
-        opened = opened_guard(guard, model, weights, chosen_device(device))
+        opened = opened_guard(guard, model, weights, chosen_device(device), level=level)
         preprocessing = Given(None, None, None, None).applied(
             opened.recorded or opened.model.preprocessing, opened.model.name
         )
         judge = Judge(opened, preprocessing, workers)
-    voice.summary(write_report(voice, output, tables, guard, judge, images=images, minimal=minimal))
+    voice.summary(
+        write_report(voice, output, tables, guard, judge, images=images, minimal=minimal, level=level)
+    )
 
 
 def check_page(output: Path, overwrite: bool, option: str = "--output") -> None:
@@ -130,15 +135,15 @@ def write_report(
     *,
     images: int = IMAGES,
     minimal: bool = False,
+    level: float | None = None,
 ) -> dict[str, Any]:
     """Write the page of some tables. With a judge, it says why images are flagged. Return a summary."""
-    from gramwatch import artifact
     from gramwatch.report import scores as scored
-    from gramwatch.report.page import page
+    from gramwatch.report.page import About, page
     from gramwatch.report.thumbnails import Finder
 
     scores, opener = scored.read(tables), None if minimal else Finder()
-    about = None if guard is None else about_guard(artifact.read(guard))
+    about = About(level=level) if guard is None else about_guard(read_guard(guard, level))
     reasons = None if judge is None or opener is None else _reasons(judge, scores, opener, images)
     text = page(scores, about, reasons, opener=opener, images=images)
     size = _write(output, text)

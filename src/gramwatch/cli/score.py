@@ -18,6 +18,7 @@ from gramwatch.cli.common import (
     Json,
     Mean,
     Opened,
+    OtherLevel,
     OtherNetwork,
     Pictures,
     Quiet,
@@ -73,6 +74,7 @@ def score(
     batch_size: Annotated[int, BatchSize] = 64,
     workers: Annotated[int | None, Workers] = None,
     device: Annotated[str | None, Device] = None,
+    level: Annotated[float | None, OtherLevel] = None,
     fdr: Annotated[
         float | None,
         typer.Option(
@@ -122,7 +124,7 @@ def score(
     if nproc > 1 and processes() == 1:
         raise typer.Exit(launch(nproc))
     shown = pictures(images, "test") if images != "-" else _from_stdin()
-    opened = opened_guard(guard, model, weights, device_of_rank(chosen_device(device)))
+    opened = opened_guard(guard, model, weights, device_of_rank(chosen_device(device)), level=level)
     opened.detector.calibration()  # raises the error that says what is missing
     preprocessing = given.applied(opened.recorded or opened.model.preprocessing, opened.model.name)
     for text in differences(opened, preprocessing):
@@ -149,7 +151,7 @@ def score(
         rows.close()
     job.tell(output)
     if report is not None:
-        write_report(voice, report, [output], guard, Judge(opened, preprocessing, workers))
+        write_report(voice, report, [output], guard, Judge(opened, preprocessing, workers), level=level)
     if job.counts["images"] and job.counts["errors"] == job.counts["images"]:
         raise typer.Exit(1)
     if fail_if_flagged and job.counts["flagged"]:

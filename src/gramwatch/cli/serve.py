@@ -64,11 +64,17 @@ def serve(
     max_images: Annotated[int, typer.Option(min=1, help="The most images of a request.")] = 32,
     max_megabytes: Annotated[float, typer.Option(min=0.001, help="The largest request, in MiB.")] = 16.0,
     max_pixels: Annotated[int, typer.Option(min=1, help="The most pixels of an image.")] = 50_000_000,
+    max_request_pixels: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="The most pixels of all images of a request. By default twice --max-pixels."
+        ),
+    ] = None,
     read_seconds: Annotated[
         float, typer.Option(min=0.1, help="How long a client may take to send its headers, and its body.")
     ] = 10.0,
     judge_seconds: Annotated[
-        float, typer.Option(min=0.1, help="How long a request may wait for its verdicts.")
+        float, typer.Option(min=0.1, help="How long a request may take to be decoded and judged.")
     ] = 30.0,
     mean_time_to_false_alarm: Annotated[
         float, typer.Option(min=0.0, help="Of the monitor, in images. 0: no monitor.")
@@ -90,8 +96,8 @@ def serve(
 ) -> None:
     """Serve a guard by HTTP: images in, verdicts out.
 
-    POST /score takes an image file. /score?reasons=true says why an image is flagged. /v2/models/NAME/infer
-    is the Open Inference Protocol. /healthz, /readyz, /metrics, /monitor and /openapi.json are there, too.
+    POST /score takes an image file, or a form with files. /score?reasons=true says why an image is flagged.
+    /v2/models/NAME/infer is the Open Inference Protocol. GET / names the other routes.
     SIGTERM and Ctrl-C end the service after it has finished what it accepted.
 
     Examples:
@@ -115,6 +121,7 @@ def serve(
         limits = Limits(
             body_bytes=int(max_megabytes * 2**20),
             pixels=max_pixels,
+            request_pixels=max_request_pixels,
             images=max_images,
             queue=queue,
             batch_size=batch_size,
@@ -136,7 +143,7 @@ def serve(
         }
         judge.monitor = _monitor(detector, wanted, monitor_state, voice)
         judge.state = monitor_state
-    app = create_app(judge, limits=limits, token=token, name=name)
+    app = create_app(judge, limits=limits, token=token, name=name, hosts=["*"] if allow_anyone else [])
     server_of(
         app, host, port, read_seconds=read_seconds, started=lambda url: voice.say(f"listening at {url}")
     ).run()

@@ -7,16 +7,14 @@ from typing import Annotated
 import typer
 
 from gramwatch.cli.checks import about
-from gramwatch.cli.common import Json, Network, Size, Weights, chosen_taps
+from gramwatch.cli.common import Json, Network, Size, WatchedTaps, Weights, chosen_taps
 from gramwatch.errors import InputError
 
 
 def taps(
     model: Annotated[str, Network],
     weights: Annotated[Path | None, Weights] = None,
-    which: Annotated[
-        str, typer.Option("--taps", help="all, ends, or globs with commas between them: 'layer1.*,layer4.*'.")
-    ] = "all",
+    which: Annotated[str | None, WatchedTaps] = None,
     size: Annotated[int | None, Size] = None,
     channels: Annotated[
         int | None, typer.Option(min=1, help="The channels of images, if they are not known. 3: colour.")
@@ -33,6 +31,7 @@ def taps(
     """
     import torch
 
+    from gramwatch.guard import EFFORTS
     from gramwatch.models import resolve
     from gramwatch.taps import find_taps
 
@@ -40,17 +39,18 @@ def taps(
         found = resolve(model, weights, untrained=True, size=size)
     known = found.preprocessing
     if known is None and size is None:
-        raise typer.BadParameter(f"the size of images of {model} is not known", param_hint="--size")
+        raise InputError(f"how large images of {model} are is not known: give --size, such as --size 224")
     height, width = (size, size) if size is not None else known.size if known else (0, 0)
     depth = channels or (len(known.mean) if known else 3)
     images = torch.zeros(2, depth, height, width)
     try:
-        listed = find_taps(found.network, images, chosen_taps(which))
+        listed = find_taps(found.network, images, chosen_taps(which) or EFFORTS["lean"]["taps"])
+        every = len(find_taps(found.network, images)) if which is None else len(listed)
     except InputError as error:
         if known is None and channels is None:
-            raise typer.BadParameter(
-                f"images of 3 channels were tried: {error}. If images are grey, give --channels 1",
-                param_hint="--channels",
+            raise InputError(
+                f"images of 3 x {height} x {width} were tried: {error}. If images are grey, give --channels "
+                "1; if they have another size, give that as --size"
             ) from None
         raise
     if as_json:
@@ -61,3 +61,5 @@ def taps(
         )
     else:
         typer.echo(repr(listed))
+        if len(listed) < every:
+            typer.echo(f"a guard watches these {len(listed)} of {every:,} tensors; all of them: --taps all")

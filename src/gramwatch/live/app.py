@@ -10,12 +10,12 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from gramwatch.errors import GramwatchError, InputError
 from gramwatch.live.examiner import Examiner
 from gramwatch.live.shown import Shown
 from gramwatch.serve.limits import RefusalError, busy
+from gramwatch.serve.own_site import OwnSite
 from gramwatch.serve.server import server_of
 
 HOST = "127.0.0.1"
@@ -59,8 +59,7 @@ def create_page(examiner: Examiner, shown: Shown) -> FastAPI:
         desk.thread.shutdown()
 
     app = FastAPI(lifespan=life, docs_url=None, redoc_url=None, openapi_url=None)
-    # A site elsewhere could give its own name the address of this machine, and ask under that name.
-    app.add_middleware(TrustedHostMiddleware, allowed_hosts=[HOST, "localhost"])
+    app.add_middleware(OwnSite)
     about = {**shown.to_json(), "most_bytes": MOST_BYTES}
     for route, (name, kind) in FILES.items():
         app.get(route)(_file(PAGE / name, kind))
@@ -73,7 +72,8 @@ def create_page(examiner: Examiner, shown: Shown) -> FastAPI:
     async def example(number: int) -> Response:
         if not 0 <= number < len(shown.examples):
             raise RefusalError(404, "there is no such example")
-        return Response(shown.examples[number].png, media_type="image/png", headers=HEADERS)
+        shown_one = shown.examples[number]
+        return Response(shown_one.data, media_type=shown_one.kind, headers=HEADERS)
 
     @app.post("/judge")
     async def judge(request: Request) -> JSONResponse:

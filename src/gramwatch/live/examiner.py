@@ -9,8 +9,13 @@ from gramwatch.datasets import decoding
 from gramwatch.detector import Detector
 from gramwatch.explain import Explained
 from gramwatch.preprocessing import Preprocessing
+from gramwatch.report.reasons import compared
 from gramwatch.report.thumbnails import network_input, over, thumbnail
 
+MOST_PIXELS = 50_000_000
+"""Pixels of an image, as in `gramwatch serve`."""
+MOST_WORK = 4 * MOST_PIXELS
+"""How long an image may take to decode, in pixels of a common image."""
 SIDE = 320
 """The longer side of the pictures on the page, in pixels."""
 
@@ -26,7 +31,7 @@ class Examiner:
 
     def __call__(self, data: bytes) -> dict[str, Any]:
         """Judge an image file and say why, as plain values. Raises a `DataError` if it is no image."""
-        image, note = decoding.opened(BytesIO(data), self.preprocessing.grey)
+        image, note = decoding.opened(BytesIO(data), self.preprocessing.grey, MOST_PIXELS, MOST_WORK)
         inputs = self.preprocessing(image)
         explained = self.detector.explain(inputs[None])
         found, predicted = explained.found, int(explained.found.predicted[0])
@@ -37,6 +42,7 @@ class Examiner:
             "is_ood": bool(found.is_ood[0]),
             "p_value": float(found.p_value[0]),
             "score": float(found.score[0]) if bool(explained.finite[0]) else None,
+            "compared": compared(explained),
             "threshold": None if self.detector.per_class else self.detector.threshold_,
             "predicted": predicted,
             "class": self.classes[predicted] if predicted < len(self.classes) else None,

@@ -20,7 +20,7 @@ class DICE(Shaping):
     Args:
         model: any classifier whose logits one linear layer makes.
         sparsity: p, the share of weights that become zero. These have the smallest mean contribution, which
-            is the weight times the mean training feature. The paper takes 0.9 for CIFAR and 0.7 for ImageNet.
+            is the weight times the mean training feature. The paper takes 0.7 for ImageNet and 0.9 for CIFAR.
         options: the arguments of every `Method`.
 
     """
@@ -29,7 +29,7 @@ class DICE(Shaping):
     record = Record(
         title="DICE",
         paper="Sun & Li: DICE: Leveraging Sparsification for Out-of-Distribution Detection. ECCV 2022",
-        equation="-log sum_c exp(z_c), z = (M * W) h + b, M the tenth of weights with largest W_cd E[h_d]",
+        equation="-log sum_c exp(z_c), z = (M * W) h + b, M the weights with largest W_cd E[h_d]",
         fitted=True,
         cost="the last layer once more",
         limits="The one threshold for all classes may leave a class with few weights or none.",
@@ -37,7 +37,7 @@ class DICE(Shaping):
     settings = ("sparsity",)
     kept: ClassVar = {"mask_": Field(("classes", "width"), torch.bool)}
 
-    def __init__(self, model: nn.Module, *, sparsity: float = 0.9, **options: Any) -> None:
+    def __init__(self, model: nn.Module, *, sparsity: float = 0.7, **options: Any) -> None:
         super().__init__(model, **options)
         if not 0 <= sparsity < 1:
             raise ValueError(f"sparsity must lie in [0, 1), got {sparsity}")

@@ -9,17 +9,17 @@ from torch import Tensor, nn
 from gramwatch.artifact import FINITE, Field
 from gramwatch.methods.base import Record
 from gramwatch.methods.features import features_of
-from gramwatch.methods.shaping import Shaping, checked_percentile
+from gramwatch.methods.shaping import PercentileShaping
 from gramwatch.observation import Head, Observation
 
 
-class ReAct(Shaping):
+class ReAct(PercentileShaping):
     """The energy after clipping the penultimate features (Sun, Guo & Li, 2021, Eq. 1 and 2).
 
     Args:
         model: any classifier whose logits one linear layer makes.
         percentile: features are clipped at this percentile of all activations of all training examples. The
-            paper takes 90.
+            default is 99 for fewer than 1,024 features, else the paper's 90.
         options: the arguments of every `Method`.
 
     """
@@ -28,24 +28,23 @@ class ReAct(Shaping):
     record = Record(
         title="ReAct",
         paper="Sun, Guo & Li: ReAct: Out-of-distribution Detection With Rectified Activations. NeurIPS 2021",
-        equation="-log sum_c exp(z_c), z = W min(h, c) + b, c the 90th percentile of training activations",
+        equation="-log sum_c exp(z_c), z = W min(h, c) + b, c a percentile of training activations",
         fitted=True,
         cost="the last layer once more",
         limits="One number clips all features alike. Made for features that are large if an input is "
         "strange. Of little use if they are small.",
     )
-    settings = ("percentile",)
+    narrow, wide = 99.0, 90.0
     kept: ClassVar = {"clip_": Field((), torch.float64, FINITE)}
 
-    def __init__(self, model: nn.Module, *, percentile: float = 90.0, **options: Any) -> None:
-        super().__init__(model, **options)
-        self.percentile = checked_percentile(percentile)
+    def __init__(self, model: nn.Module, *, percentile: float | None = None, **options: Any) -> None:
+        super().__init__(model, percentile=percentile, **options)
         self.clip_: Tensor | None = None
 
     def _fit(self, training: Observation) -> None:
         features = features_of(training, self.name)
         # By NumPy: torch.quantile takes no more than 16 million values.
-        clip = np.percentile(features.numpy(), self.percentile)
+        clip = np.percentile(features.numpy(), self.percentile_of(features.shape[1]))
         self.clip_ = torch.tensor(float(clip), dtype=torch.float64)
 
     def logits(self, features: Tensor, head: Head) -> Tensor:

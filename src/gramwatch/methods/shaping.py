@@ -1,12 +1,16 @@
-"""The base of methods that change the features, or the last layer, and then take the energy."""
+"""The bases of methods that change the features, or the last layer, and then take the energy."""
 
 from abc import abstractmethod
+from typing import Any, ClassVar
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from gramwatch.methods.energy import energy
 from gramwatch.methods.features import HeadMethod, features_of, head_of
 from gramwatch.observation import Head, Observation
+
+WIDE = 1024
+"""The features from which a network counts as wide: those of ImageNet, for which most methods were tuned."""
 
 
 class Shaping(HeadMethod):
@@ -20,6 +24,29 @@ class Shaping(HeadMethod):
         """The energy of the changed logits."""
         head = head_of(observation, self.name)
         return energy(self.logits(features_of(observation, self.name).double(), head))
+
+
+class PercentileShaping(Shaping):
+    """A method with a percentile. The default depends on the number of features.
+
+    Files hold `None` for the default. So files of the day when the default was one number keep that number.
+    """
+
+    settings: ClassVar[tuple[str, ...]] = ("percentile",)
+    narrow: ClassVar[float]
+    """The default percentile for fewer than `WIDE` features."""
+    wide: ClassVar[float]
+    """The default percentile for `WIDE` features or more."""
+
+    def __init__(self, model: nn.Module, *, percentile: float | None = None, **options: Any) -> None:
+        super().__init__(model, **options)
+        self.percentile = None if percentile is None else checked_percentile(percentile)
+
+    def percentile_of(self, width: int) -> float:
+        """The percentile for a number of features."""
+        if self.percentile is not None:
+            return self.percentile
+        return self.narrow if width < WIDE else self.wide
 
 
 def kept(features: int, percentile: float) -> int:

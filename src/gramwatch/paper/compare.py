@@ -13,7 +13,6 @@ from gramwatch.datasets.digits import digits
 from gramwatch.demo import outlier_sets, small_convnet, small_mlp, train
 from gramwatch.detector import Detector
 from gramwatch.evaluate import Evaluation, evaluate, fit_together
-from gramwatch.gram import GramDetector
 from gramwatch.guard import MEMBERS, Guard, why_not
 from gramwatch.methods import METHODS
 from gramwatch.report import pyplot
@@ -37,26 +36,27 @@ def method_names(chosen: str | Iterable[str], every: Sequence[str] | None = None
 
 
 def fitted(
-    network: nn.Module,
-    loader: Sequence[Any],
+    network: nn.Module | Network,
+    loader: Iterable[Any],
     methods: Iterable[str],
     say: Callable[[str], None] = print,
-    **gram_settings: Any,
+    *,
+    progress: bool = True,
 ) -> dict[str, Detector]:
     """The chosen methods fitted on training data, by the titles that tables show.
 
-    Methods that cannot be used on the network are left out, with the reason. The members of Guard are the
-    very detectors that stand beside it.
+    Methods that cannot be used on the network are left out, with the reason. Guard has its default settings.
+    Its members are the very detectors that stand beside it: Gram looks at what it looks at in a guard.
     """
-    methods = list(methods)
-    wanted = dict.fromkeys([*methods, *(MEMBERS if GUARD in methods else ())])
+    methods, network = list(methods), Network.of(network)
+    members = Guard(network).members
     made: dict[str, Detector] = {
-        name: GramDetector(network, **gram_settings) if name == GRAM else METHODS[name](network)
-        for name in wanted
+        name: members[name] if name in members else METHODS[name](network)
+        for name in dict.fromkeys([*methods, *(MEMBERS if GUARD in methods else ())])
         if name != GUARD
     }
-    inputs, _ = next(Network.of(network).batches(loader, "looking", progress=False))
-    look = Look(Network.of(network), on_device(inputs, network))
+    inputs, _ = next(network.batches(loader, "looking", progress=False))
+    look = Look(network, on_device(inputs, network.model))
     reasons = {name: reason for name, each in made.items() if (reason := why_not(each, look))}
     for name, reason in reasons.items():
         say(f"{made.pop(name).title} is left out: {reason}")
@@ -64,8 +64,22 @@ def fitted(
     if GUARD in methods:
         found["Guard"] = Guard.of({name: made[name] for name in MEMBERS if name in made})
     found |= {made[name].title: made[name] for name in methods if name in made}
-    fit_together(found, loader)
+    if found:
+        fit_together(found, loader, progress=progress)
     return found
+
+
+def learning(methods: Iterable[str]) -> list[str]:
+    """Those of the methods that need training data."""
+    return [name for name in methods if name in (GUARD, GRAM) or METHODS[name].record.fitted]
+
+
+def overviews(name: str, result: Evaluation) -> str:
+    """AUROC and TNR of every method on every set, best mean first, and the protocol."""
+    return (
+        f"\n{name}, AUROC in percent\n\n{result.overview('auroc')}\n"
+        f"\n{name}, TNR at 95 % TPR in percent\n\n{result.overview('tnr')}\n\n{result.protocol}"
+    )
 
 
 def compare(
@@ -81,7 +95,7 @@ def compare(
 
 
 def run(
-    methods: str = "all",
+    methods: str | Iterable[str] = "all",
     networks: Iterable[str] = ("convnet", "mlp"),
     folder: str | PathLike[str] = "gramwatch-evaluation",
     say: Callable[[str], None] = print,
@@ -107,8 +121,7 @@ def run(
         train(network, data.train, data.train_labels)
         result = compare(network, training, data.test.split(256), outliers, chosen, say)
         found[name] = result
-        say(f"\n{name}, AUROC in percent\n\n{result.overview('auroc')}")
-        say(f"\n{name}, TNR at 95 % TPR in percent\n\n{result.overview('tnr')}\n\n{result.protocol}")
+        say(overviews(name, result))
         result.to_csv(folder / f"{name}.csv")
         result.to_markdown(folder / f"{name}.md")
         title = f"Every method on the demo's {name}"

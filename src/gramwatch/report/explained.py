@@ -1,19 +1,22 @@
 """What explanations add to a page: sentences, maps, groups, layers by class, what tells sets apart."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
 from gramwatch.detector import Detector
 from gramwatch.errors import InputError
-from gramwatch.explained_set import Cluster, ExplainedSet, explain_set
+from gramwatch.explained_set import ExplainedSet, explain_set
 from gramwatch.preprocessing import Preprocessing
 from gramwatch.readers import Images, Opener, Tally
+from gramwatch.report.causes import Cause, Ordinary, statistics
 from gramwatch.report.page import Group, Reasons
 from gramwatch.report.scores import Scores, Truths
-from gramwatch.report.thumbnails import network_input, over, thumbnail
+from gramwatch.report.thumbnails import network_input, over, pixels_of, thumbnail
 
 MOST = 600
 """The most flagged images that are explained for groups and layers. More are drawn at random."""
@@ -22,7 +25,19 @@ OF_A_SET = 200
 FEWEST = 10
 """The fewest flagged images that make groups."""
 GROUPS = 6
-"""The most groups. A group has five images or more on average."""
+"""The most groups of images without a plain cause. A group has five images or more on average."""
+OF_A_CAUSE, SHARE_OF_A_CAUSE = 5, 0.05
+"""The fewest images that make a group of a cause, and their smallest share of all that are explained."""
+ORDINARY = 200
+"""The images that are not flagged, with which flagged images are compared."""
+KINDS = {
+    "the nearest class": "Unlike every class of the training",
+    "texture": "Unusual texture",
+    "the logits": "The network is unsure",
+    "features": "Unusual features",
+    "the course of the features": "Unusual features on the way through the network",
+}
+"""The title of a group by what the member sees that adds most to its scores."""
 AT_ONCE = 8
 """Images that are explained together with their maps."""
 
@@ -114,23 +129,68 @@ class Explainer:
             )
 
     def _groups(self, rows: list[int], explained: ExplainedSet) -> list[Group]:
-        found = explained.clusters(min(GROUPS, len(rows) // 5), flagged=False, seed=self.seed)
-        return [
-            Group(
-                self._title(explained, cluster), [rows[i] for i in cluster.examples], _layers_of(cluster.taps)
-            )
-            for cluster in found
-        ]
+        """Images with a plain cause, by cause. Then the others, alike in members and layers."""
+        causes = self._causes(rows)
+        common = Counter(cause for cause in causes if cause is not None).most_common()
+        fewest = max(OF_A_CAUSE, SHARE_OF_A_CAUSE * len(rows))
+        named = [cause for cause, images in common if images >= fewest]
+        groups = [self._of_cause(rows, explained, causes, cause) for cause in named]
+        others = [i for i, cause in enumerate(causes) if cause not in named]
+        if not others:
+            return groups
+        rest = explained[others]
+        count = max(1, min(GROUPS, len(others) // OF_A_CAUSE))
+        titles: Counter[str] = Counter()
+        for cluster in rest.clusters(count, flagged=False, seed=self.seed):
+            title, share = self._kind(rest[cluster.examples])
+            titles[title] += 1
+            if titles[title] > 1:
+                title = f"{title} ({titles[title]})"
+            images = [rows[others[i]] for i in cluster.examples]
+            groups.append(Group(title, images, "", f"{share} {_layers_of(cluster.taps)}".strip()))
+        return groups
 
-    def _title(self, explained: ExplainedSet, cluster: Cluster) -> str:
-        """The member that adds most to the scores of a group, and what it looks at."""
-        positive = explained.members[cluster.examples].clamp_min(0).mean(0)
+    def _of_cause(
+        self, rows: list[int], explained: ExplainedSet, causes: Sequence[Cause | None], cause: Cause
+    ) -> Group:
+        """The images with a cause. Those whose score is most like that of the group are first."""
+        inside = [i for i, other in enumerate(causes) if other == cause]
+        middle = float(explained.score[inside].median())
+        inside.sort(key=lambda i: abs(float(explained.score[i]) - middle))
+        about = f"They {cause.about} than nearly all images that were not flagged."
+        return Group(cause.name, [rows[i] for i in inside], about, self._kind(explained[inside])[1])
+
+    def _causes(self, rows: list[int]) -> list[Cause | None]:
+        """The first cause of each image. None: nothing plain is odd about it, or it cannot be told."""
+        scores = self.scores
+        fine = np.isfinite(scores.score) & ~scores.is_ood
+        typical = fine & (scores.p_value >= np.median(scores.p_value[fine])) if fine.any() else fine
+        ordinary = Ordinary.of(self._statistics(self._drawn(typical, ORDINARY)))
+        values = {} if ordinary is None else self._statistics(rows)
+        if ordinary is None or len(next(iter(values.values()), ())) != len(rows):
+            return [None] * len(rows)
+        return [next(iter(causes), None) for causes in ordinary.causes(values)]
+
+    def _statistics(self, rows: list[int]) -> dict[str, torch.Tensor]:
+        """The statistics of the images as the network sees them. What cannot be read is left out."""
+        measured = [
+            statistics(pixels_of(inputs, self.preprocessing)) for _, inputs in self._batches(rows, 64)
+        ]
+        names = measured[0] if measured else ()
+        return {name: torch.cat([part[name] for part in measured]) for name in names}
+
+    def _kind(self, explained: ExplainedSet) -> tuple[str, str]:
+        """What adds most to the scores of some images: in plain words, and the member with its share."""
+        positive = explained.members.clamp_min(0).mean(0)
         share, number = (positive / positive.sum().clamp_min(1e-12)).max(0)
         name = explained.member_names[int(number)]
         members = getattr(self.detector, "members", {name: self.detector})
         sees = getattr(members.get(name), "sees", "")
         what = f"{name} ({sees})" if sees else name
-        return f"{'Mostly ' if share > 0.5 else ''}{what}, {100 * float(share):.0f} % of the score"
+        return (
+            KINDS.get(sees, f"Unusual for {name}"),
+            f"{100 * float(share):.0f} % of the score comes from {what}.",
+        )
 
     def _cells(self, explained: ExplainedSet) -> list[tuple[str, str, str, float]]:
         """Mean contributions of flagged images: class, member, tap, value."""
@@ -163,7 +223,10 @@ def _how_grouped(explained: int, flagged: int) -> str:
     which = f"All {flagged:,} flagged images"
     if explained < flagged:
         which = f"{explained:,} of {flagged:,} flagged images, drawn at random,"
-    return f"{which} were explained. Images whose scores come from the same members and layers are a group."
+    return (
+        f"{which} were explained. Images with the same plain cause are a group. In the other "
+        "groups, scores come from the same members and layers."
+    )
 
 
 def _layers_of(taps: Sequence[tuple[str, str, float]]) -> str:

@@ -24,7 +24,7 @@ from gramwatch.report.thumbnails import thumbnail
 from gramwatch.version import __version__
 
 TEMPLATES = Path(__file__).parent / "templates"
-MOST_GROUPS, IN_A_GROUP = 8, 8
+MOST_GROUPS, IN_A_GROUP = 12, 8
 MOST_CLASSES = 20
 """The most classes in a heat map: those with most flagged images."""
 MOST_LAYERS = 20
@@ -55,6 +55,8 @@ class Group:
     images: Sequence[int]
     """Their numbers in the table. The most typical are first."""
     about: str = ""
+    details: str = ""
+    """What only a reader who knows the network understands: members and layers. It is folded away."""
 
 
 @dataclass(frozen=True)
@@ -394,6 +396,7 @@ class _Builder:
             {
                 "title": group.title,
                 "about": group.about,
+                "details": group.details,
                 "total": len(group.images),
                 "share": percent(len(group.images) / everyone),
                 "classes": _most_common(self.scores.predicted, group.images),

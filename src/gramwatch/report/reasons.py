@@ -25,7 +25,8 @@ def sentences(one: Any) -> list[str]:
     """Three sentences: the verdict, what the score comes from, and what is ordinary."""
     found = one.found
     flagged, p_value = bool(found.is_ood[0]), float(found.p_value[0])
-    verdict = f"{'Flagged' if flagged else 'Not flagged'} (p = {p_value:.2g})."
+    none = "" if _higher(one) else f": {compared(one)}"
+    verdict = f"{'Flagged' if flagged else 'Not flagged'} (p = {p_value:.2g}{none})."
     if not bool(one.finite[0]):
         return [verdict, "The input, or what the network made of it, is not finite.", "So nothing adds up."]
     totals = {part.name: float(part.total[0]) for part in one.parts}
@@ -33,6 +34,19 @@ def sentences(one: Any) -> list[str]:
     if totals[parts[0].name] <= 0:
         return [verdict, "No part of the score is above its median on calibration data.", _rest(one, [])]
     return [verdict, _first(one, parts[0]), _rest(one, [parts[0]])]
+
+
+def compared(one: Any) -> str:
+    """How many calibration examples score at least as high. The smallest p-value says no more than "none"."""
+    higher, among = _higher(one), int(one.ranking[0])
+    score = "none" if not higher else f"{higher:,}"
+    verb = "score this high or higher" if higher > 1 else "scores this high"
+    return f"{score} of the {among:,} calibration {_thing(one)}s that it is ranked among {verb}"
+
+
+def _higher(one: Any) -> int:
+    """The number of calibration examples that score at least as high."""
+    return max(0, round(float(one.found.p_value[0]) * (int(one.ranking[0]) + 1)) - 1)
 
 
 def _first(one: Any, part: Any) -> str:
@@ -43,11 +57,21 @@ def _first(one: Any, part: Any) -> str:
         start = f"The score of {part.title} is {score:.3g}"
     elif share is None:
         name = f"{part.title[0].upper()}{part.title[1:]}"
-        start = f"{name} adds most to the score of {score:.2g}: {total:.2g}"
+        start = f"{name} raises the score by {total:.2f}"
     else:
         sees = f"Mostly {part.sees}: " if share > 50 and part.sees else ""
         start = f"{sees}{share:.0f} % of the score comes from {part.title}"
-    return f"{start}{_where(one, part)}."
+    return f"{start}{_where(one, part)}.{_balance(one, part) if share is None else ''}"
+
+
+def _balance(one: Any, part: Any) -> str:
+    """What the other members do to the score of an input that is not flagged. They may cancel the largest."""
+    if len(one.parts) == 1:
+        return ""
+    score = float(one.found.score[0])
+    others = score - float(part.total[0])
+    how = f"lower it by {-others:.2f}" if others < 0 else f"raise it by {others:.2f}"
+    return f" Together, the other members {how}: the score is {score:.2f}."
 
 
 def _where(one: Any, part: Any) -> str:
@@ -201,6 +225,8 @@ def draw(one: Any, path: str | PathLike[str] | None, image: Any) -> Any:
 
 
 MOST_BARS, MOST_RANGES = 7, 7
+BESIDE = 7
+"""The distance of a channel's figures from the end of its bar, in points: a dot there is 4.5 points wide."""
 
 
 def _panels(frame: Any) -> list[Any]:
@@ -304,12 +330,27 @@ def _ranges(axes: Any, channels: Sequence[Any]) -> None:
         if low == high:
             axes.plot(at[0], y, "|", color=INSIDE, ms=9, mew=2, zorder=1)
         axes.plot(at[2], y, "o", color=OUTSIDE, ms=4.5, zorder=2)
-        mean = f"{low:.3g} to {high:.3g}" if _has_range(channel) else f"mean {low:.3g}"
-        axes.text(1.04, y, f"{value:.3g}; {mean}", fontsize=SMALL - 0.5, va="center", color=SOFT)
-    axes.set_xlim(-0.03, 1.75)
+        mean = f"{_figure(low)} to {_figure(high)}" if _has_range(channel) else f"mean {_figure(low)}"
+        axes.annotate(
+            f"{_figure(value)}; {mean}",
+            (1, y),
+            xytext=(BESIDE, 0),
+            textcoords="offset points",
+            fontsize=SMALL - 0.5,
+            va="center",
+            color=SOFT,
+        )
+    axes.set_xlim(-0.05, 1.75)
     axes.set_ylim(len(channels) - 0.4, -0.6)
     names = [f"{_short(c.tap)} {_number(c)} {c.of}" for c in channels]
     axes.set_yticks(range(len(names)), names, fontsize=SMALL - 0.5)
+
+
+def _figure(value: float) -> str:
+    """Three digits, without an exponent for numbers of everyday size."""
+    if not 100 <= abs(value) < 1e7:
+        return f"{value:.3g}"
+    return f"{float(f'{value:.3g}'):,.0f}"
 
 
 def _short(name: str) -> str:

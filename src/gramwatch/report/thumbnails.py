@@ -72,9 +72,14 @@ def network_input(inputs: Tensor, preprocessing: Preprocessing) -> Any:
     """The input of a network as a picture: what a map belongs to."""
     from PIL import Image
 
-    mean, std = (torch.tensor(values)[:, None, None] for values in (preprocessing.mean, preprocessing.std))
-    pixels = (255 * (inputs.cpu() * std + mean)).round().clamp(0, 255).byte()
+    pixels = (255 * pixels_of(inputs, preprocessing)).round().clamp(0, 255).byte()
     return Image.fromarray(pixels.permute(1, 2, 0).expand(-1, -1, 3).contiguous().numpy())
+
+
+def pixels_of(inputs: Tensor, preprocessing: Preprocessing) -> Tensor:
+    """The pixels behind the inputs of a network, `(..., C, H, W)`, from 0 to 1."""
+    mean, std = (torch.tensor(values)[:, None, None] for values in (preprocessing.mean, preprocessing.std))
+    return inputs.cpu() * std + mean
 
 
 def _size(width: int, height: int, scale: float) -> tuple[int, int]:

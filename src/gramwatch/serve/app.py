@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import hmac
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
@@ -18,6 +18,7 @@ from gramwatch.serve import protocol
 from gramwatch.serve.judge import Judge
 from gramwatch.serve.limits import Limits, RefusalError
 from gramwatch.serve.metrics import Metrics, Timed
+from gramwatch.serve.own_site import OwnSite
 from gramwatch.serve.protocol import (
     Answer,
     Failure,
@@ -28,6 +29,7 @@ from gramwatch.serve.protocol import (
     Ready,
     ServerMetadata,
     Watched,
+    Welcome,
 )
 from gramwatch.serve.service import Service, Wish
 from gramwatch.version import __version__
@@ -38,8 +40,9 @@ _REFUSED: dict[int | str, dict[str, Any]] = {
     status: {"model": Failure, "description": text}
     for status, text in {
         400: "The request is not understood, or an image cannot be read.",
+        403: "A page of another site asks, or the name of this machine is unknown.",
         408: "The body came too slowly.",
-        413: "The body, an image or the number of images is too large.",
+        413: "The body, an image or the number of images is too large, or decoding takes too long.",
         429: "Too many images wait.",
         503: "The service is not ready, or the verdict takes too long.",
     }.items()
@@ -49,6 +52,7 @@ _UNKNOWN: dict[int | str, dict[str, Any]] = {
 }
 _UNAUTHORISED: dict[int | str, dict[str, Any]] = {401: {"model": Failure, "description": "No valid token."}}
 _FILE = {"schema": {"type": "string", "format": "binary"}}
+_FORM = {"type": "object", "properties": {"file": _FILE["schema"]}, "required": ["file"]}
 
 
 def create_app(
@@ -57,6 +61,7 @@ def create_app(
     limits: Limits | None = None,
     token: str | None = None,
     name: str = "guard",
+    hosts: Sequence[str] = (),
     save_seconds: float = SAVE_SECONDS,
 ) -> FastAPI:
     """The service as an ASGI application.
@@ -66,6 +71,8 @@ def create_app(
         limits: what is accepted at most.
         token: what clients must send as `Authorization: Bearer TOKEN`. None: anyone may ask.
         name: the name of the model in the routes of the Open Inference Protocol.
+        hosts: without a token: the names under which clients may ask, besides those of this machine. `"*"`:
+            any name.
         save_seconds: how often the state of the monitor is saved.
 
     """
@@ -81,8 +88,10 @@ def create_app(
         await service.stop()
 
     app = FastAPI(title="gramwatch", version=__version__, lifespan=life, docs_url=None, redoc_url=None)
+    if token is None:
+        app.add_middleware(OwnSite, hosts=hosts)
     app.add_middleware(Timed, metrics=metrics)
-    app.include_router(_open_routes(service))
+    app.include_router(_open_routes(service, name))
     allowed = [Depends(_bearer(token))] if token is not None else []
     closed = APIRouter(dependencies=allowed, responses=_UNAUTHORISED if token is not None else {})
     _add_plain(closed, service)
@@ -110,9 +119,25 @@ def _bearer(token: str) -> Callable[..., None]:
 # --- routes ------------------------------------------------------------------------------------------
 
 
-def _open_routes(service: Service) -> APIRouter:
-    """Health, which needs no token."""
+def _open_routes(service: Service, name: str) -> APIRouter:
+    """What is here, and health. They need no token."""
     router = APIRouter(tags=["health"])
+    routes = {
+        "POST /score": "an image file, a form with files, or JSON: the verdicts",
+        "POST /score?reasons=true": "the same, and why images are flagged",
+        f"POST /v2/models/{name}/infer": "the Open Inference Protocol",
+        "GET /healthz, /readyz": "health",
+        "GET /metrics": "counters for Prometheus",
+        "GET /openapi.json": "all routes, for programs",
+    }
+    if service.judge.monitor is not None:
+        routes["GET /monitor"] = "whether the stream of images has changed"
+
+    @router.get("/")
+    async def welcome() -> Welcome:
+        """What is here."""
+        return Welcome(name="gramwatch", version=__version__, routes=routes)
+
     unready: dict[int | str, dict[str, Any]] = {503: {"model": Ready, "description": "Not ready."}}
 
     @router.get("/healthz")
@@ -138,14 +163,14 @@ def _add_plain(router: APIRouter, service: Service) -> None:
             "image/*": _FILE,
             "application/octet-stream": _FILE,
             "application/json": {"schema": protocol.Images.model_json_schema()},
+            "multipart/form-data": {"schema": _FORM},
         },
     }
 
     @router.post("/score", response_model=Answer, responses=_REFUSED, openapi_extra={"requestBody": body})
     async def score(request: Request, reasons: bool = False) -> Response:
-        """Judge an image file, or several in JSON. With `reasons`, say why images are flagged."""
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        images = protocol.several_images if kind == "application/json" else protocol.one_image
+        """Judge an image file, or several in a form or in JSON. With `reasons`, say why they are flagged."""
+        images = _images_in(request.headers.get("content-type", ""))
         found = await service.verdicts(request, lambda body: Wish(images(body), reasons))
         return JSONResponse({"results": found})
 
@@ -162,6 +187,17 @@ def _add_plain(router: APIRouter, service: Service) -> None:
     async def watched() -> Watched:
         """Whether the stream of images has changed, since when, and what drives it."""
         return await service.in_judges_thread(lambda: _state(monitor, service.judge))
+
+
+def _images_in(kind: str) -> Callable[[bytes], list[bytes]]:
+    """What reads the images of a body with this Content-Type."""
+    match kind.partition(";")[0].strip().lower():
+        case "application/json":
+            return protocol.several_images
+        case "multipart/form-data":
+            return lambda body: protocol.images_of_form(body, kind)
+        case _:
+            return protocol.one_image
 
 
 def _state(monitor: Monitor, judge: Judge) -> Watched:
@@ -265,6 +301,12 @@ def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(ClientDisconnect)
     async def gone(_: Request, __: ClientDisconnect) -> JSONResponse:
         return JSONResponse({"error": "the client has gone"}, 400)
+
+    @app.exception_handler(MemoryError)
+    async def exhausted(_: Request, __: Exception) -> JSONResponse:
+        return JSONResponse(
+            {"error": "there is not enough memory: try again later"}, 503, {"Retry-After": "1"}
+        )
 
     @app.exception_handler(Exception)
     async def failed(_: Request, __: Exception) -> JSONResponse:

@@ -38,7 +38,7 @@ class Asked(NamedTuple):
 class Judge:
     """A guard, and what it needs to judge the bytes of an image.
 
-    `read` may run in several threads. All else runs in one thread.
+    `read` and `prepared` may run in several threads. All else runs in one thread.
     """
 
     detector: Callable[[Tensor], Detection]
@@ -65,8 +65,12 @@ class Judge:
 
     def read(self, data: bytes, most_pixels: int) -> Tensor:
         """What the detector takes, from the bytes of an image file. Raises a `DataError` if it is none."""
-        image, _ = decoding.opened(BytesIO(data), self.preprocessing.grey, most_pixels)
-        return self.preprocessing.pixels(image) if self.takes_pixels else self.preprocessing(image)
+        return self.prepared(decoding.begun(BytesIO(data), most_pixels))
+
+    def prepared(self, image: Any) -> Tensor:
+        """What the detector takes, from an image that `decoding.begun` opened."""
+        whole = decoding.decoded(image, self.preprocessing.grey)
+        return self.preprocessing.pixels(whole) if self.takes_pixels else self.preprocessing(whole)
 
     def __call__(self, batch: Sequence[Asked]) -> list[Verdict]:
         """The verdicts of a batch. The monitor takes them in."""

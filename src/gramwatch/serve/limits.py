@@ -14,11 +14,14 @@ class Limits:
     """Bytes of a request."""
     pixels: int = 50_000_000
     """Pixels of an image."""
+    request_pixels: int | None = None
+    """Pixels of all images of a request. An image that is slow to decode counts as more: see
+    `decoding.work`. None: twice the pixels of an image."""
     images: int = 32
     """Images of a request."""
     queue: int = 128
-    """Places for images that are accepted and not yet judged. An image takes one, with reasons two. A request
-    whose body is being read takes one."""
+    """Places for images that are accepted and not yet judged. An image takes one, with reasons two, and one
+    more for every 4 megapixels until it is decoded. A request whose body is being read takes one."""
     batch_size: int = 32
     """Images in one pass."""
     batch_seconds: float = 0.005
@@ -26,18 +29,24 @@ class Limits:
     read_seconds: float = 10.0
     """How long a client may take to send its headers, and again to send its body."""
     judge_seconds: float = 30.0
-    """How long a request may wait for its verdicts."""
+    """How long a request may wait for its verdicts, after its body came. Decoding counts."""
 
     def __post_init__(self) -> None:
         for each in fields(self):
-            if getattr(self, each.name) <= 0:
-                raise InputError(f"{each.name} must be positive, got {getattr(self, each.name)}")
+            value = getattr(self, each.name)
+            if value is not None and value <= 0:
+                raise InputError(f"{each.name} must be positive, got {value}")
         if self.batch_size < 2:
             raise InputError(f"batch_size must be at least 2, got {self.batch_size}")
         if self.images > self.queue:
             raise InputError(
                 f"a request may have {self.images} images, but only {self.queue} may wait: raise queue"
             )
+
+    @property
+    def work(self) -> int:
+        """How long the images of a request may take to decode, in pixels of a common image."""
+        return self.request_pixels or 2 * self.pixels
 
 
 @dataclass(eq=False)

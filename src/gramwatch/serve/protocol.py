@@ -5,6 +5,7 @@ import binascii
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from email.message import Message
 from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -13,6 +14,10 @@ from gramwatch.serve.judge import Verdict
 from gramwatch.serve.limits import RefusalError
 
 Kind = TypeVar("Kind", bound=BaseModel)
+MOST_VALUES = 10_000
+"""Values that a body in JSON may have. To read millions of small ones takes seconds."""
+MOST_PARTS = 1_000
+"""Parts that a form may have."""
 
 # --- the plain route ---------------------------------------------------------------------------------
 
@@ -49,7 +54,9 @@ class Result(BaseModel):
     score: float | None = Field(
         description="Higher is more unusual. Null if the network's values overflowed."
     )
-    p_value: float = Field(description="How often an ordinary image scores at least as high.")
+    p_value: float = Field(
+        description="The share of calibration images, and of this image itself, that score at least as high."
+    )
     is_ood: bool = Field(description="Whether the image is out of distribution.")
     parts: dict[str, float] = Field(description="The p-values of the members of the guard.")
     reasons: Reasons | None = Field(
@@ -89,6 +96,24 @@ def one_image(body: bytes) -> list[bytes]:
 def several_images(body: bytes) -> list[bytes]:
     """The images of a body in JSON."""
     return decoded(_checked(Images, body).images)
+
+
+def images_of_form(body: bytes, kind: str) -> list[bytes]:
+    """The files of a form, as `curl -F file=@photo.jpg` sends it. `kind` is its Content-Type."""
+    header = Message()
+    header["Content-Type"] = kind
+    boundary = header.get_boundary()
+    if not boundary:
+        raise RefusalError(400, "the form has no boundary: its Content-Type must name one")
+    mark = b"\r\n--" + boundary.encode("utf-8", "surrogateescape")
+    parts = (b"\r\n" + body).split(mark, MOST_PARTS + 1)[1:]
+    if len(parts) > MOST_PARTS:
+        raise RefusalError(413, f"the form is too large: it may have {MOST_PARTS:,} parts")
+    files = [part.partition(b"\r\n\r\n") for part in parts if not part.startswith(b"--")]
+    images = [content for head, _, content in files if b"filename" in head.lower()]
+    if not images:
+        raise RefusalError(400, "the form has no file: curl -F file=@photo.jpg")
+    return images
 
 
 # --- version 2 ---------------------------------------------------------------------------------------
@@ -189,6 +214,14 @@ class ServerMetadata(BaseModel):
     extensions: list[str]
 
 
+class Welcome(BaseModel):
+    """What is here."""
+
+    name: str
+    version: str
+    routes: dict[str, str]
+
+
 class Live(BaseModel):
     """Whether the server is alive."""
 
@@ -250,6 +283,8 @@ def decoded(texts: Sequence[str]) -> list[bytes]:
 
 
 def _checked(kind: type[Kind], body: bytes) -> Kind:
+    if body.count(b",") >= MOST_VALUES:  # base64 has none
+        raise RefusalError(413, f"the JSON is too large: it may have {MOST_VALUES:,} values")
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:

@@ -1,15 +1,19 @@
 """Admission, reading, decoding and batching: from a request to its verdicts."""
 
 import asyncio
+import math
 import os
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple, TypeVar
+from io import BytesIO
+from typing import Any, NamedTuple, TypeVar
 
 from async_batcher.batcher import AsyncBatcher
 from starlette.requests import Request
 from torch import Tensor
 
+from gramwatch.datasets import decoding
 from gramwatch.errors import DataError
 from gramwatch.serve.judge import Asked, Judge, Verdict
 from gramwatch.serve.limits import Limits, RefusalError, busy
@@ -31,9 +35,46 @@ Parse = Callable[[bytes], Wish]
 """Reads the body of a request."""
 PLACES_WITH_REASONS = 2
 """The places in the queue of an image with reasons: it may take a second pass."""
-WORTH_A_THREAD = 256 * 2**10
-"""Bytes of image files that are decoded by one job. Threads that decode small images wait for each other. A
-body of at most so many bytes is parsed without a thread."""
+PIXELS_OF_A_PLACE = 4 * 2**20
+"""An image takes one more place in the queue for so many pixels that are to be decoded."""
+WORTH_A_THREAD = 32 * 2**10
+"""A body of at most so many bytes is read without a thread. To hand it to one would take longer."""
+WORTH_A_JOB = 256 * 2**10
+"""Bytes of image files that are decoded by one job. Threads that decode small images wait for each other."""
+LARGE = 16 * 2**20
+"""Images of more pixels are decoded one after the other, so that smaller ones need not wait for them."""
+MOST_DECODERS = 8
+"""The most threads that decode. They bound the memory for it."""
+MOST_READS = 10_000
+"""Pieces of which the header of an image file may consist. To read millions of small ones takes seconds."""
+
+
+class ImageFile(BytesIO):
+    """An image file that takes neither too many reads for its header nor too long to decode."""
+
+    reads: float = MOST_READS
+    until: float = math.inf
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """The next bytes."""
+        self.reads -= 1
+        if self.reads < 0:
+            raise DataError("its header has too many parts")
+        if time.monotonic() > self.until:
+            raise DataError("too late")
+        return super().read(size)
+
+
+class Begun(NamedTuple):
+    """An image that is not decoded yet."""
+
+    file: ImageFile
+    size: int
+    """Its bytes."""
+    image: Any
+    """As `decoding.begun` opened it."""
+    work: int
+    """How long it takes to decode, in pixels of a common image."""
 
 
 class Batches(AsyncBatcher):  # type: ignore[misc]
@@ -65,7 +106,9 @@ class Service:
     async def start(self) -> None:
         """Begin to accept."""
         self._judging = ThreadPoolExecutor(1, "judge")
-        self._decoding = ThreadPoolExecutor(os.cpu_count() or 1, "decode")
+        self._reading = ThreadPoolExecutor(1, "read")
+        self._decoding = ThreadPoolExecutor(min(MOST_DECODERS, os.cpu_count() or 1), "decode")
+        self._decoding_large = ThreadPoolExecutor(1, "decode-large")
         self._batches = Batches(self.judge, self.limits, self.metrics, self._judging)
         await self.in_judges_thread(self.judge.warm_up)
         self.ready = True
@@ -75,8 +118,8 @@ class Service:
         self.ready = False
         await self._batches.stop()
         await self.save()
-        self._judging.shutdown()
-        self._decoding.shutdown()
+        for threads in (self._judging, self._reading, self._decoding, self._decoding_large):
+            threads.shutdown()
 
     async def save(self) -> None:
         """Keep the state of the monitor."""
@@ -99,10 +142,12 @@ class Service:
         """The verdicts for the images of a request. Raises a `RefusalError`."""
         places = self._enter(1)  # before the body is read: bodies take memory, too
         try:
-            images, reasons = await self._wish(request, parse)
+            body = await self._received(request)
+            until = time.monotonic() + self.limits.judge_seconds
+            images, reasons = await self._begun(parse, body)
             of_each = PLACES_WITH_REASONS if reasons else 1
             places += self._enter(of_each * len(images) - 1)
-            inputs = await self._decoded(images)
+            inputs = await self._decoded(images, until, self.limits.queue - places)
             judged = [asyncio.ensure_future(self._batches.process(Asked(each, reasons))) for each in inputs]
             for each in judged:
                 each.add_done_callback(lambda _: self._leave(of_each))
@@ -111,9 +156,9 @@ class Service:
             self._leave(places)
         # What is in the queue stays there if the client or its time is gone: a cancelled item would spoil
         # the batch of the others.
-        _, late = await asyncio.wait(judged, timeout=self.limits.judge_seconds)
+        _, late = await asyncio.wait(judged, timeout=until - time.monotonic())
         if late:
-            raise RefusalError(503, "the verdict takes too long", {"Retry-After": "1"})
+            raise too_late()
         return [each.result() for each in judged]
 
     def _enter(self, images: int) -> int:
@@ -127,15 +172,24 @@ class Service:
     def _leave(self, images: int) -> None:
         self.waiting -= images
 
-    async def _wish(self, request: Request, parse: Parse) -> Wish:
-        """What a request asks for, within the limits."""
+    async def _received(self, request: Request) -> bytes:
+        """The body of a request, if it comes in time."""
         try:
-            body = await asyncio.wait_for(self._body(request), self.limits.read_seconds)
+            return await asyncio.wait_for(self._body(request), self.limits.read_seconds)
         except asyncio.TimeoutError:
             raise RefusalError(
                 408, f"the body did not come within {self.limits.read_seconds:g} seconds"
             ) from None
-        wish = await self._parsed(parse, body)
+
+    async def _begun(self, parse: Parse, body: bytes) -> tuple[list[Begun], bool]:
+        """The images of a request, not decoded yet, and whether reasons are asked for."""
+        if len(body) <= WORTH_A_THREAD:
+            return self._within_limits(parse(body))
+        return await asyncio.get_running_loop().run_in_executor(
+            self._reading, lambda: self._within_limits(parse(body))
+        )
+
+    def _within_limits(self, wish: Wish) -> tuple[list[Begun], bool]:
         count = len(wish.images)
         if not count:
             raise RefusalError(400, "there is no image")
@@ -148,13 +202,28 @@ class Service:
         most = self.limits.queue // PLACES_WITH_REASONS
         if wish.reasons and count > most:
             raise RefusalError(413, f"there are {count} images: with reasons, a request may have {most}")
-        return wish
+        begun: list[Begun] = []
+        work = 0
+        for data in wish.images:
+            begun.append(self._opened(data, len(begun)))
+            work += begun[-1].work
+            if work > self.limits.work:
+                raise RefusalError(
+                    413,
+                    f"the images take as long to decode as {work:,} pixels: a request may have "
+                    f"{self.limits.work:,}",
+                )
+        return begun, wish.reasons
 
-    async def _parsed(self, parse: Parse, body: bytes) -> Wish:
-        """A small body is read at once: to hand it to a thread would take longer."""
-        if len(body) <= WORTH_A_THREAD:
-            return parse(body)
-        return await asyncio.get_running_loop().run_in_executor(self._decoding, parse, body)
+    def _opened(self, data: bytes, number: int) -> Begun:
+        file = ImageFile(data)
+        try:
+            image = decoding.begun(file, self.limits.pixels)
+            work = decoding.work(image)
+        except DataError as error:
+            raise RefusalError(400, f"image {number}: {error}") from None
+        file.reads = math.inf
+        return Begun(file, len(data), image, work)
 
     async def _body(self, request: Request) -> bytes:
         most = self.limits.body_bytes
@@ -169,32 +238,71 @@ class Service:
                 raise too_large
         return bytes(body)
 
-    async def _decoded(self, images: Sequence[bytes]) -> list[Tensor]:
-        """The inputs made from image files. Raises a `RefusalError` for the first that cannot be read."""
+    async def _decoded(self, images: Sequence[Begun], until: float, places: int) -> list[Tensor]:
+        """The inputs made from images. Raises a `RefusalError` for the first that cannot be read.
+
+        Until they are decoded, they take up to so many `places` more.
+        """
+        taken = self._enter(min(places, sum(each.work for each in images) // PIXELS_OF_A_PLACE))
         loop = asyncio.get_running_loop()
-        jobs = [loop.run_in_executor(self._decoding, self._read, group) for group in _groups(images)]
+        jobs = asyncio.gather(
+            *[
+                loop.run_in_executor(
+                    self._decoding_large if group[0].work > LARGE else self._decoding,
+                    self._read,
+                    group,
+                    until,
+                )
+                for group in _groups(images)
+            ]
+        )
+
+        def ended(jobs: "asyncio.Future[Any]") -> None:
+            self._leave(taken)
+            jobs.exception()  # it is seen, also if nobody waits any more
+
+        jobs.add_done_callback(ended)
+        done, _ = await asyncio.wait([jobs], timeout=until - time.monotonic())
+        if not done:  # the threads notice it, too
+            raise too_late()
         inputs: list[Tensor] = []
-        for each in [each for group in await asyncio.gather(*jobs) for each in group]:
+        for each in [each for group in jobs.result() for each in group]:
             if isinstance(each, DataError):
                 raise RefusalError(400, f"image {len(inputs)}: {each}")
             inputs.append(each)
         return inputs
 
-    def _read(self, images: Sequence[bytes]) -> list[Tensor | DataError]:
-        return [self._read_one(image) for image in images]
+    def _read(self, images: Sequence[Begun], until: float) -> list[Tensor | DataError]:
+        return [self._read_one(image, until) for image in images]
 
-    def _read_one(self, image: bytes) -> Tensor | DataError:
+    def _read_one(self, image: Begun, until: float) -> Tensor | DataError:
+        image.file.until = until
         try:
-            return self.judge.read(image, self.limits.pixels)
+            if time.monotonic() > until:
+                raise too_late()
+            return self.judge.prepared(image.image)
         except DataError as error:
+            if time.monotonic() > until:
+                raise too_late() from None
             return error
 
 
-def _groups(images: Sequence[bytes]) -> list[list[bytes]]:
+def too_late() -> RefusalError:
+    """The time of a request is over."""
+    return RefusalError(503, "the verdict takes too long", {"Retry-After": "1"})
+
+
+def _groups(images: Sequence[Begun]) -> list[list[Begun]]:
     """Images in groups that are worth a thread: several small images, or one large image."""
-    groups: list[list[bytes]] = [[]]
+    groups: list[list[Begun]] = []
     for image in images:
-        if sum(map(len, groups[-1])) > WORTH_A_THREAD:
+        if not groups or _is_full(groups[-1]) or image.work > LARGE:
             groups.append([])
         groups[-1].append(image)
     return groups
+
+
+def _is_full(group: Sequence[Begun]) -> bool:
+    return (
+        sum(each.size for each in group) > WORTH_A_JOB or sum(each.work for each in group) > PIXELS_OF_A_PLACE
+    )

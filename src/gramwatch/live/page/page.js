@@ -69,7 +69,6 @@
 
   // --- the answer -----------------------------------------------------------------------------------
   const short = (value, digits = 2) => String(Number(value.toPrecision(digits)));
-  const percent = (value) => short(100 * value) + " %";
 
   function show(found, image) {
     const named = found.class === null ? `class ${found.predicted}` : found.class;
@@ -78,7 +77,7 @@
     $("predicted").textContent = `The network says: ${named}`;
     const score = found.score === null ? "The score is infinite" : `The score is ${short(found.score, 3)}`;
     const limit = found.threshold === null ? "" : `; images above ${short(found.threshold, 3)} are flagged`;
-    $("how").textContent = `${score}${limit}. About ${percent(found.p_value)} of images like those of the fit score this high or higher (p = ${short(found.p_value)}).`;
+    $("how").textContent = `${score}${limit}. Compared: ${found.compared} (p = ${short(found.p_value)}).`;
     showPictures(found, image);
     $("sentences").replaceChildren(...found.sentences.map((text) => made("li", text)));
     $("members").hidden = found.members.length < 2;

@@ -34,6 +34,7 @@
   async function draw() {
     const config = looks();
     for (const place of document.querySelectorAll("[data-chart]")) {
+      if (!place.clientWidth) continue;  // folded away: it has no width to draw in
       const name = place.dataset.chart;
       const number = (drawn[name]?.number ?? 0) + 1;
       drawn[name]?.view?.finalize();
@@ -45,6 +46,10 @@
       if (drawn[name].number === number) drawn[name].view = result; else result.finalize();
     }
     document.documentElement.dataset.drawn = String(Object.keys(drawn).length);
+  }
+
+  for (const folded of document.querySelectorAll("details")) {
+    folded.addEventListener("toggle", () => { if (folded.open && folded.querySelector("[data-chart]")) draw(); });
   }
 
   // --- the table: columns of arrays, of which a page is shown ---------------------------------------
