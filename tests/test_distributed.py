@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 import gramwatch
 from gramwatch import GramDetector, Guard, InputError, RankError, distributed
 from gramwatch.distributed import Shard
-from gramwatch.methods import FDBD, KNN, Mahalanobis
+from gramwatch.methods import FDBD, Mahalanobis, ViM
 from tests.guarded import Net, images, made
 from tests.ranked import Run
 
@@ -336,7 +336,7 @@ def empty(rank, size):
 
 
 def keeping_examples(rank, size):
-    quietly(KNN(made(), k=5).fit, TRAIN.split(BATCH))
+    quietly(ViM(made()).fit, TRAIN.split(BATCH))
 
 
 def too_few(rank, size):
@@ -355,7 +355,7 @@ def too_few(rank, size):
             "ranks 1, 2 were given the same examples, other ranks were given others",
         ),
         (2, empty, InputError, "the loader yielded no example: there is nothing to fit"),
-        (2, keeping_examples, ValueError, "several ranks cannot fit 'knn'. what it learns from two parts"),
+        (2, keeping_examples, ValueError, "several ranks cannot fit 'vim'. what it learns from two parts"),
         (2, too_few, gramwatch.CalibrationError, "10 calibration examples cannot support level 0.95"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),

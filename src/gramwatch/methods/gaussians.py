@@ -81,15 +81,16 @@ class ClassDistances(Method):
         finite = observation.finite
         if self._sums is None and finite is not None and not finite.any():
             return len(observation)
-        features, classes = by_width(observation.channel_means, self.unit), self._classes(observation)
+        features = self._compared(observation)
+        grouped, classes = by_width(features, self.unit), self._classes(observation)
         if self._sums is None:
             self._sums = self._seen(observation.logits.device) or _Sums.begun(
-                [means.shape[1] for means in observation.channel_means],
-                features,
+                [tensor.shape[1] for tensor in features],
+                grouped,
                 finite,
                 self._number_of_classes(observation),
             )
-        self._sums.add(features, classes, finite, given=classes is observation.labels)
+        self._sums.add(grouped, classes, finite, given=classes is observation.labels)
         return 0 if finite is None else (~finite).sum()
 
     @torch.inference_mode(False)
@@ -194,9 +195,10 @@ class ClassDistances(Method):
         """Add the sums of another detector. Class means and covariances wait for `finish`."""
         assert isinstance(other, ClassDistances)
         mine = self._sums or self._seen(torch.device("cpu"))
-        assert mine is not None
-        theirs = other._seen(mine.counts.device)
-        assert theirs is not None
+        theirs = other._seen(torch.device("cpu") if mine is None else mine.counts.device)
+        if theirs is None or mine is None:  # one of them has seen no finite example
+            self._sums = mine or theirs
+            return
         if mine.widths != theirs.widths:
             raise InputError(f"{self.name}: the two were fitted on other taps")
         mine.join(theirs)
@@ -237,9 +239,13 @@ class ClassDistances(Method):
         """The classes of training examples: labels if the loader has them, else predictions."""
         return observation.classes
 
+    def _compared(self, observation: Observation) -> Sequence[Tensor]:
+        """The tensors that are compared with the classes, `(N, width)` for each tap: the channel means."""
+        return observation.channel_means
+
     def _features(self, observation: Observation) -> list[Tensor]:
-        """The features that are compared with the classes, `(N, width)` in float64 for each tap."""
-        features = [in_float64(means) for means in observation.channel_means]
+        """What `_compared` returns, in float64, and of length one if `unit`."""
+        features = [in_float64(tensor) for tensor in self._compared(observation)]
         return [of_unit_length(f) for f in features] if self.unit else features
 
     def distances(self, observation: Observation) -> Tensor:
@@ -261,7 +267,7 @@ class ClassDistances(Method):
     def _checked(self, observation: Observation) -> "list[Gaussian]":
         """The fitted distributions, for an observation of the same taps."""
         gaussians = self._fitted_on(observation.logits.device).gaussians
-        now = [means.shape[1] for means in observation.channel_means]
+        now = [tensor.shape[1] for tensor in self._compared(observation)]
         then = [len(gaussian.whitening) for gaussian in gaussians]
         if now != then:
             raise InputError(
@@ -526,6 +532,14 @@ class _Sums:
             raise InputError(
                 f"labels from {low} to {high} were given, the network has classes 0 to {known - 1}"
             )
+
+    def of_one_class(self) -> "_Sums":
+        """The same sums without regard to classes."""
+        groups = [
+            _Group(group.taps, group.origins, group.by_class.sum(1, keepdim=True), group.products)
+            for group in self.groups
+        ]
+        return _Sums(self.widths, self.counts.sum(0, keepdim=True), groups)
 
     def whitened(self, present: Tensor) -> list[tuple[Tensor, Tensor]]:
         """For each tap, the inverse root of the covariance about the class means, and the whitened means."""
