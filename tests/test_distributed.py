@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 import gramwatch
 from gramwatch import GramDetector, Guard, InputError, RankError, distributed
 from gramwatch.distributed import Shard
-from gramwatch.methods import FDBD, Mahalanobis, ViM
+from gramwatch.methods import FDBD, KNN, Mahalanobis, ViM
 from tests.guarded import Net, images, made
 from tests.ranked import Run
 
@@ -150,7 +150,13 @@ def further(rank, size):
     return states(guard)
 
 
-JOBS = (program, shards, sampler, loaders, random_loaders, further)
+def sample(rank, size):
+    """Scores of a method that keeps all of these examples: in the order of their keys, which ranks change."""
+    knn = quietly(KNN(made(), k=5).fit, TRAIN.split(BATCH))
+    return {"scores": knn.score_inputs(TEST)[1], "count_": knn.count_}
+
+
+JOBS = (program, shards, sampler, loaders, random_loaders, further, sample)
 
 
 def jobs_of(size):
@@ -174,7 +180,7 @@ def ran(request, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def alone():
-    return {job: job(0, 1) for job in (program, loaders, random_loaders, further)}
+    return {job: job(0, 1) for job in (program, loaders, random_loaders, further, sample)}
 
 
 def by_one_process(job, size, alone):
