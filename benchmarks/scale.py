@@ -31,7 +31,7 @@ from benchmarks.networks import build, images
 from gramwatch import Guard, distributed
 from gramwatch.cli import launch
 from gramwatch.demo import digits, small_convnet, train
-from gramwatch.methods.mahalanobis import ClassDistances
+from gramwatch.methods.gaussians import ClassDistances
 from gramwatch.methods.profile import Profile
 
 DOCS = Path(__file__).parents[1] / "docs"

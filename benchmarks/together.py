@@ -28,7 +28,6 @@ def banks_of(detectors: dict[str, Method], examples: int) -> None:
         if bank is not None:
             copies = bank.repeat(-(-examples // len(bank)), 1)[:examples]
             detector.bank_ = copies + 1e-3 * torch.randn_like(copies)  # type: ignore[attr-defined]
-            detector._neighbours = None  # type: ignore[attr-defined]
 
 
 def main() -> None:

@@ -131,7 +131,7 @@ CASES: dict[str, Case] = {
     "guard with examples": guard(members=("gram", "knn", "own_norm")),
     "guard, own": guard(members=("early_mahalanobis", "logit_gap")),
 }
-USE_LABELS = {"mahalanobis", "relative_mahalanobis"}
+USE_LABELS = {"mahalanobis", "mahalanobis_pp", "relative_mahalanobis", "relative_mahalanobis_pp"}
 """Classes are the labels, where the loader has them; all others ignore labels."""
 
 TRAINING, TEST = images(320, 0), torch.cat([images(12, 2), 3 * images(12, 3)])

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 import gramwatch
 from gramwatch import GramDetector, Guard, InputError, RankError, distributed
 from gramwatch.distributed import Shard
-from gramwatch.methods import FDBD, KNN, Energy, Mahalanobis
+from gramwatch.methods import FDBD, KNN, Energy, Mahalanobis, ViM
 from gramwatch.split import KeptInputs
 from tests.guarded import Net, images, made
 from tests.ranked import Run
@@ -151,7 +151,13 @@ def further(rank, size):
     return states(guard)
 
 
-JOBS = (program, shards, sampler, loaders, random_loaders, further)
+def sample(rank, size):
+    """Scores of a method that keeps all of these examples: in the order of their keys, which ranks change."""
+    knn = quietly(KNN(made(), k=5).fit, TRAIN.split(BATCH))
+    return {"scores": knn.score_inputs(TEST)[1], "count_": knn.count_}
+
+
+JOBS = (program, shards, sampler, loaders, random_loaders, further, sample)
 
 
 def jobs_of(size):
@@ -175,7 +181,7 @@ def ran(request, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def alone():
-    return {job: job(0, 1) for job in (program, loaders, random_loaders, further)}
+    return {job: job(0, 1) for job in (program, loaders, random_loaders, further, sample)}
 
 
 def by_one_process(job, size, alone):
@@ -366,7 +372,7 @@ def empty(rank, size):
 
 
 def keeping_examples(rank, size):
-    quietly(KNN(made(), k=5).fit, TRAIN.split(BATCH))
+    quietly(ViM(made()).fit, TRAIN.split(BATCH))
 
 
 def too_few(rank, size):
@@ -385,7 +391,7 @@ def too_few(rank, size):
             "ranks 1, 2 were given the same examples, other ranks were given others",
         ),
         (2, empty, InputError, "the loader yielded no example: there is nothing to fit"),
-        (2, keeping_examples, ValueError, "several ranks cannot fit 'knn'. what it learns from two parts"),
+        (2, keeping_examples, ValueError, "several ranks cannot fit 'vim'. what it learns from two parts"),
         (2, too_few, gramwatch.CalibrationError, "10 calibration examples cannot support level 0.95"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),

@@ -41,6 +41,11 @@ SEVERAL = (
     "early_mahalanobis",
     "unit_mahalanobis",
     "relative_mahalanobis",
+    "mahalanobis_pp",
+    "relative_mahalanobis_pp",
+    "cadref",
+    "knn",
+    "nnguide",
     "msp",
     "max_logit",
     "gen",
@@ -350,10 +355,6 @@ def test_the_format_is_chosen_by_the_suffix(guard, tmp_path):
 
 def test_a_guard_that_is_not_calibrated_is_refused(tmp_path):
     refused(Guard(made()).fit([images(400, 1)], progress=False), tmp_path, "not calibrated", NotFittedError)
-
-
-def test_a_member_that_keeps_examples_is_named(tmp_path):
-    refused(guarded(made(), ("energy", "knn")), tmp_path, "'knn' compares.*leave it out")
 
 
 @pytest.mark.parametrize(

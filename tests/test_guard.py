@@ -28,7 +28,7 @@ from gramwatch.detector import leaves_of
 from gramwatch.evaluate import Together, fit_together
 from gramwatch.joint import JointRule, Standard
 from gramwatch.measurement import Calibration
-from gramwatch.methods import FDBD, KNN, METHODS, MSP, Energy, Mahalanobis
+from gramwatch.methods import FDBD, METHODS, MSP, Energy, Mahalanobis, ViM
 from gramwatch.metrics import auroc
 from gramwatch.paper import compare, false_alarms, guard_study
 from gramwatch.threshold import p_value
@@ -503,19 +503,19 @@ def test_what_cannot_be_merged_is_named_and_nothing_is_changed(net, fitted):
     with pytest.raises(ValueError, match="different weights"):
         fitted.merge(Guard(other).fit([images(300, 5)], progress=False))
 
-    def with_knn(seed: int) -> Guard:
-        guard = Guard.of({"gram": GramDetector(net), "knn": KNN(net, k=5)})
+    def with_vim(seed: int) -> Guard:
+        guard = Guard.of({"gram": GramDetector(net), "vim": ViM(net)})
         return guard.fit([images(300, seed)], progress=False)
 
-    one, two = with_knn(0), with_knn(1)
+    one, two = with_vim(0), with_vim(1)
     counts = one.members["gram"].class_counts_
-    with pytest.raises(ValueError, match="knn cannot be merged"):
+    with pytest.raises(ValueError, match="vim cannot be merged"):
         one.merge(two)
     assert torch.equal(one.members["gram"].class_counts_, counts)
-    with pytest.raises(ValueError, match="'knn' is fitted already"):
+    with pytest.raises(ValueError, match="'vim' is fitted already"):
         one.fit([images(300, 2)], progress=False)
-    with pytest.raises(ValueError, match="'knn' keeps examples"):
-        Guard.of({"knn": KNN(net, k=5)}).fit([images(300, 2)], checkpoint="c", progress=False)
+    with pytest.raises(ValueError, match="'vim' keeps examples"):
+        Guard.of({"vim": ViM(net)}).fit([images(300, 2)], checkpoint="c", progress=False)
 
 
 def test_a_member_may_look_at_some_taps_only(net):
@@ -803,9 +803,7 @@ def test_compare_has_guard_share_its_members(net):
 
 
 def test_every_member_by_name_works(net):
-    names = [
-        name for name, method in METHODS.items() if not method(net).alone and name not in ("knn", "nnguide")
-    ]
+    names = [name for name, method in METHODS.items() if not method(net).alone]
     guard = Guard(net, members=["gram", *names])
     guard.fit(images(600, 0).split(200), progress=False)
     found = guard.calibrate([images(200, 1)], progress=False)(images(5, 2))

@@ -8,7 +8,7 @@ import torch
 
 import gramwatch
 from gramwatch import GramDetector, Guard, InputError, MissingExtraError, ray_data
-from gramwatch.methods import KNN
+from gramwatch.methods import ViM
 from tests.guarded import images, made
 
 TRAIN, VALIDATION, TEST = images(187, 1), images(90, 2), images(50, 3)
@@ -80,8 +80,8 @@ def test_scores_are_columns_of_a_data_set(ray):
 
 
 def test_mistakes_are_named(ray):
-    with pytest.raises(ValueError, match=r"several workers cannot fit 'knn'"):
-        ray_data.fit(KNN(made()), blocks(ray, TRAIN, 2), workers=2)
+    with pytest.raises(ValueError, match=r"several workers cannot fit 'vim'"):
+        ray_data.fit(ViM(made()), blocks(ray, TRAIN, 2), workers=2)
     with pytest.raises(ValueError, match=r"3 worker\(s\) with 1 CPU\(s\) each leave none of 3 CPU\(s\)"):
         ray_data.fit(Guard(made()), blocks(ray, TRAIN, 2), workers=3)
     with pytest.raises(InputError, match="the data set has no example"):

@@ -139,7 +139,11 @@ def test_densenet_rivals_are_where_they_were_measured(densenet, shared_data):
         "CIFAR-100": real_data.mosaic(shared_data / "cifar100_subset" / "images.webp", 6000)[chosen],
     }
     # ODIN's step is meant in terms of images from 0 to 1, as its authors have it.
-    settings = {"vim": {"dimensions": 64}, "odin": {"scale": real_data.CIFAR_STD}}
+    settings = {
+        "knn": {"k": 50, "most_examples": 50_000},
+        "vim": {"dimensions": 64},
+        "odin": {"scale": real_data.CIFAR_STD},
+    }
     detectors = {name: METHODS[name](densenet, **settings.get(name, {})) for name in MEASURED}
     fit_together(detectors, train, progress=False)
     outside = {name: real_data.normalised(each).split(100) for name, each in sets.items()}

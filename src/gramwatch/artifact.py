@@ -90,8 +90,9 @@ class Field:
     """None: any numbers."""
     optional: bool = False
     """Whether a file is complete without this tensor."""
-    reduce: Literal["sum", "min", "max", "mean"] | None = None
-    """How the tensors of two sets of examples are joined. "mean" is weighted by the tensor `count_`.
+    reduce: Literal["sum", "min", "max", "mean", "sample"] | None = None
+    """How the tensors of two sets of examples are joined. "mean" is weighted by the tensor `count_`. "sample"
+    has a row for each example: those with the smallest numbers in the tensor `keys_` are kept.
     None: this tensor alone does not determine the joined tensor."""
 
 

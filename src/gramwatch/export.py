@@ -19,7 +19,6 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
-from itertools import chain
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,7 +35,6 @@ from gramwatch.deviation import outside_range
 from gramwatch.errors import ExportError, GramwatchError, InputError, MissingExtraError
 from gramwatch.gram import GramDetector
 from gramwatch.measurement import Calibration, Measurement
-from gramwatch.methods.features import BankMethod
 from gramwatch.observation import GramTable, Observation, Plan, Read, StatisticsAtTap
 from gramwatch.preprocessing import Preprocessing
 from gramwatch.taps import judging
@@ -152,11 +150,6 @@ def packed(values: Tensor) -> str:
 
 def _check_member(name: str, member: Detector) -> None:
     """Refuse a member that has no plain operations here."""
-    if isinstance(member, BankMethod):
-        raise ExportError(
-            f"'{name}' compares an input with the training examples it keeps, which is not exported: leave "
-            "it out of the guard's members"
-        )
     if not isinstance(member, GramDetector):
         return
     if not isinstance(member.fitted_bounds, MinMax):
@@ -224,7 +217,8 @@ def _write_onnx(graph: "Graph", example: Tensor, path: Path, facts: str) -> None
         )
     assert converted is not None
     converted.model.metadata_props[KEY] = facts
-    size = sum(t.nbytes for t in chain(graph.parameters(), graph.buffers()))
+    constants = (value.const_value for value in converted.model.graph.initializers.values())
+    size = sum(constant.nbytes for constant in constants if constant is not None)
     converted.save(path, external_data=size > MOST_IN_FILE)
 
 

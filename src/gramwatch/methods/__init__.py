@@ -4,6 +4,7 @@ from typing import TypeVar
 
 from gramwatch.methods.ash import ASH
 from gramwatch.methods.base import Method, Record
+from gramwatch.methods.cadref import CADRef
 from gramwatch.methods.class_ratio import ClassRatio
 from gramwatch.methods.dice import DICE
 from gramwatch.methods.early_mahalanobis import EarlyMahalanobis
@@ -14,6 +15,7 @@ from gramwatch.methods.gen import GEN
 from gramwatch.methods.image_look import ImageColour, ImageDetail, ImageGrain, ImageLayout, ImageTone
 from gramwatch.methods.knn import KNN
 from gramwatch.methods.mahalanobis import Mahalanobis
+from gramwatch.methods.mahalanobis_pp import MahalanobisPP
 from gramwatch.methods.max_logit import MaxLogit
 from gramwatch.methods.msp import MSP
 from gramwatch.methods.nci import NCI
@@ -24,6 +26,7 @@ from gramwatch.methods.prior_network import PriorNetworkScore
 from gramwatch.methods.profile import Profile
 from gramwatch.methods.react import ReAct
 from gramwatch.methods.relative_mahalanobis import RelativeMahalanobis
+from gramwatch.methods.relative_mahalanobis_pp import RelativeMahalanobisPP
 from gramwatch.methods.scale import SCALE
 from gramwatch.methods.semantic import SemanticScore
 from gramwatch.methods.unit_mahalanobis import UnitMahalanobis
@@ -44,7 +47,10 @@ METHODS: dict[str, type[Method]] = {
         ViM,
         FDBD,
         NCI,
+        CADRef,
         RelativeMahalanobis,
+        MahalanobisPP,
+        RelativeMahalanobisPP,
         ReAct,
         ASH,
         SCALE,

@@ -267,24 +267,32 @@ class Method(Detector):
         how = {name: field.reduce for name, field in self.kept.items() if field.reduce is not None}
         if not how:
             raise NotImplementedError(f"{self.name} says that it can be merged, but not how")
+        if not how.keys() & states.keys():
+            return  # of no examples
         before = {name: getattr(self, name) for name in how}
-        if all(state is None for state in before.values()):
-            self._set({name: states[name] for name in how})
-            return
+        begun = any(state is not None for state in before.values())
         for name in how:
-            if before[name] is None or name not in states:
-                missing = "its number of examples" if name == "count_" else name
+            if name not in states or (begun and before[name] is None):
+                missing = {"count_": "its number of examples", "keys_": "the keys of its sample"}
                 raise InputError(
-                    f"{self.name} was saved without {missing}, so nothing can be added: fit a new one"
+                    f"{self.name} was saved without {missing.get(name, name)}, so nothing can be added: fit "
+                    "a new one"
                 )
-            before[name] = before[name].to(states[name].device)
-        for name, rule in how.items():
+            if begun:
+                before[name] = before[name].to(states[name].device)
+        joined = {name: states[name] for name in how}
+        for name, rule in how.items() if begun else ():
             if rule == "mean":
                 share = states["count_"] / (before["count_"] + states["count_"]).clamp_min(1).double()
-                joined = before[name] + (states[name] - before[name]) * share
+                joined[name] = before[name] + (states[name] - before[name]) * share
+            elif rule == "sample":
+                joined[name] = torch.cat([before[name], states[name]])
             else:
-                joined = REDUCTIONS[rule](before[name], states[name])
-            setattr(self, name, joined)
+                joined[name] = REDUCTIONS[rule](before[name], states[name])
+        if "sample" in how.values():
+            rows = joined["keys_"].argsort(stable=True)[: self.most_examples]
+            joined |= {name: joined[name][rows] for name, rule in how.items() if rule == "sample"}
+        self._set(joined)
 
     # --- judge ---------------------------------------------------------------------------------------
 

@@ -55,6 +55,8 @@ def unit(features: Tensor) -> Tensor:
         rows = rows.double()
         return (rows / lengths(rows).unsqueeze(1).clamp_min(TINY)).float()
 
+    if torch.compiler.is_exporting():  # a graph has no pieces: it takes batches of every size
+        return scaled(features)
     return torch.cat([scaled(rows) for rows in features.split(ROWS)])
 
 
@@ -128,18 +130,20 @@ class Neighbours:
     """
 
     def __init__(self, bank: Tensor) -> None:
-        self._bank = bank
+        self.bank = bank
         self._moved = bank
 
     def on(self, device: torch.device) -> Tensor:
         """The bank on a device. The copy is kept there."""
         if self._moved.device != device:
-            self._moved = self._bank.to(device)
+            self._moved = self.bank.to(device)
         return self._moved
 
     def candidates(self, queries: Tensor, k: int, piece: int = PIECE) -> Tensor:
         """The indices of a few more than the k entries with the largest products, `(N, candidates)`."""
-        wanted = min(len(self._bank), k + k // 4 + 8)
+        wanted = min(len(self.bank), k + k // 4 + 8)
+        if torch.compiler.is_exporting():
+            return (queries @ self.on(queries.device).T).topk(wanted, dim=1).indices
         if queries.device.type == "cpu" and self._index is not None:
             indices = self._index.search(queries.contiguous().numpy(), wanted)[1]
             return torch.from_numpy(indices).long()
@@ -150,8 +154,8 @@ class Neighbours:
         faiss = _faiss()
         if faiss is None:
             return None
-        index = faiss.IndexFlatIP(self._bank.shape[1])
-        index.add(self._bank.cpu().contiguous().numpy())
+        index = faiss.IndexFlatIP(self.bank.shape[1])
+        index.add(self.bank.cpu().contiguous().numpy())
         return index
 
 
@@ -225,8 +229,38 @@ def check_k(k: int, most_examples: int) -> None:
         raise ValueError(f"most_examples={most_examples} leaves fewer training examples than k={k}")
 
 
+def sample_keys(rows: Tensor, first: int, seed: int) -> Tensor:
+    """A random key for each example: those with the smallest keys are a uniform sample, `(N,)`.
+
+    A key depends on the seed, on the number of the example in its fit, and on the example itself. So the
+    examples of two shards have different keys although both are counted from zero, and equal examples have
+    different keys.
+
+    Args:
+        rows: the examples, `(N, D)`, float32.
+        first: the number of the first of them.
+        seed: the seed of the sample.
+
+    """
+    bits = rows.contiguous().view(torch.int32).long()
+    columns = _scrambled(torch.arange(rows.shape[1], device=rows.device)) | 1
+    numbers = torch.arange(first, first + len(rows), device=rows.device)
+    salt = _scrambled(numbers + _scrambled(torch.tensor(seed, device=rows.device)))
+    return _scrambled((bits * columns).sum(1) ^ salt) & (2**63 - 1)
+
+
+def _scrambled(x: Tensor) -> Tensor:
+    """The finaliser of SplitMix64 (Steele, Lea & Flood, 2014), on 64 bits that overflow."""
+    x = (x ^ (x >> 30 & (2**34 - 1))) * (0xBF58476D1CE4E5B9 - 2**64)
+    x = (x ^ (x >> 27 & (2**37 - 1))) * (0x94D049BB133111EB - 2**64)
+    return x ^ (x >> 31 & (2**33 - 1))
+
+
 class BankMethod(Method):
     """A method that compares inputs with the nearest examples in a bank of training examples.
+
+    The bank is a uniform sample of all training examples, of at most `most_examples`. Fitting again adds to
+    it. The banks of two detectors merge to a sample of both.
 
     Args:
         model: any classifier that returns logits.
@@ -237,34 +271,83 @@ class BankMethod(Method):
 
     looks_at = frozenset({"features"})
     settings = ("k",)
-    kept: ClassVar = {"bank_": Field(("examples", "width"), torch.float32, FINITE)}
+    running = True
+    kept: ClassVar = {
+        "bank_": Field(("examples", "width"), torch.float32, FINITE, reduce="sample"),
+        "keys_": Field(("examples",), torch.int64, NOT_NEGATIVE, optional=True, reduce="sample"),
+        "count_": Field((), torch.int64, NOT_NEGATIVE, optional=True, reduce="sum"),
+    }
 
     def __init__(self, model: nn.Module, *, k: int, **options: Any) -> None:
         super().__init__(model, **options)
         check_k(k, self.most_examples)
         self.k = k
         self.bank_: Tensor | None = None
+        self.keys_: Tensor | None = None  # of the examples in the bank, ascending
+        self.count_: Tensor | None = None  # of all examples that the bank is a sample of
         self._neighbours: Neighbours | None = None
+
+    def _begin(self) -> None:
+        self._waiting: list[tuple[Tensor, Tensor]] = []  # rows and keys that are not in the bank yet
+        super()._begin()
 
     @abstractmethod
     def _bank(self, training: Observation) -> Tensor:
-        """The bank, made of the training examples: `(M, D)`, float32."""
+        """What the bank holds of training examples, a row for each, `(N, D)`, float32."""
 
-    def _fit(self, training: Observation) -> None:
-        check_neighbours(self.name, len(training), self.k)
-        self.bank_, self._neighbours = self._bank(training), None
+    def take(self, observation: Observation) -> Tensor | int:
+        """Take in one batch of training examples. Examples that are not finite are left out."""
+        training = observation.kept
+        if len(training):
+            rows = self._bank(training)
+            waiting = sum(len(keys) for _, keys in self._waiting)
+            first = waiting + (0 if self.count_ is None else int(self.count_))
+            self._waiting.append((rows, sample_keys(rows, first, self.seed)))
+            # Few large steps: every one sorts the bank.
+            if self.keys_ is None or waiting + len(rows) >= len(self.keys_):
+                self._add_waiting()
+        return len(observation) - len(training)
 
-    def _check_state(self) -> None:
+    def _add_waiting(self) -> None:
+        """Let the examples that wait take part in the sample."""
+        if self._waiting:
+            rows, keys = (torch.cat(parts) for parts in zip(*self._waiting, strict=True))
+            self.add_states({"bank_": rows, "keys_": keys, "count_": torch.tensor(len(keys))})
+            self._waiting = []
+
+    def state(self) -> dict[str, Tensor]:
+        """The fitted tensors by name. During a fit they include all examples so far."""
+        self._add_waiting()
+        return super().state()
+
+    def take_over(self, before: Method) -> None:
+        """Continue from the sample of another detector."""
+        self._waiting = []
+        super().take_over(before)
+
+    def finish(self, left_out: int = 0) -> None:
+        """Complete the sample."""
+        self._add_waiting()
         if self.bank_ is not None:
             check_neighbours(self.name, len(self.bank_), self.k)
+        super().finish(left_out)
+
+    @property
+    def _k(self) -> int:
+        """The number of neighbours. The bank of a file may be smaller than `k`."""
+        assert self.bank_ is not None
+        return min(self.k, len(self.bank_))
 
     def _nearest(self, queries: Tensor, measure: Callable[[Tensor, Tensor], Tensor], piece: int) -> Tensor:
         """`measure(candidates, queries)` in float64, on pieces of shapes `(n, near, D)` and `(n, D)`."""
         assert self.bank_ is not None
-        if self._neighbours is None:
-            self._neighbours = Neighbours(self.bank_)
-        candidates = self._neighbours.candidates(queries, self.k, piece)
-        bank = self._neighbours.on(queries.device)
+        neighbours = self._neighbours
+        if neighbours is None or neighbours.bank is not self.bank_:
+            neighbours = self._neighbours = Neighbours(self.bank_)
+        candidates = neighbours.candidates(queries, self._k, piece)
+        bank = neighbours.on(queries.device)
+        if torch.compiler.is_exporting():
+            return measure(bank[candidates].double(), queries.double())
         rows = max(1, min(piece, NEAR) // (candidates.shape[1] * bank.shape[1]))
         parts = zip(queries.split(rows), candidates.split(rows), strict=True)
         return torch.cat([measure(bank[near].double(), part.double()) for part, near in parts])

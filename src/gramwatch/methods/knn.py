@@ -15,8 +15,9 @@ class KNN(BankMethod):
     Args:
         model: any classifier that returns logits.
         k: the rank of the neighbour. The paper uses 50 for CIFAR-10, 200 for CIFAR-100 and 1000 for ImageNet,
-            with all training examples. With a tenth of the examples, take a tenth of k.
-        options: the arguments of every `Method`; `most_examples` bounds the bank.
+            with all training examples.
+        most_examples: the most training examples to keep. Of more, a uniform sample is kept.
+        options: the further arguments of every `Method`.
 
     """
 
@@ -30,8 +31,8 @@ class KNN(BankMethod):
         limits="Sees directions only. Needs features that form clusters.",
     )
 
-    def __init__(self, model: nn.Module, *, k: int = 50, **options: Any) -> None:
-        super().__init__(model, k=k, **options)
+    def __init__(self, model: nn.Module, *, k: int = 10, most_examples: int = 5_000, **options: Any) -> None:
+        super().__init__(model, k=k, most_examples=most_examples, **options)
 
     def _bank(self, training: Observation) -> Tensor:
         return unit(features_of(training, self.name))
@@ -43,6 +44,6 @@ class KNN(BankMethod):
     def _distance(self, queries: Tensor, piece: int = PIECE) -> Tensor:
         def kth(near: Tensor, query: Tensor) -> Tensor:
             # The difference keeps all digits. 2 - 2 u.v loses those in which near neighbours differ.
-            return lengths(near - query.unsqueeze(1)).kthvalue(self.k, dim=1).values
+            return lengths(near - query.unsqueeze(1)).topk(self._k, dim=1, largest=False).values[:, -1]
 
         return self._nearest(queries, kth, piece)

@@ -46,6 +46,6 @@ class NNGuide(BankMethod):
 
     def _guidance(self, queries: Tensor, piece: int = PIECE) -> Tensor:
         def largest(near: Tensor, query: Tensor) -> Tensor:
-            return (near @ query.unsqueeze(2)).squeeze(2).topk(self.k, dim=1).values.mean(1)
+            return (near @ query.unsqueeze(2)).squeeze(2).topk(self._k, dim=1).values.mean(1)
 
         return self._nearest(queries, largest, piece)

@@ -13,7 +13,7 @@ from gramwatch.explain import Shares
 from gramwatch.measurement import Measurement
 from gramwatch.methods.base import Record
 from gramwatch.methods.features import TINY
-from gramwatch.methods.mahalanobis import ClassDistances, Gaussian, in_float64
+from gramwatch.methods.gaussians import ClassDistances, Gaussian, in_float64
 from gramwatch.observation import Needs, Observation
 from gramwatch.statistics import check_count
 from gramwatch.taps.tap import Sample, Tap

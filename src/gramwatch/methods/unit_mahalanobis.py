@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from gramwatch.methods.base import Record
-from gramwatch.methods.mahalanobis import ClassDistances
+from gramwatch.methods.gaussians import ClassDistances
 from gramwatch.observation import Observation
 
 

@@ -147,7 +147,11 @@ def methods_of(
     """
     moved = {"scale": list(subject.loaded.std)}
     ends = {"taps": list(BLOCK_ENDS.get(subject.loaded.name, ())) or "all"}
-    special: dict[str, dict[str, Any]] = {"odin": moved, "mahalanobis": {**ends, **moved}}
+    special: dict[str, dict[str, Any]] = {
+        "odin": moved,
+        "mahalanobis": {**ends, **moved},
+        "knn": {"k": 50, "most_examples": 50_000},  # the paper's, for CIFAR-10
+    }
     found = []
     for name in method_names(chosen, (GRAM, *METHODS)):
         if name == GRAM:

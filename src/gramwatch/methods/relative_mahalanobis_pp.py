@@ -1,0 +1,65 @@
+"""Relative Mahalanobis++: Mahalanobis++ minus the distance of the direction to all training data."""
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from gramwatch.artifact import FINITE, Field
+from gramwatch.methods.base import Record
+from gramwatch.methods.mahalanobis_pp import MahalanobisPP
+from gramwatch.observation import Observation
+
+
+class RelativeMahalanobisPP(MahalanobisPP):
+    """Relative Mahalanobis of penultimate features scaled to length one (Müller & Hein, 2025).
+
+    Classes are the labels. If the loader has none, they are the predicted classes. A class without examples
+    is left out, and so are directions in which the training examples do not vary.
+
+    Args:
+        model: any classifier that returns logits.
+        options: the arguments of every `Method`.
+
+    """
+
+    name = "relative_mahalanobis_pp"
+    record = Record(
+        title="relative Mahalanobis++",
+        paper="Müller & Hein: Mahalanobis++: Improving OOD Detection via Feature Normalization. ICML 2025; "
+        "after Ren et al.: A Simple Fix to Mahalanobis Distance for Improving Near-OOD Detection. 2021",
+        equation="min_c (u - m_c)^T S^-1 (u - m_c) - (u - m)^T S_0^-1 (u - m), u = h / ||h||",
+        fitted=True,
+        cost="two products with a D x D matrix, one with the means of the classes",
+        limits="Sees directions only. Weak far from all training data, where both distances are large.",
+    )
+    kept: ClassVar = {
+        **MahalanobisPP.kept,
+        "mean_": Field(("width",), torch.float64, FINITE),
+        "background_whitening_": Field(("width", "directions"), torch.float64, FINITE),
+    }
+
+    def __init__(self, model: nn.Module, **options: Any) -> None:
+        super().__init__(model, **options)
+        self.mean_: Tensor | None = None  # of all training examples
+        self.background_whitening_: Tensor | None = None  # of the covariance about that mean
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def finish(self, left_out: int = 0) -> None:
+        """Compute the class means, the mean of all examples, and both covariances from the sums."""
+        super().finish(left_out)
+        sums = self._seen(torch.device("cpu"))
+        assert sums is not None
+        whole = sums.of_one_class()
+        (group,) = whole.groups
+        self.mean_ = (group.origins + group.by_class[:, 0] / whole.counts).flatten()
+        ((whitening, _),) = whole.whitened(torch.zeros(1, dtype=torch.int64))
+        self.background_whitening_ = whitening.contiguous()  # as after loading: equal to the last bit
+
+    def score(self, observation: Observation) -> Tensor:
+        """The squared distance to the nearest class minus the squared distance to all training data."""
+        (features,) = self._features(observation)
+        mean, whitening = (self.on(features.device, name) for name in ("mean_", "background_whitening_"))
+        background = ((features - mean) @ whitening).square().sum(1)
+        return super().score(observation) - background
