@@ -31,13 +31,7 @@ from gramwatch.split import KeptInputs
 from gramwatch.taps import Look, Network, unwrap
 from gramwatch.taps.running import InputsAdapter, LogitsAdapter, MaskAdapter
 
-MEMBERS = (
-    "gram",
-    "profile",
-    "class_ratio",
-    "energy",
-    *(f"image_{group}" for group in image_numbers.GROUPS),
-)
+MEMBERS = ("gram", "profile", "class_ratio", "energy", "knn", "image")
 """The default members."""
 EFFORTS: dict[str, dict[str, Any]] = {
     "lean": {"taps": "spread", "orders": (1, 2, 4, 8), "pixels": 256, "channels": 128},

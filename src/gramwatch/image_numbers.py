@@ -181,9 +181,12 @@ def _add_lines(numbers: _Numbers, d: Tensor, axis: int, way: str) -> None:
     """Single lines, and lines at every eighth place: how far differences there are from the mean."""
     profile = d.abs().mean((1, 5 - axis))
     blocks = profile.shape[1] // BLOCK
-    by_phase = profile[:, : blocks * BLOCK].unflatten(1, (blocks, BLOCK)).mean(1)
     small = 1e-3 * d.abs().amax((1, 2, 3)).unsqueeze(1) + 1e-12
-    for what, lines in (("at every eighth place", by_phase), ("at one line", profile)):
+    kinds = {"at one line": profile}
+    if blocks:
+        by_phase = profile[:, : blocks * BLOCK].unflatten(1, (blocks, BLOCK)).mean(1)
+        kinds["at every eighth place"] = by_phase
+    for what, lines in kinds.items():
         extremes = torch.stack([lines.amax(1), lines.amin(1)], 1)
         values = (extremes + small).log() - (lines.mean(1, keepdim=True) + small).log()
         for column, most in enumerate(("largest", "smallest")):

@@ -35,6 +35,8 @@ LARGEST = 20.0
 """Higher standardised scores count as this: one huge score must not decide."""
 FEWEST = 16
 """With fewer inputs, all weights are equal."""
+LEAST_TOKENS = 4
+"""Shorter texts are not changed."""
 AT_ONCE = 32
 """The number of outliers in a batch."""
 
@@ -384,7 +386,8 @@ def _phases_scrambled(make: Maker, image: Tensor, batch: Tensor) -> Tensor:
     phases = 2 * math.pi * make.rand(1, 1, *spectrum.shape[2:])
     phases[..., 0, 0] = 0
     turned = spectrum * torch.polar(torch.ones_like(phases), phases)
-    return torch.fft.irfft2(turned, image.shape[2:]).clamp(0, 1)
+    scrambled: Tensor = torch.fft.irfft2(turned, image.shape[2:])
+    return scrambled.clamp(0, 1)
 
 
 def _dead_rows(make: Maker, image: Tensor, batch: Tensor) -> Tensor:
@@ -402,7 +405,8 @@ def _nothing_but_noise(make: Maker, image: Tensor, batch: Tensor) -> Tensor:
     wave = (torch.fft.fftfreq(height).unsqueeze(1).square() + torch.fft.rfftfreq(width).square()).sqrt()
     falling = wave.clamp_min(1 / max(height, width)) ** -make.between(0.5, 2)
     smooth = torch.fft.irfft2(torch.fft.rfft2(make.randn(*image.shape)) * falling, (height, width))
-    return (0.5 + 0.2 * (smooth - smooth.mean()) / smooth.std().clamp_min(1e-6)).clamp(0, 1)
+    clouds: Tensor = 0.5 + 0.2 * (smooth - smooth.mean()) / smooth.std().clamp_min(1e-6)
+    return clouds.clamp(0, 1)
 
 
 def _flat(make: Maker, image: Tensor, batch: Tensor) -> Tensor:
@@ -479,8 +483,9 @@ def families_of(inputs: Inputs, maker: Maker) -> tuple[str, ...]:
 def text_of(inputs: Inputs) -> Tensor | None:
     """The tokens among the arguments of a network, `(N, length)`: `input_ids`, or its only argument."""
     tokens = inputs.get("input_ids") if isinstance(inputs, Mapping) else inputs
-    fits = isinstance(tokens, Tensor) and tokens.ndim == 2 and not tokens.is_floating_point()
-    return tokens if fits and tokens.dtype != torch.bool and tokens.shape[1] > 3 else None
+    if not isinstance(tokens, Tensor) or tokens.ndim != 2 or tokens.shape[1] < LEAST_TOKENS:
+        return None
+    return None if tokens.is_floating_point() or tokens.dtype == torch.bool else tokens
 
 
 def _order_shuffled(make: Maker, tokens: Tensor, mask: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from gramwatch.methods.energy import Energy
 from gramwatch.methods.fdbd import FDBD
 from gramwatch.methods.fgsm import fgsm
 from gramwatch.methods.gen import GEN
-from gramwatch.methods.image_look import ImageColour, ImageDetail, ImageGrain, ImageLayout, ImageTone
+from gramwatch.methods.image import Image
 from gramwatch.methods.knn import KNN
 from gramwatch.methods.mahalanobis import Mahalanobis
 from gramwatch.methods.mahalanobis_pp import MahalanobisPP
@@ -61,11 +61,7 @@ METHODS: dict[str, type[Method]] = {
         EarlyMahalanobis,
         ClassRatio,
         Profile,
-        ImageDetail,
-        ImageGrain,
-        ImageColour,
-        ImageTone,
-        ImageLayout,
+        Image,
     )
 }
 """The methods for any network, by their names."""
