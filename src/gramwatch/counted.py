@@ -5,7 +5,6 @@ its `Read` tells whether a loader yields again what it yielded before.
 """
 
 import functools
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -116,21 +115,23 @@ class Counted:
         return Counted(value["examples"], tuple(sample))
 
 
+@dataclass
 class Read:
     """The examples that a loader yielded, in their order: their number, and one checksum of all.
 
     Neither depends on how the examples lie in batches.
     """
 
-    def __init__(self) -> None:
-        self.number = 0
-        self._digest = hashlib.sha256()
+    number: int = 0
+    checksum: int = 0
 
     def add(self, sums: Tensor) -> None:
         """Add the checksums of further examples."""
+        places = torch.arange(self.number + 1, self.number + len(sums) + 1) * _ODD
+        added = int(_mixed(sums.cpu() + places).sum())
+        self.checksum = (self.checksum + added) % 2**64
         self.number += len(sums)
-        self._digest.update(sums.cpu().numpy().astype("<i8").tobytes())
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, int]:
         """The form in a file."""
-        return {"examples": self.number, "checksum": self._digest.hexdigest()}
+        return {"examples": self.number, "checksum": self.checksum}

@@ -737,7 +737,7 @@ class Detector(ABC):
         with artifact.reading(saved.path):
             begun = saved.header.get("read")
             if begun is not None:
-                artifact.check_types(begun, examples=int, checksum=str)
+                artifact.check_types(begun, examples=int, checksum=int)
         return batches, begun
 
     def _check_resumed(self, before: Any, checkpoint: str | PathLike[str], remedy: str) -> None:  # noqa: B027
