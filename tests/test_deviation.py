@@ -100,3 +100,10 @@ def test_expectations_shrink_towards_their_mean_over_the_taps() -> None:
 def test_subtract_needs_a_deviation_to_divide_by():
     with pytest.raises(ValueError, match="largest deviation"):
         TotalDeviation(confidence="subtract").fit(torch.zeros(5, 2), torch.ones(5))
+
+
+@pytest.mark.parametrize("confidence", ["divide", "none"])
+def test_other_scores_need_no_deviation(confidence):
+    """Deviations of zero are no reason to refuse where nothing is divided by the largest one."""
+    total = TotalDeviation(confidence=confidence).fit(torch.zeros(5, 2), torch.ones(5))
+    assert total(torch.zeros(3, 2), torch.ones(3)).tolist() == [0, 0, 0]

@@ -130,6 +130,14 @@ def everything(rank, size):
                 sampler=RandomSampler(mine, num_samples=95, generator=torch.Generator().manual_seed(rank)),
             ),
         ),
+        "same examples of other numbers": answered(
+            counted,
+            DataLoader(
+                TensorDataset(DATA[: COUNT // SIZE].repeat_interleave(SIZE, 0)),
+                batch_size=BATCH,
+                sampler=range(rank, COUNT, SIZE),
+            ),
+        ),
         "not of one mind": answered(counted, DATA, sharded=bool(rank)),
         "several kinds": answered(counted, list(part(rank).split(BATCH)) if rank else DataLoader(mine)),
         "several kinds, told": answered(
@@ -210,6 +218,14 @@ def test_examples_that_several_ranks_counted_are_said_once(results):
     assert len(said) == 1
     assert "ranks 0 and 1 counted 95 and 95 examples. About 9" in said[0]
     assert others == [(total, [])] * (SIZE - 1)
+
+
+def test_numbers_of_examples_tell_parts_apart_where_examples_do_not(results):
+    """Every example is there three times, and every rank has one of the three."""
+    (total, said), *others = (result["same examples of other numbers"] for result in results)
+    assert total == COUNT
+    assert "ranks 0 and 1 counted 100 and 100 examples. About 100% are the same" in said[0]
+    assert others == [(COUNT, [])] * (SIZE - 1)
 
 
 def test_loaders_of_several_kinds_are_parts(results):

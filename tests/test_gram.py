@@ -248,3 +248,34 @@ def test_the_tap_that_is_not_finite_is_named():
         ),
     ):
         GramDetector(net).fit([fed.images(20, 0)], progress=False)
+
+
+# --- merging -----------------------------------------------------------------------------------------
+
+
+class Switched(nn.Module):
+    """It looks at the first channel of its input. Its activation may be another with the same weights."""
+
+    def __init__(self, activation=F.relu) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.head, self.activation = nn.Conv2d(1, 4, 3), nn.Linear(4, 2), activation
+
+    def forward(self, x):
+        return self.head(self.activation(self.conv(x[:, :1])).mean((2, 3)))
+
+
+@pytest.mark.filterwarnings("ignore::gramwatch.GramwatchWarning")
+def test_detectors_that_watch_different_tensors_are_not_merged():
+    def fitted(channels=1, **options):
+        batch = torch.randn(200, channels, 6, 6)
+        return GramDetector(Switched(**options).eval(), orders=(1,)).fit([batch], progress=False)
+
+    merged = fitted().merge(fitted())
+    assert int(merged.class_counts_.sum()) == 400
+    other_taps, other_inputs = fitted(activation=F.gelu), fitted(channels=3)
+    assert other_inputs.taps == merged.taps
+    for other in (other_taps, other_inputs):
+        with pytest.raises(ValueError, match="the two watch different tensors"):
+            merged.merge(other)
+    assert int(merged.class_counts_.sum()) == 400
