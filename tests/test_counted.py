@@ -23,6 +23,12 @@ def test_an_example_has_one_checksum_in_any_batch_and_layout():
     assert together.equal(checksums((large,)))
 
 
+def test_checksums_are_computed_where_the_inputs_are():
+    """Nothing is copied from the CPU, which would wait for a GPU."""
+    checksums(torch.zeros(2, 5))
+    assert checksums(torch.empty(3, 5, device="meta")).device.type == "meta"
+
+
 @pytest.mark.parametrize(
     "dtype",
     [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64, torch.uint8, torch.bool],

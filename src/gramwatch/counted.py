@@ -34,7 +34,7 @@ def checksums(inputs: Inputs) -> Tensor:
     for t in tensors_in(inputs):
         if t.ndim and t.shape[0] == total:
             values = _whole_numbers(t.detach())
-            own = (values * _factors(values.shape[1]).to(values.device)).sum(1)
+            own = (values * _factors(values.shape[1], values.device)).sum(1)
             result = own if result is None else _mixed(result) + own
     assert result is not None  # the first tensor has as many rows as there are examples
     return _mixed(result)
@@ -54,10 +54,10 @@ def _whole_numbers(t: Tensor) -> Tensor:
 
 
 @functools.lru_cache(16)
-def _factors(count: int) -> Tensor:
-    """Odd numbers without a pattern."""
+def _factors(count: int, device: torch.device) -> Tensor:
+    """Odd numbers without a pattern. They are made on the device: a copy would wait for a GPU."""
     with torch.inference_mode(False):
-        return _mixed(torch.arange(1, count + 1) * _ODD) | 1
+        return _mixed(torch.arange(1, count + 1, device=device) * _ODD) | 1
 
 
 def _mixed(x: Tensor) -> Tensor:

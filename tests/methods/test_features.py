@@ -22,10 +22,7 @@ from tests.methods.observed import CLASSES, SMALL, WIDTH, Net, double, fitted, o
 
 CASES = (KNN, NNGuide, ViM, FDBD, NCI, RelativeMahalanobis)
 WITH_HEAD = (ViM, FDBD, NCI)
-DEVICES = (
-    "cpu",
-    pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")),
-)
+DEVICES = ("cpu", pytest.param("cuda", marks=pytest.mark.cuda))
 
 
 def log_sum_exp(logits: np.ndarray) -> float:
