@@ -89,12 +89,12 @@ def _prepared(
     guard: Detector, members: Mapping[str, Detector], images: Any, preprocessing: bool
 ) -> "tuple[Graph, Tensor]":
     """The graph as a module, and an example of its input."""
-    guard.calibration()  # an error if there is none
     inputs = guard.network.read(images)
     if not isinstance(inputs, Tensor):
         raise InputError(f"a graph is exported for networks that take one tensor, not {kind_of(inputs)}")
     inputs = on_device(inputs, guard.model)
-    guard(images)  # it fills what members and rules keep, which a trace must not do
+    # It refuses a guard that is not calibrated. It fills what members and rules keep: a trace must not.
+    guard(images)
     pixels = _Pixels(_recorded(guard), inputs) if preprocessing else None
     graph = Graph(guard.planned(inputs), members, guard.calibration(inputs.device), pixels)
     # A batch of one would be taken for the only size.

@@ -352,7 +352,8 @@ class Guard(Detector):
 
     def _merge(self, other: "Guard") -> None:
         for name, member in self.members.items():
-            member.merge(other.members[name])
+            member._merge(other.members[name])
+            member.forget_calibration()
 
     # --- calibrate and judge -------------------------------------------------------------------------
 
