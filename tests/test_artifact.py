@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import gramwatch
-from gramwatch import ArtifactError, GramDetector, NotFittedError, artifact
+from gramwatch import ArtifactError, GramDetector, NotFittedError, artifact, writing
 from gramwatch.bounds import BOUNDS
 
 DATA = Path(__file__).with_name("data")
@@ -1046,12 +1046,12 @@ def test_what_killed_writers_left_is_removed_and_nothing_else(detector: GramDete
     target = tmp_path / "detector.safetensors"
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    mine = artifact._beside(target)
+    mine = writing._beside(target)
     dead = mine.with_name(mine.name.replace(f"-{os.getpid()}-", f"-{gone.pid}-"))
-    machine = artifact._short_hash(platform.node())
+    machine = writing._short_hash(platform.node())
     elsewhere = dead.with_name(dead.name.replace(machine, "0" * len(machine)))
-    old = artifact._beside(target)
-    others = artifact._beside(tmp_path / "other.safetensors")
+    old = writing._beside(target)
+    others = writing._beside(tmp_path / "other.safetensors")
     others = others.with_name(others.name.replace(f"-{os.getpid()}-", f"-{gone.pid}-"))
     mine_of_before = tmp_path / ".gramwatch-notes"
     dead_folder = dead.with_name(f"{dead.name}0")
@@ -1107,13 +1107,13 @@ def test_a_place_that_cannot_be_written_is_told_before_any_work(
     monkeypatch.setattr(artifact, "fingerprint", lambda model: pytest.fail("work was begun"))
     for path in (tmp_path / "missing" / "d.safetensors", Path("/proc/d.safetensors"), tmp_path):
         with pytest.raises(OSError, match="cannot write") as caught:
-            artifact.check_writable(path)
+            writing.check_writable(path)
         assert str(path) in str(caught.value)
         for each in (detector, guard, rival):
             with pytest.raises(OSError, match="cannot write"):
                 each.save(path)
     assert names_in(tmp_path) == []
-    artifact.check_writable(tmp_path / "new.safetensors")
+    writing.check_writable(tmp_path / "new.safetensors")
     assert names_in(tmp_path) == []
 
 

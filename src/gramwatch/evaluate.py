@@ -9,7 +9,6 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,7 +31,9 @@ from gramwatch.measurement import AsMeasured, Measurement, Rule
 from gramwatch.methods.msp import MSP
 from gramwatch.metrics import METRICS, all_metrics
 from gramwatch.observation import Plan
+from gramwatch.sheets import as_cell
 from gramwatch.taps import Look
+from gramwatch.writing import write_text
 
 Measured = Mapping[str, Measurement]
 """The measurements of one set, by method."""
@@ -113,7 +114,7 @@ class Evaluation:
         writer.writerow(["method", "ood", "examples", *fields])
         for row in self.rows:
             figures = [value for key in METRICS for value in (row.mean[key], row.spread[key])]
-            writer.writerow([row.method, row.ood, row.examples, *figures])
+            writer.writerow([as_cell(row.method), as_cell(row.ood), row.examples, *figures])
         return _written(out.getvalue(), path)
 
     def to_json(self, path: str | PathLike[str] | None = None) -> str:
@@ -381,5 +382,5 @@ def _aligned(table: list[list[str]], left: int) -> list[str]:
 
 def _written(text: str, path: str | PathLike[str] | None) -> str:
     if path is not None:
-        Path(path).write_text(text, encoding="utf-8")
+        write_text(path, text)
     return text

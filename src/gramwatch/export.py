@@ -28,7 +28,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import avg_pool2d
 
-from gramwatch import artifact
 from gramwatch.batches import kind_of, on_device, repeated
 from gramwatch.bounds import Bounds, MinMax
 from gramwatch.detector import Detector
@@ -42,6 +41,7 @@ from gramwatch.preprocessing import Preprocessing
 from gramwatch.taps import judging
 from gramwatch.taps.tap import TOGETHER, Sample, as_maps
 from gramwatch.version import __version__
+from gramwatch.writing import check_writable, replacing
 
 SUFFIXES = (".onnx", ".pt2")
 OUTPUTS = ("logits", "predicted", "score", "p_value", "is_ood")
@@ -50,6 +50,8 @@ MOST_IN_FILE = 2**31 - 2**24
 """An ONNX file holds up to 2 GiB. If the tensors are larger, they go to a second file beside it."""
 PIXELS = "uint8 pixels"
 """What a graph takes that normalises by itself."""
+INPUTS = "inputs of the network"
+"""What other graphs take."""
 KEY = "gramwatch"
 """The name under which a file keeps what is known of the guard, as JSON."""
 
@@ -67,7 +69,7 @@ def export(
         raise ValueError(f"{path} must end in .onnx or .pt2: the suffix chooses the format")
     if path.suffix == ".onnx":
         _import_onnx()
-    artifact.check_writable(path)
+    check_writable(path)
     for name, member in members.items():
         _check_member(name, member)
     graph, example = _prepared(guard, members, images, preprocessing)
@@ -122,7 +124,7 @@ def _facts(guard: Detector, members: Mapping[str, Detector], preprocessing: bool
         "version": __version__,
         "level": guard.level,
         "members": list(members),
-        "takes": PIXELS if preprocessing else "inputs of the network",
+        "takes": PIXELS if preprocessing else INPUTS,
         "calibration": _calibration_as_json(guard.calibration()),
         **known,
     }
@@ -208,7 +210,8 @@ def _write_pt2(graph: "Graph", example: Tensor, path: Path, facts: str) -> None:
     with warnings.catch_warnings():
         # Fitted tensors of several taps are parts of one tensor. Each part is written as it should be.
         warnings.filterwarnings("ignore", "No complete tensor found in the group")
-        torch.export.save(program, path, extra_files={f"{KEY}.json": facts})
+        with replacing(path) as beside:
+            torch.export.save(program, beside, extra_files={f"{KEY}.json": facts})
 
 
 def _write_onnx(graph: "Graph", example: Tensor, path: Path, facts: str) -> None:
@@ -221,7 +224,8 @@ def _write_onnx(graph: "Graph", example: Tensor, path: Path, facts: str) -> None
     assert converted is not None
     converted.model.metadata_props[KEY] = facts
     size = sum(t.nbytes for t in chain(graph.parameters(), graph.buffers()))
-    converted.save(path, external_data=size > MOST_IN_FILE)
+    with replacing(path) as beside:
+        converted.save(beside, external_data=size > MOST_IN_FILE)
 
 
 @contextmanager

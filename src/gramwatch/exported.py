@@ -3,12 +3,11 @@
 import base64
 import binascii
 import importlib
-import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -16,11 +15,12 @@ from torch import Tensor
 
 from gramwatch import artifact
 from gramwatch.errors import ArtifactError, InputError, MissingExtraError
-from gramwatch.export import KEY, OUTPUTS, PIXELS
+from gramwatch.export import INPUTS, KEY, OUTPUTS, PIXELS
 from gramwatch.measurement import Calibration, Detection
 from gramwatch.preprocessing import Preprocessing
 from gramwatch.threshold import Ranks
 
+TAKES = (INPUTS, PIXELS)
 PREFIX = "parts."
 """How the names of the outputs of members begin."""
 
@@ -49,8 +49,7 @@ class ExportedGuard:
             self._session = _session(runtime, self.path, provider)
             self._facts = _facts_of(self._session)
             self._names = [output.name for output in self._session.get_outputs()]
-            if missing := [name for name in OUTPUTS if name not in self._names]:
-                raise ArtifactError(f"its graph has no output '{missing[0]}'")
+            _check_graph(self._names, self._session.get_inputs(), self._facts)
             (given,) = self._session.get_inputs()
             self._input, self._shape = given.name, tuple(given.shape[1:])
             self.level = float(self._facts["level"])
@@ -139,11 +138,24 @@ def _facts_of(session: Any) -> dict[str, Any]:
     text = session.get_modelmeta().custom_metadata_map.get(KEY)
     if text is None:
         raise ArtifactError("it holds no guard: write one with `gramwatch export`")
-    facts = json.loads(text)
-    artifact.check_types(facts, level=float, members=list[str], takes=str)
+    facts = artifact.parsed(text)
+    artifact.check_types(facts, level=float, members=list[str], takes=Literal[TAKES])
+    if not 0 < facts["level"] < 1:
+        raise ValueError(f"its level is {facts['level']!r:.60}, which does not lie between 0 and 1")
     if facts.get("classes") is not None:
         artifact.check_types(facts, classes=list[str])
-    return dict(facts)
+    return facts
+
+
+def _check_graph(names: Sequence[str], inputs: Sequence[Any], facts: Mapping[str, Any]) -> None:
+    """Make sure that the graph takes and returns what a guard of these facts does."""
+    wanted = [*OUTPUTS, *(f"{PREFIX}{name}" for name in facts["members"])]
+    if missing := [name for name in wanted if name not in names]:
+        raise ArtifactError(f"its graph has no output '{missing[0]}'")
+    if sorted(names) != sorted(wanted):
+        raise ArtifactError(f"its graph has other outputs than a guard: {', '.join(names)}")
+    if len(inputs) != 1 or len(inputs[0].shape) < 2:
+        raise ArtifactError(f"its graph takes {len(inputs)} inputs, not one with a batch axis")
 
 
 class _InTheGraph:

@@ -158,7 +158,7 @@ def _check(output: Path, weights: Path | None, level: float) -> None:
         raise typer.BadParameter(f"{level} does not lie between 0 and 1", param_hint="--level")
     if weights is not None:
         existing_file(weights, "--weights")
-    guard_file(output)
+    guard_file(output, reads=(weights,))
 
 
 def _kept(checkpoint: Path | None) -> str:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gramwatch.cli.checks import existing_file
+from gramwatch.cli.checks import existing_file, printable
 from gramwatch.cli.common import Json, metadata_of, recorded_preprocessing
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def info(
         return
     width = max(map(len, found))
     for name, value in found.items():
-        typer.echo(f"{name.replace('_', ' ').ljust(width)}  {shown(value)}")
+        typer.echo(printable(f"{name.replace('_', ' ').ljust(width)}  {shown(value)}"))
 
 
 def facts(saved: "Saved") -> dict[str, Any]:

@@ -54,7 +54,7 @@ def merge(
         raise typer.BadParameter("a merge needs two guards or more", param_hint="GUARDS")
     for guard in guards:
         existing_file(guard, "GUARDS")
-    guard_file(output)
+    guard_file(output, reads=(*guards, weights))
     place = chosen_device(device)
     built: dict[tuple[Any, ...], Model] = {}
     first, *others = (opened_guard(guard, model, weights, place, built, calibrated=False) for guard in guards)
