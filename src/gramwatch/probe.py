@@ -27,6 +27,9 @@ MOST_LOGITS = 4096
 """The number of logits that are kept and compared."""
 MOST_NESTED = 20
 """How deep tuples and mappings may lie in each other."""
+ROUNDING = 3e-5
+"""How much logits may differ, as a share of their spread. Networks in float32 differ by some 1e-7, by the
+order of sums. Another epsilon of a batch normalisation differs by 5e-5 and more."""
 OTHER_DEVICES = 5e-3
 """How much logits may differ on a GPU, as a share of their spread: TF32 rounds to a thousandth."""
 OF_SCORE = 100
@@ -63,7 +66,8 @@ class Answer:
 
     def rounding(self, dtype: torch.dtype) -> float:
         """How much logits may differ by rounding in a network of this type, as a share of their spread."""
-        share = math.sqrt(max(torch.finfo(kind).eps for kind in (dtype, self.logits.dtype))) / 3
+        eps = max(torch.finfo(kind).eps for kind in (dtype, self.logits.dtype))
+        share = max(ROUNDING, 8 * eps)
         return share if self.device == "cpu" else max(share, OTHER_DEVICES)
 
     def differences(self, now: "Answer", share: float) -> str:
