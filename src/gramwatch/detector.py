@@ -670,7 +670,7 @@ class Detector(ABC):
         header |= {"network": artifact.fingerprint(self.model), "metadata": self.metadata}
         if self.network.adapters:
             header["adapters"] = self.network.adapters
-        if (answered := self._probed()) is not None:
+        if self._recipe is not None and (answered := self.probed(self._recipe)) is not None:
             header["probe"] = answered
         artifact.write(path, {**header, "batches": batches}, tensors)
 
@@ -696,45 +696,46 @@ class Detector(ABC):
             detector._compare(then, inputs, saved.path)
         return detector
 
-    def answer(self, inputs: Inputs) -> probe.Answer:
+    def _answer(self, inputs: Inputs) -> probe.Answer:
         """The logits of a batch of one, and the score if the detector is calibrated.
 
         Everything is prepared anew, so that nothing is kept of an input that is made up. A compiled network
         would be compiled for it, and a method that is `alone` prepares by itself: they have no score.
         """
-        logits, score = probe.logits_of(self.network, inputs), None
-        compiled = any(map(is_compiled, self.model.modules()))
-        if self._calibration is not None and not self.alone and not compiled:
-            inputs = on_device(inputs, self.model)
-            plan = plan_for(self.leaves, Look(self.network, inputs))
-            (observations,) = plan.run(inputs)
-            seen = zip(self.leaves, observations, strict=True)
-            measured = self.measured_from({leaf: leaf.measured(shown) for leaf, shown in seen})
-            score = float(self.calibration(logits.device).judged(measured)[0])
-        return probe.Answer.of(logits, score)
+        with probe.plainly(self.network):
+            logits, score = probe.logits_of(self.network, inputs), None
+            compiled = any(map(is_compiled, self.model.modules()))
+            if self._calibration is not None and not self.alone and not compiled:
+                plan = plan_for(self.leaves, Look(self.network, inputs))
+                (observations,) = plan.run(inputs)
+                seen = zip(self.leaves, observations, strict=True)
+                measured = self.measured_from({leaf: leaf.measured(shown) for leaf, shown in seen})
+                score = float(self.calibration(logits.device).judged(measured)[0])
+            return probe.Answer.of(logits, score)
 
-    @torch.inference_mode(False)
-    @torch.no_grad()
-    def _probed(self) -> dict[str, Any] | None:
-        """The probe for a file. None if the network cannot be run on an input that is made up."""
-        if self._recipe is None:
-            return None
+    def probed(
+        self, recipe: Any, prepare: Callable[[Any], Inputs] = lambda made: made
+    ) -> dict[str, Any] | None:
+        """The probe for a file. None if the network cannot be run on an input that is made up, or is random.
+
+        `prepare` makes the network's input of what the recipe makes.
+        """
         try:
-            return probe.answered(self.answer, self._recipe, self.network)
+            inputs = prepare(on_device(probe.made(recipe), self.model))
+            answer = probe.repeatable(self._answer(inputs), self.network, inputs)
+            return None if answer is None else answer.to_json(recipe)
         except Exception as error:  # whatever the network raises
             why = f"{type(error).__name__}: {error!s:.200}"
             warn_once(self.network.module, f"no probe is saved: the network fails on made-up inputs ({why})")
             return None
 
-    @torch.inference_mode(False)
-    @torch.no_grad()
     def _compare(self, then: probe.Answer, inputs: Inputs, path: Path) -> None:
         """Warn if the network or the detector answers the probe otherwise than when the file was written."""
         device = device_of(self.model)
         if then.device != ("cpu" if device is None else device.type):
             return
         try:
-            now = self.answer(inputs)
+            now = self._answer(on_device(inputs, self.model))
         except Exception as error:  # whatever the network raises
             differs = f"it fails: {type(error).__name__}: {error!s:.200}"
         else:

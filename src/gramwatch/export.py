@@ -28,6 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import avg_pool2d
 
+from gramwatch import probe
 from gramwatch.batches import kind_of, on_device, repeated
 from gramwatch.bounds import Bounds, MinMax
 from gramwatch.detector import Detector
@@ -73,7 +74,7 @@ def export(
     for name, member in members.items():
         _check_member(name, member)
     graph, example = _prepared(guard, members, images, preprocessing)
-    facts = json.dumps(_facts(guard, members, preprocessing))
+    facts = json.dumps(_facts(guard, members, preprocessing) | _probe(guard, graph, example))
     with judging(guard.network.module):
         (_write_onnx if path.suffix == ".onnx" else _write_pt2)(graph, example, path, facts)
 
@@ -128,6 +129,17 @@ def _facts(guard: Detector, members: Mapping[str, Detector], preprocessing: bool
         "calibration": _calibration_as_json(guard.calibration()),
         **known,
     }
+
+
+def _probe(guard: Detector, graph: "Graph", example: Tensor) -> dict[str, Any]:
+    """The probe of a graph, with the answer of its guard. A runtime must compute what PyTorch does."""
+    recipe = probe.recipe_of(example)
+    if recipe is None:
+        return {}
+    if graph.pixels is not None:
+        recipe["tensor"] |= {"low": 0, "high": 255}
+    answered = guard.probed(recipe, lambda pixels: pixels if graph.pixels is None else graph.pixels(pixels))
+    return {} if answered is None else {"probe": answered}
 
 
 def _calibration_as_json(calibration: Calibration) -> dict[str, Any]:

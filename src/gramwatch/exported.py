@@ -13,14 +13,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gramwatch import artifact
-from gramwatch.errors import ArtifactError, InputError, MissingExtraError
+from gramwatch import artifact, probe
+from gramwatch.errors import ArtifactError, InputError, MissingExtraError, warn
 from gramwatch.export import INPUTS, KEY, OUTPUTS, PIXELS
 from gramwatch.measurement import Calibration, Detection
 from gramwatch.preprocessing import Preprocessing
 from gramwatch.threshold import Ranks
 
 TAKES = (INPUTS, PIXELS)
+RUNTIMES = 10
+"""How much more answers of ONNX Runtime and PyTorch may differ than those of PyTorch alone."""
 PREFIX = "parts."
 """How the names of the outputs of members begin."""
 
@@ -37,10 +39,14 @@ class ExportedGuard:
     Args:
         path: the ONNX file.
         device: `"cpu"`, `"cuda"` or `"cuda:1"`. None: a GPU if ONNX Runtime can use one, else the CPU.
+        check_probe: run the graph on the small made-up input that the file holds, and warn if its logits or
+            its score differ from those that the guard had. It is checked on the kind of device of the export.
 
     """
 
-    def __init__(self, path: str | PathLike[str], device: str | None = None) -> None:
+    def __init__(
+        self, path: str | PathLike[str], device: str | None = None, *, check_probe: bool = True
+    ) -> None:
         self.path = Path(path)
         _check_suffix(self.path)
         runtime = _runtime()
@@ -60,6 +66,29 @@ class ExportedGuard:
             how = self._facts.get("preprocessing")
             self.preprocessing = None if how is None else Preprocessing.from_json(how)
             """How images become inputs; None if the file does not say it."""
+            found = self._facts.get("probe")  # files of earlier versions have none
+            if found is None:
+                return
+            then, made = probe.Answer.from_json(found), probe.made(found["input"])
+            if not isinstance(made, Tensor) or (1, *self._shape) != tuple(made.shape):
+                raise ValueError("its probe is not an input of its graph")
+        if check_probe and then.device == ("cpu" if provider == "CPUExecutionProvider" else "cuda"):
+            self._compare(then, made)
+
+    def _compare(self, then: probe.Answer, inputs: Tensor) -> None:
+        """Warn if the graph answers the probe otherwise than the guard did."""
+        try:
+            found = self(inputs)
+            now = probe.Answer.of(found.logits, float(found.score))
+            differs = then.differences(now, RUNTIMES * now.rounding(now.logits.dtype))
+        except Exception as error:  # whatever the runtime raises
+            differs = f"it fails: {type(error).__name__}: {error!s:.200}"
+        if differs:
+            warn(
+                f"{self.path} answers the probe otherwise here than its guard did: {differs}. The rate of "
+                "false alarms does not hold: export the guard again, or use another version of ONNX Runtime. "
+                "check_probe=False does not look"
+            )
 
     def __call__(self, images: Tensor) -> Detection:
         """Judge a batch of what the graph takes: inputs of the network, or uint8 pixels."""

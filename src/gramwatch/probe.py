@@ -8,7 +8,8 @@ It has none of its values. A recipe makes it, the same on every machine, in plai
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from gramwatch.artifact import check_types
-from gramwatch.batches import Inputs, count_examples, device_of, on_device
+from gramwatch.batches import Inputs, count_examples, device_of
 from gramwatch.errors import InputError
 from gramwatch.taps import Network, judging
 from gramwatch.taps.running import call
@@ -102,28 +103,31 @@ class Answer:
         return Answer(logits, found["score"], found["device"])
 
 
-def logits_of(network: Network, inputs: Inputs) -> Tensor:
-    """The logits of a network without hooks, uncompiled, `(1, classes)`."""
-    inputs = on_device(inputs, network.model)
+@contextmanager
+def plainly(network: Network) -> Iterator[None]:
+    """Run a network as it is: in evaluation mode, without gradients, uncompiled, in its own precision."""
     device = device_of(network.model)
     with judging(network.module), torch.autocast("cpu" if device is None else device.type, enabled=False):
+        yield
+
+
+def logits_of(network: Network, inputs: Inputs) -> Tensor:
+    """The logits of a network without hooks, `(1, classes)`."""
+    with plainly(network):
         return network.logits_of(call(network.module, inputs))
 
 
-def answered(answer: Callable[[Inputs], Answer], recipe: Any, network: Network) -> dict[str, Any] | None:
-    """The probe for a file: the input of a recipe, and what `answer` says of it. None if it says nothing.
+def repeatable(answer: Answer, network: Network, inputs: Inputs) -> Answer | None:
+    """The answer as far as it can be compared. None if the network is random, or if it is not finite.
 
-    An answer that differs the second time cannot be compared: the network is random. If two classes are
-    nearly equal, rounding decides which bounds hold, so there is no score.
+    If two classes are nearly equal, rounding decides which bounds hold. So there is no score.
     """
-    inputs = made(recipe)
-    first = answer(inputs)
-    share = first.rounding(network.dtype)
-    if not first.is_finite or first.differences(Answer.of(logits_of(network, inputs), None), share):
+    share = answer.rounding(network.dtype)
+    if not answer.is_finite or answer.differences(Answer.of(logits_of(network, inputs), None), share):
         return None
-    best = first.logits.double().topk(2).values
-    near = float(best[0] - best[1]) <= 10 * share * float(first.logits.max() - first.logits.min())
-    return (replace(first, score=None) if near else first).to_json(recipe)
+    best = answer.logits.double().topk(2).values
+    near = float(best[0] - best[1]) <= 10 * share * float(answer.logits.max() - answer.logits.min())
+    return replace(answer, score=None) if near else answer
 
 
 # --- the input ---------------------------------------------------------------------------------------
