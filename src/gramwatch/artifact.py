@@ -39,6 +39,12 @@ MOST_VALUES = 1_000_000
 """The most values in a header. A small value takes a hundred times its bytes of memory."""
 MOST_AXES = 64
 """The largest number of axes of a tensor. PyTorch has the same limit."""
+ADAPTERS: dict[str, Any] = {
+    "inputs": str | None,
+    "logits": str | int | None,
+    "mask": str | Literal[False] | None,
+}
+"""What a file may say of the adapters of a network. None: a function, which must be given again."""
 _PIECE = 2**22
 """The number of values that are checked at once."""
 
@@ -349,6 +355,18 @@ class Saved:
     def path(self) -> Path:
         """The path that was opened."""
         return self.file.path
+
+    @property
+    def adapters(self) -> dict[str, Any]:
+        """The adapters of the network that the file names, checked. Names of Python's own are refused."""
+        found = self.header.get("adapters", {})
+        with reading(self.path):
+            if not isinstance(found, dict) or found.keys() - ADAPTERS.keys():
+                raise ValueError(f"its adapters are {found!r:.60}")
+            check_types(found, **{name: ADAPTERS[name] for name in found})
+            if any(isinstance(value, str) and value.startswith("__") for value in found.values()):
+                raise ValueError(f"its adapters are {found!r:.60}")
+        return found
 
     def tensors(self, expected: Shapes) -> dict[str, Tensor]:
         """The tensors. An error says which one does not match its expected field."""

@@ -50,7 +50,7 @@ def restored(
     check_probe: bool = True,
 ) -> Detector:
     """The detector of an opened file; the other arguments are those of `load`."""
-    network = adapted(saved.header.get("adapters", {}), Network.of(model, inputs, logits, mask))
+    network = adapted(saved.adapters, Network.of(model, inputs, logits, mask))
     with artifact.reading(saved.path):
         name = saved.header["detector"]
         kind = Guard if name == Guard.name else single(name)

@@ -67,7 +67,7 @@ def load(
             "folder first: huggingface_hub.snapshot_download(NAME) returns the folder"
         )
     saved = artifact.read(path)
-    network = adapted(saved.header.get("adapters", {}), Network.of(model, inputs, logits, mask))
+    network = adapted(saved.adapters, Network.of(model, inputs, logits, mask))
     return kind.from_artifact(saved, network, accept_other_weights, check_probe)
 
 

@@ -26,7 +26,7 @@ from gramwatch.batches import (
     split_batch,
     tensors_in,
 )
-from gramwatch.errors import ArtifactError, GramwatchError, InputError, warn_once
+from gramwatch.errors import GramwatchError, InputError, warn_once
 
 _T = TypeVar("_T")
 _P = ParamSpec("_P")
@@ -262,13 +262,6 @@ def _is_mask(value: Any, inputs: Inputs) -> bool:
 
 def adapted(saved: Mapping[str, Any], network: Network) -> Network:
     """The network with the adapters of a file. Given adapters come first. Functions must be given."""
-    kinds: dict[str, tuple[type, ...]] = {"inputs": (str,), "logits": (str, int), "mask": (str,)}
-    if not isinstance(saved, Mapping) or saved.keys() - kinds.keys():
-        raise ArtifactError(f"its adapters are {saved!r:.60}")
-    for name, value in saved.items():
-        usual = value is None or (name == "mask" and value is False) or type(value) in kinds[name]
-        if not usual or (isinstance(value, str) and value.startswith("__")):
-            raise ArtifactError(f"{name}= cannot be {value!r:.60}")
     missing = {name: value for name, value in saved.items() if getattr(network, name) is None}
     for name, value in missing.items():
         if value is None:
