@@ -19,6 +19,8 @@ from gramwatch.errors import InputError
 
 FILTERS = ("nearest", "bilinear", "bicubic", "lanczos", "box", "hamming")
 """The filters of Pillow."""
+MOST_SIDE = 2**13
+"""The largest side of an input that a file can ask for."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,7 @@ class Preprocessing:
     def from_json(values: Mapping[str, Any]) -> "Preprocessing":
         """The preprocessing from plain values, checked."""
         check_types(values, size=list[int], shorter=int | None, resize=str, mean=list[float], std=list[float])
-        if len(values["size"]) != 2:
+        if len(values["size"]) != 2 or max(*values["size"], values["shorter"] or 0) > MOST_SIDE:
             raise InputError(f"the size of images cannot be {values['size']!r:.60}")
         height, width = values["size"]
         return Preprocessing(

@@ -84,13 +84,21 @@ def merge(
 
 def _count_all(metadata: list[dict[str, object]]) -> None:
     """Let the first guard say how many images were used for all of them, and what resizing did."""
+    from gramwatch.artifact import fits
+
     records = [each.get("images") for each in metadata]
-    found = [record for record in records if isinstance(record, dict)]
+    found = [
+        record
+        for record in records
+        if isinstance(record, dict)
+        and fits(record.get("resizing"), dict[str, int])
+        and fits(record.get("count"), int)
+    ]
     if len(found) == len(records):
         changes: dict[str, int] = {}
         for record in found:
             for name, count in record["resizing"].items():
                 changes[name] = changes.get(name, 0) + count
-        data = ", ".join(str(record["data"]) for record in found)
+        data = ", ".join(str(record.get("data")) for record in found)
         count = sum(record["count"] for record in found)
         metadata[0]["images"] = {"data": data, "count": count, "resizing": changes}

@@ -370,9 +370,11 @@ def resized_otherwise(
     metadata: dict[str, Any], tally: "Tally", preprocessing: "Preprocessing"
 ) -> Iterator[str]:
     """Say if resizing did something else to most of these images than to most images of the fit."""
+    from gramwatch.artifact import fits
+
     recorded = metadata.get("images")
     changes = recorded.get("resizing") if isinstance(recorded, dict) else None
-    if not isinstance(changes, dict) or not changes or not tally.changes:
+    if not fits(changes, dict[str, int]) or not changes or not tally.changes:
         return
     then, now = max(changes, key=lambda name: changes[name]), tally.usual()
     if then == now or then not in _WORDS:
