@@ -633,12 +633,13 @@ def main() -> None:
         name, seconds, seed, folder = arguments.worker
         return _worker(name, float(seconds), int(seed), Path(folder))
     chosen = arguments.kind or list(kinds())
+    weights = {name: 4 if kinds()[name].forge else 1 for name in chosen}  # commands take longer than loads
     tried = failed = 0
     with tempfile.TemporaryDirectory() as temporary:
         for number, name in enumerate(chosen):
             folder = (arguments.keep or Path(temporary)) / str(number)
             folder.mkdir(parents=True, exist_ok=True)
-            each = arguments.seconds / len(chosen)
+            each = arguments.seconds * weights[name] / sum(weights.values())
             command = [
                 sys.executable,
                 "-m",
