@@ -146,6 +146,7 @@ def own_code(tmp_path, monkeypatch):
 def test_no_code_of_a_folder_runs_whatever_stands_on_standard_input(own_code, answer, monkeypatch):
     folder, marker = own_code
     monkeypatch.setattr("sys.stdin", io.StringIO(answer * 5))
+    monkeypatch.setattr("builtins.input", lambda *_: "y")  # whoever would answer
     with pytest.raises(InputError, match=r"comes with Python code. If you trust that code, name hf\+code:"):
         resolve(f"hf:{folder}")
     assert not marker.exists()
