@@ -20,11 +20,27 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 
-from gramwatch import artifact
-from gramwatch.batches import Inputs, count_examples, mapped, on_device, on_device_ahead, repeated
+from gramwatch import artifact, probe
+from gramwatch.batches import (
+    Inputs,
+    count_examples,
+    device_of,
+    mapped,
+    on_device,
+    on_device_ahead,
+    repeated,
+)
 from gramwatch.counted import MOSTLY, Counted, Read, checksums
 from gramwatch.distributed import Group, files_of_ranks, together
-from gramwatch.errors import ArtifactError, CalibrationError, GramwatchError, InputError, NotFittedError, warn
+from gramwatch.errors import (
+    ArtifactError,
+    CalibrationError,
+    GramwatchError,
+    InputError,
+    NotFittedError,
+    warn,
+    warn_once,
+)
 from gramwatch.explain import Contribution, Explained, Pass, Shares
 from gramwatch.measurement import (
     AsMeasured,
@@ -39,7 +55,8 @@ from gramwatch.observation import Needs, Observation, Plan, Statistics
 from gramwatch.places import contrasts, strengths
 from gramwatch.split import KeptInputs, halves
 from gramwatch.taps import Look, Network, Tap, Taps, unwrap
-from gramwatch.taps.running import InputsAdapter, LogitsAdapter, MaskAdapter
+from gramwatch.taps.running import InputsAdapter, LogitsAdapter, MaskAdapter, is_compiled
+from gramwatch.writing import check_writable
 
 CHECKPOINT_SECONDS = 60.0
 """How often a fit with a checkpoint writes it."""
@@ -113,6 +130,7 @@ class Detector(ABC):
         self._examples = Counted()
         self._plan: Plan | None = None
         self._observers: tuple[Detector, ...] = ()  # the plan's detectors, in its order
+        self._recipe: Any = None  # of the probe's input
         self.forget_calibration()
 
     # --- what a method writes ------------------------------------------------------------------------
@@ -429,7 +447,13 @@ class Detector(ABC):
                 self.settle(look)
                 self._observers = self.leaves
                 self._plan = plan_for(self._observers, look)
+            self.note_form(inputs)
         return self._plan
+
+    def note_form(self, inputs: Inputs) -> None:
+        """Note the form of the first example, for the probe."""
+        if self._recipe is None:
+            self._recipe = probe.recipe_of(inputs)
 
     @torch.inference_mode()
     def merge(self: _D, other: _D) -> _D:
@@ -768,7 +792,7 @@ class Detector(ABC):
         self._fits.saved(path)
 
     def _write(self, path: str | PathLike[str], batches: int | None = None) -> None:
-        artifact.check_writable(path)
+        check_writable(path)
         header, tensors = self.contents()
         header |= {"network": artifact.fingerprint(self.model), "metadata": self.metadata}
         header["counted"] = self.counted.as_json()
@@ -776,22 +800,86 @@ class Detector(ABC):
             header["read"] = self._fits.read.as_json()
         if self.network.adapters:
             header["adapters"] = self.network.adapters
+        if self._recipe is not None and (answered := self.probed(self._recipe)) is not None:
+            header["probe"] = answered
         artifact.write(path, {**header, "batches": batches}, tensors)
 
     @classmethod
     def from_artifact(
-        cls: "type[_D]", saved: artifact.Saved, model: nn.Module | Network, accept_other_weights: bool = False
+        cls: "type[_D]",
+        saved: artifact.Saved,
+        model: nn.Module | Network,
+        accept_other_weights: bool = False,
+        check_probe: bool = True,
     ) -> "_D":
         """The detector in an opened file; `gramwatch.load` is the short way."""
         detector = saved.restored(cls, model, accept_other_weights)
         with artifact.reading(saved.path):
             counted = Counted.from_json(saved.header.get("counted"))
-        for leaf in detector.leaves:
-            leaf._examples = counted
-        if saved.header.get("batches") is None:
-            with artifact.reading(saved.path):
+            for leaf in detector.leaves:
+                leaf._examples = counted
+            if saved.header.get("batches") is None:
                 detector.check_fitted()
+            found = saved.header.get("probe")  # files of earlier versions have none
+            if found is None:
+                return detector
+            then, inputs = probe.Answer.from_json(found), probe.made(found["input"])
+        detector._recipe = found["input"]
+        if check_probe and saved.same_weights:
+            detector._compare(then, inputs, saved.path)
         return detector
+
+    def _answer(self, inputs: Inputs) -> probe.Answer:
+        """The logits of a batch of one, and the score if the detector is calibrated.
+
+        Everything is prepared anew, so that nothing is kept of an input that is made up. A compiled network
+        would be compiled for it, and a method that is `alone` prepares by itself: they have no score.
+        """
+        with probe.plainly(self.network):
+            logits, score = probe.logits_of(self.network, inputs), None
+            compiled = any(map(is_compiled, self.model.modules()))
+            if self._calibration is not None and not self.alone and not compiled:
+                plan = plan_for(self.leaves, Look(self.network, inputs))
+                (observations,) = plan.run(inputs)
+                seen = zip(self.leaves, observations, strict=True)
+                measured = self.measured_from({leaf: leaf.measured(shown) for leaf, shown in seen})
+                score = float(self.calibration(logits.device).judged(measured)[0])
+            return probe.Answer.of(logits, score)
+
+    def probed(
+        self, recipe: Any, prepare: Callable[[Any], Inputs] = lambda made: made
+    ) -> dict[str, Any] | None:
+        """The probe for a file. None if the network cannot be run on an input that is made up, or is random.
+
+        `prepare` makes the network's input of what the recipe makes.
+        """
+        try:
+            inputs = prepare(on_device(probe.made(recipe), self.model))
+            answer = probe.repeatable(self._answer(inputs), self.network, inputs)
+            return None if answer is None else answer.to_json(recipe)
+        except Exception as error:  # whatever the network raises
+            why = f"{type(error).__name__}: {error!s:.200}"
+            warn_once(self.network.module, f"no probe is saved: the network fails on made-up inputs ({why})")
+            return None
+
+    def _compare(self, then: probe.Answer, inputs: Inputs, path: Path) -> None:
+        """Warn if the network or the detector answers the probe otherwise than when the file was written."""
+        device = device_of(self.model)
+        if then.device != ("cpu" if device is None else device.type):
+            return
+        try:
+            now = self._answer(on_device(inputs, self.model))
+        except Exception as error:  # whatever the network raises
+            differs = f"it fails: {type(error).__name__}: {error!s:.200}"
+        else:
+            differs = then.differences(now, now.rounding(self.network.dtype))
+        if differs:
+            warn(
+                f"{path}: the network answers the probe otherwise than when the file was written: {differs}. "
+                "Its tensors are the same, so its code differs (an activation, pooling, padding, an epsilon, "
+                "a buffer that is not saved), or this library's. The false-alarm rate does not hold: build "
+                "the network as it was, or fit and calibrate anew. check_probe=False does not look"
+            )
 
     def _resume(self, checkpoint: str | PathLike[str] | None) -> tuple[int, Any]:
         """Continue from the checkpoint of an interrupted fit.
@@ -800,12 +888,13 @@ class Detector(ABC):
         """
         if checkpoint is None:
             return 0, None
-        artifact.check_writable(checkpoint)
+        check_writable(checkpoint)
         if not Path(checkpoint).exists():
             return 0, None
         saved = artifact.read(checkpoint)
         batches = saved.batches()
         before = type(self).from_artifact(saved, self.network)
+        self._recipe = before._recipe
         remedy = "delete it to start anew"
         for name, mine, theirs in self.differing_settings(before):
             raise ArtifactError(f"{checkpoint} was begun with {name} = {theirs!r}, not {mine!r}: {remedy}")
@@ -1096,6 +1185,8 @@ class _TrainingPass:
                 detector.settle(look)
             self.learning = [leaf for leaf in leaves_of(self._detectors) if leaf.learns]
             self._plan = plan_for(self.learning, look, known)
+        for detector in (*self._detectors, *leaves_of(self._detectors)):
+            detector.note_form(inputs)
         return self._plan
 
     def begin_together(

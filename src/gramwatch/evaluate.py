@@ -10,7 +10,6 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,8 +33,10 @@ from gramwatch.measurement import AsMeasured, Measurement, Rule
 from gramwatch.methods.msp import MSP
 from gramwatch.metrics import METRICS, all_metrics, auroc
 from gramwatch.observation import Plan
+from gramwatch.sheets import as_cell
 from gramwatch.taps import Look
 from gramwatch.threshold import range_of_rates
+from gramwatch.writing import write_text
 
 Measured = Mapping[str, Measurement]
 """The measurements of one set, by method."""
@@ -116,7 +117,7 @@ class Evaluation:
         writer.writerow(["method", "ood", "examples", *fields])
         for row in self.rows:
             figures = [value for key in METRICS for value in (row.mean[key], row.spread[key])]
-            writer.writerow([row.method, row.ood, row.examples, *figures])
+            writer.writerow([as_cell(row.method), as_cell(row.ood), row.examples, *figures])
         return _written(out.getvalue(), path)
 
     def to_json(self, path: str | PathLike[str] | None = None) -> str:
@@ -545,5 +546,5 @@ def _aligned(table: list[list[str]], left: int) -> list[str]:
 
 def _written(text: str, path: str | PathLike[str] | None) -> str:
     if path is not None:
-        Path(path).write_text(text, encoding="utf-8")
+        write_text(path, text)
     return text

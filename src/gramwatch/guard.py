@@ -608,7 +608,8 @@ class Guard(Detector):
     def from_pretrained(cls, folder: str | PathLike[str], model: nn.Module, **options: Any) -> "Guard":
         """The guard of a folder that `save_pretrained` wrote. Nothing in the folder is executed.
 
-        `options` are those of `gramwatch.load`: `accept_other_weights`, `inputs`, `logits`, `mask`.
+        `options` are those of `gramwatch.load`: `accept_other_weights`, `check_probe`, `inputs`, `logits`,
+        `mask`.
         """
         return pretrained.load(cls, folder, model, **options)
 
