@@ -5,7 +5,7 @@ INSTALLED := .venv/.installed
 # Python keeps what it compiles: the tests start many processes.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-real test-browser test-triton test-ray fuzz stress bench docs pictures lint kernels format clean
+.PHONY: demo test test-real test-browser test-cuda test-triton test-ray fuzz stress bench docs pictures lint kernels format clean
 .DEFAULT_GOAL := test
 
 # pip says a line for each package: nobody waits for minutes without a word. The exit code is that of pip, not of awk.
@@ -53,6 +53,9 @@ test-real: $(INSTALLED)  ## the long checks on real networks and data
 
 test-browser: .venv/.browser  ## the report and the live page in headless Chromium (apt-get install chromium chromium-driver npm)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/report/test_page_browser.py tests/live/test_app_browser.py
+
+test-cuda: $(INSTALLED)  ## the tests that need a GPU, on a GPU
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.on_gpu --write
 
 fuzz: $(INSTALLED)  ## damaged and forged files of every kind, for four minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --seconds 240

@@ -31,6 +31,12 @@ SHARED = Path(os.environ.get("GRAMWATCH_SHARED", Path(__file__).parents[2] / "sh
 torch.set_num_threads(1)  # tests run side by side, and small networks gain nothing from more
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Tests with the marker `cuda` need a GPU."""
+    if item.get_closest_marker("cuda") and not torch.cuda.is_available():
+        pytest.skip("there is no CUDA device (make test-cuda)")
+
+
 def _shared(name: str, what: str) -> Path:
     folder = SHARED / name
     if not folder.is_dir():

@@ -2,7 +2,8 @@
 
 A failure is an exception other than those that are promised, a crash, a load that takes more than 20 seconds
 or 2 GiB, and a damaged file that loads as something else. Forged files have checksums that fit; where one
-loads, it must also judge a batch, or say in words why not.
+loads, it must also judge a batch, or say in words why not. Metadata of guards and facts of exports are
+forged, too: every command that reads them must work or say why not, and run no code that they name.
 """
 
 import argparse
@@ -10,6 +11,7 @@ import copy
 import faulthandler
 import functools
 import gzip
+import importlib
 import json
 import os
 import pickle
@@ -23,22 +25,36 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import torch
+import typer
+from fastapi.testclient import TestClient
+from PIL import Image
 from safetensors.torch import load, save, save_file
 from torch import Tensor, nn
+from typer.testing import CliRunner
 
 import gramwatch
 from gramwatch import DataError, GramDetector, Guard, Monitor, artifact, datasets, networks, training
+from gramwatch.cli.app import app
+from gramwatch.cli.common import Given, Voice
 from gramwatch.errors import ArtifactError, GramwatchError
+from gramwatch.export import KEY
+from gramwatch.exported import ExportedGuard
 from gramwatch.methods import METHODS, TRAINED
+from gramwatch.preprocessing import Preprocessing
+from gramwatch.pretrained import card_of, config_of
+from gramwatch.serve import create_app
 from gramwatch.training import checkpoint
 from tests.test_artifact import CALIBRATION, FRESH, TRAIN, TinyNet, joined, parts
 
+serving = importlib.import_module("gramwatch.cli.serve")  # the package has the function by this name
 SECONDS_PER_LOAD = 20
 MEMORY = 2 * 2**30
 ALLOWED = (ArtifactError, DataError, FileNotFoundError)
@@ -56,6 +72,8 @@ class Kind:
     """Whether it has a header that can be forged."""
     checked: bool = True
     """Whether damage must be noticed: whether there is a checksum."""
+    forge: Callable[[bytes, random.Random], bytes] | None = None
+    """Changes facts in the file, with checksums that fit. Such a file is not damaged otherwise."""
 
 
 def _network(semantic: bool = False) -> nn.Module:
@@ -202,6 +220,183 @@ def _svhn(path: Path) -> None:
     savemat(path, {"X": images, "y": np.uint8([[10], [1], [9], [2]])}, do_compression=True)
 
 
+# --- metadata: what commands read in guards and exports ------------------------------------------------
+
+
+SIDE = 28
+METADATA = {
+    "model": {"name": "mnist_convnet", "weights": "net.safetensors", "pretrained": False, "size": None},
+    "preprocessing": Preprocessing((SIDE, SIDE), SIDE, "bilinear", (0.5,), (0.25,)).to_json() | {"given": []},
+    "images": {"data": "train", "count": 120, "resizing": {"kept": 100, "reduced": 20}},
+    "classes": [f"digit {i}" for i in range(10)],
+}
+EVIL = "gramwatch_fuzz_evil"
+"""A module and a folder whose code leaves a mark where it runs."""
+
+
+def _evil(folder: Path) -> None:
+    """Code that a file may name: a module, and a folder of Hugging Face and of timm."""
+    code = f"import pathlib\npathlib.Path({str(folder / 'ran')!r}).touch()\ndef build():\n    pass\n"
+    (folder / f"{EVIL}.py").write_text(code)
+    (folder / EVIL).mkdir(exist_ok=True)
+    (folder / EVIL / "own.py").write_text(code)
+    names = {"AutoConfig": "own.Config", "AutoModelForImageClassification": "own.Net"}
+    config = {"model_type": "own", "auto_map": names, "architecture": "resnet18"}
+    (folder / EVIL / "config.json").write_text(json.dumps(config))
+
+
+def _hostile(folder: str) -> list[Any]:
+    """Values for metadata beside `STRANGE`: names, paths and sizes."""
+    return [
+        f"{EVIL}:build", f"hf:{folder}/{EVIL}", f"hf+code:{folder}/{EVIL}", f"timm:local-dir:{folder}/{EVIL}",
+        "timm:hf-hub:a/b", "timm:resnet18", "torchvision:resnet18", "timm:", "torchvision:", "hf:", ":",
+        "os:system", "resnet20", "../../x", "/dev/zero", "/dev/stdin", "/etc/passwd", f"{folder}/pipe", ".",
+        "\0", "a" * 10_000, "=cmd", "\x1b[2J", "<script>", "\ud800", "\u202e", "%s", "{}", "nearest",
+        "lanczos", [28, 28], [10**9, 10**9], [8000, 8000], [1, 1], [-1, 28], [28, 28, 28], [0.5] * 3, [1e308],
+        [float(2**70)], ["a"] * 10, [1] * 10, [[]] * 10, {"kept": "a"}, {"kept": 1, "reduced": "a"},
+        {"kept": []}, 10**9, 2**64, -(10**9),
+    ]  # fmt: skip
+
+
+def _forged_facts(facts: Any, rng: random.Random, folder: str) -> None:
+    """Change one to three values of some facts in place."""
+    for _ in range(rng.choice([1, 1, 2, 3])):
+        places = list(_places(facts))
+        if rng.random() < 0.6 and places:
+            *above, last = rng.choice(places)
+            holder: Any = facts
+            for key in above:
+                holder = holder[key]
+            holder[last] = copy.deepcopy(rng.choice(_hostile(folder)))
+        else:
+            _strange_header(facts, rng)
+
+
+def _forge_metadata(content: bytes, rng: random.Random) -> bytes:
+    """Other metadata in a guard's file; seldom, other values elsewhere in the header."""
+    layout, data = parts(content)
+    header = json.loads(layout["__metadata__"]["gramwatch"])
+    _forged_facts(header["metadata"] if rng.random() < 0.8 else header, rng, os.environ["GRAMWATCH_FUZZ"])
+    header.pop("checksum", None)
+    header["checksum"] = artifact._header_checksum(header)
+    layout["__metadata__"]["gramwatch"] = json.dumps(header)
+    return joined(layout, data)
+
+
+def _noise(count: int, seed: int) -> Tensor:
+    return torch.randn(count, 1, SIDE, SIDE, generator=torch.Generator().manual_seed(seed))
+
+
+def _write_with_metadata(path: Path) -> None:
+    torch.manual_seed(0)
+    network = networks.build("mnist_convnet").eval()
+    save_file(network.state_dict(), path.with_name("net.safetensors"))
+    guard = Guard(network, orders=[1]).fit([_noise(120, 1)], progress=False)
+    guard.calibrate([_noise(120, 2)], progress=False)
+    guard.metadata = copy.deepcopy(METADATA)
+    guard.save(path)
+    path.with_name("whole.safetensors").write_bytes(path.read_bytes())
+    pixels = np.random.default_rng(0).integers(0, 256, (SIDE, SIDE), np.uint8)
+    Image.fromarray(pixels).save(path.with_name("image.png"))
+    _prepare_folder(path.parent)
+
+
+def _prepare_folder(folder: Path) -> None:
+    _evil(folder)
+    with suppress(FileExistsError):
+        os.mkfifo(folder / "pipe")
+    os.environ["GRAMWATCH_FUZZ"] = str(folder)
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    sys.path.insert(0, str(folder))
+
+
+def _read_by_commands(path: Path) -> list[Tensor]:
+    """Every command that reads metadata must do its work, or say in a line why not."""
+    beside, quick = path.with_name, ("--device", "cpu")
+    table = beside("scores.csv")
+    scored = _command("score", path, beside("image.png"), "-o", table, "--overwrite", "--workers", 0, *quick)
+    _command("info", path)
+    _command("info", path, "--json")
+    page = ("-o", beside("r.html"), "--overwrite", "--minimal")
+    _command("report", beside("whole.csv") if scored else table, *page, "--guard", path)
+    if scored == 0:
+        _command("explain", path, beside("image.png"), *quick)
+        _command("merge", path, beside("whole.safetensors"), "-o", beside("merged.safetensors"))
+    elif not beside("whole.csv").exists():
+        whole = beside("whole.safetensors")
+        _command("score", whole, beside("image.png"), "-o", beside("whole.csv"), "--workers", 0, *quick)
+    _serve(serving._fitted, path)
+    with suppress(GramwatchError):
+        saved = artifact.read(path)
+        with artifact.reading(path):
+            card_of(saved, "network"), config_of(saved.header)
+    _check_mark(path)
+    return []
+
+
+def _command(*words: object) -> int:
+    """The exit code of a command. Only errors that are told in words are none here."""
+    found = CliRunner().invoke(app, [str(word) for word in words], input="y\n" * 20)
+    if found.exception is not None and not isinstance(found.exception, SystemExit):
+        raise RuntimeError(f"gramwatch {words[0]}: {found.exception!r}") from found.exception
+    if "\x1b" in found.output or "\0" in found.output:
+        raise RuntimeError(f"gramwatch {words[0]} writes control characters: {found.output!r:.300}")
+    return found.exit_code
+
+
+def _serve(opening: Callable[..., Any], path: Path) -> None:
+    """What `gramwatch serve` does with a file before it listens, and one request."""
+    try:
+        _, judge = opening(path, None, None, "cpu", Given(None, None, None, None), Voice(True))
+    except (GramwatchError, OSError, typer.BadParameter):
+        return
+    with TestClient(create_app(judge)) as client:
+        answer = client.post("/score", content=path.with_name("image.png").read_bytes())
+    if answer.status_code not in (200, 400):
+        raise RuntimeError(f"serve answers {answer.status_code}: {answer.text[:300]}")
+
+
+def _check_mark(path: Path) -> None:
+    if path.with_name("ran").exists():
+        path.with_name("ran").unlink()
+        raise RuntimeError("code was run that the file names")
+
+
+def _write_export(path: Path) -> None:
+    torch.manual_seed(0)
+    network = networks.build("mnist_convnet").eval()
+    guard = Guard(network, members=["energy"], level=0.9).fit([_noise(120, 1)], progress=False)
+    guard.calibrate([_noise(120, 2)], progress=False)
+    guard.metadata = copy.deepcopy(METADATA)
+    guard.export(path, _noise(1, 3), preprocessing=True)
+    pixels = np.random.default_rng(0).integers(0, 256, (SIDE, SIDE), np.uint8)
+    Image.fromarray(pixels).save(path.with_name("image.png"))
+    _prepare_folder(path.parent)
+
+
+def _forge_export(content: bytes, rng: random.Random) -> bytes:
+    """Other facts in an exported guard."""
+    model = onnx.load_from_string(content)
+    (entry,) = [entry for entry in model.metadata_props if entry.key == KEY]
+    facts = json.loads(entry.value)
+    _forged_facts(facts, rng, os.environ["GRAMWATCH_FUZZ"])
+    entry.value = (
+        json.dumps(facts)
+        if rng.random() < 0.95
+        else rng.choice(["", "[]", "{", "\ufeff{}", entry.value[:-9]])
+    )
+    return model.SerializeToString()
+
+
+def _read_export(path: Path) -> list[Tensor]:
+    _serve(serving._exported, path)
+    exported = ExportedGuard(path, "cpu")
+    found = exported(torch.zeros(2, SIDE, SIDE, 1, dtype=torch.uint8))
+    Monitor(exported).update(found)
+    _check_mark(path)
+    return [found.score]
+
+
 def kinds() -> dict[str, Kind]:
     """Every kind of file that is read."""
     found = {
@@ -224,6 +419,8 @@ def kinds() -> dict[str, Kind]:
             lambda net, method=method, options=options: method(net, **options), name == "semantic"
         )
     found |= {f"weights {name}": _weights(name) for name in ("cross_entropy", "semantic")}
+    found["metadata of a guard"] = Kind(_write_with_metadata, _read_by_commands, forge=_forge_metadata)
+    found["facts of an export"] = Kind(_write_export, _read_export, "guard.onnx", forge=_forge_export)
     batch = "root/cifar-10-batches-py/test_batch"
     found |= {
         "weights of others": Kind(_others_weights, _read_weights, "w.safetensors", checked=False),
@@ -402,8 +599,8 @@ def try_one_kind(
     used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     tried, failures, end = 0, [], time.monotonic() + seconds
     while time.monotonic() < end if count is None else tried < count:
-        by_forger = kind.forged and rng.random() < 0.6
-        changed = (forged if by_forger else damaged)(content, rng)
+        by_forger = kind.forge is not None or (kind.forged and rng.random() < 0.6)
+        changed = (kind.forge or forged if by_forger else damaged)(content, rng)
         path.write_bytes(changed)
         wrong = problem(kind, path, original, by_forger)
         grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - used
@@ -436,12 +633,13 @@ def main() -> None:
         name, seconds, seed, folder = arguments.worker
         return _worker(name, float(seconds), int(seed), Path(folder))
     chosen = arguments.kind or list(kinds())
+    weights = {name: 4 if kinds()[name].forge else 1 for name in chosen}  # commands take longer than loads
     tried = failed = 0
     with tempfile.TemporaryDirectory() as temporary:
         for number, name in enumerate(chosen):
             folder = (arguments.keep or Path(temporary)) / str(number)
             folder.mkdir(parents=True, exist_ok=True)
-            each = arguments.seconds / len(chosen)
+            each = arguments.seconds * weights[name] / sum(weights.values())
             command = [
                 sys.executable,
                 "-m",

@@ -13,6 +13,7 @@ import struct
 import subprocess
 import sys
 import threading
+import tracemalloc
 from collections.abc import Callable
 from os import fsync  # tests/conftest.py puts another in its place
 from pathlib import Path
@@ -28,7 +29,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import gramwatch
-from gramwatch import ArtifactError, GramDetector, NotFittedError, artifact
+from gramwatch import ArtifactError, GramDetector, NotFittedError, artifact, writing
 from gramwatch.bounds import BOUNDS
 
 DATA = Path(__file__).with_name("data")
@@ -1046,12 +1047,12 @@ def test_what_killed_writers_left_is_removed_and_nothing_else(detector: GramDete
     target = tmp_path / "detector.safetensors"
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    mine = artifact._beside(target)
+    mine = writing._beside(target)
     dead = mine.with_name(mine.name.replace(f"-{os.getpid()}-", f"-{gone.pid}-"))
-    machine = artifact._short_hash(platform.node())
+    machine = writing._short_hash(platform.node())
     elsewhere = dead.with_name(dead.name.replace(machine, "0" * len(machine)))
-    old = artifact._beside(target)
-    others = artifact._beside(tmp_path / "other.safetensors")
+    old = writing._beside(target)
+    others = writing._beside(tmp_path / "other.safetensors")
     others = others.with_name(others.name.replace(f"-{os.getpid()}-", f"-{gone.pid}-"))
     mine_of_before = tmp_path / ".gramwatch-notes"
     dead_folder = dead.with_name(f"{dead.name}0")
@@ -1107,13 +1108,13 @@ def test_a_place_that_cannot_be_written_is_told_before_any_work(
     monkeypatch.setattr(artifact, "fingerprint", lambda model: pytest.fail("work was begun"))
     for path in (tmp_path / "missing" / "d.safetensors", Path("/proc/d.safetensors"), tmp_path):
         with pytest.raises(OSError, match="cannot write") as caught:
-            artifact.check_writable(path)
+            writing.check_writable(path)
         assert str(path) in str(caught.value)
         for each in (detector, guard, rival):
             with pytest.raises(OSError, match="cannot write"):
                 each.save(path)
     assert names_in(tmp_path) == []
-    artifact.check_writable(tmp_path / "new.safetensors")
+    writing.check_writable(tmp_path / "new.safetensors")
     assert names_in(tmp_path) == []
 
 
@@ -1210,3 +1211,72 @@ def test_a_tensor_of_nothing_is_refused(size: str) -> None:
     given = {"state.centres_": artifact.Field((0, 4), torch.float64, artifact.FINITE)}
     with pytest.raises(ValueError, match=f"'state.centres_' is of no {size}"):
         artifact.resolved(declared, given)
+
+
+# --- headers that are made to harm -------------------------------------------------------------------
+
+
+def of_header(text: bytes) -> bytes:
+    return struct.pack("<Q", len(text)) + text
+
+
+@pytest.mark.parametrize(
+    ("header", "reason"),
+    [
+        (b'{"__metadata__":{"a":"1","a":"2"}}', "the name 'a' twice"),
+        (b'\xef\xbb\xbf{"__metadata__":{"a":"1"}}', "BOM"),
+        ('{"__metadata__":{"a":"1"}}'.encode("utf-16"), "decode"),
+        ('{"__metadata__":{"a":"1"}}'.encode("utf-16-le"), "corrupt"),
+        ('{"__metadata__":{"a":"1"}}'.encode("utf-32"), "corrupt"),
+    ],
+)
+def test_a_header_that_readers_understand_in_two_ways_is_refused(
+    header: bytes, reason: str, tmp_path: Path
+) -> None:
+    path = damaged(tmp_path, of_header(header))
+    with pytest.raises(ArtifactError, match=reason):
+        artifact.File(path)
+
+
+def test_a_name_that_comes_twice_in_the_inner_header_is_refused(good: bytes, tmp_path: Path) -> None:
+    layout, data = parts(good)
+    text = layout["__metadata__"]["gramwatch"]
+    layout["__metadata__"]["gramwatch"] = text.replace('"format": 1', '"format": 1, "format": 1')
+    with pytest.raises(ArtifactError, match="the name 'format' twice"):
+        artifact.read(damaged(tmp_path, joined(layout, data)))
+
+
+def test_a_header_takes_little_more_memory_than_its_size(tmp_path: Path) -> None:
+    many = b'{"__metadata__":[' + b"[]," * 3_000_000 + b"[]]}"
+    most = b'{"a":[' + b"[]," * 490_000 + b"[]]" + b" " * 20_000_000 + b"}"
+    for header, limit in ((many, 2 * len(many)), (most, 200 * 2**20)):
+        path = damaged(tmp_path, of_header(header))
+        tracemalloc.start()
+        with pytest.raises(ArtifactError, match="corrupt"):
+            artifact.File(path)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < limit
+
+
+def test_metadata_that_could_not_be_read_back_are_not_written(tmp_path: Path) -> None:
+    detector = fitted()
+    detector.metadata = {"numbers": list(range(artifact.MOST_VALUES))}
+    with pytest.raises(ArtifactError, match="over 1,000,000 values"):
+        detector.save(tmp_path / "detector.safetensors")
+    assert names_in(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "adapters",
+    [{"model": "x"}, {"inputs": 3}, {"logits": [1]}, {"logits": "__class__"}, {"mask": True}, ["inputs"]],
+)
+def test_forged_adapters_are_refused(adapters: Any, good: bytes, tmp_path: Path) -> None:
+    layout, data = parts(good)
+    header = json.loads(layout["__metadata__"]["gramwatch"])
+    header.pop("checksum")
+    header["adapters"] = adapters
+    header["checksum"] = artifact._header_checksum(header)
+    layout["__metadata__"]["gramwatch"] = json.dumps(header)
+    with pytest.raises(ArtifactError, match=r"corrupt.*(adapters are|cannot be)"):
+        gramwatch.load(damaged(tmp_path, joined(layout, data)), TinyNet())

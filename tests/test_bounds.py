@@ -514,3 +514,20 @@ def _single(examples: int) -> tuple[Tensor, Tensor]:
 def test_every_kind_is_known_by_the_name_it_gives_itself() -> None:
     assert {kind.name: kind for kind in (MinMax, MeanVariance)} == BOUNDS
     assert list(BOUNDS) == ["min_max", "mean_variance"]
+
+
+# --- examples that are left out ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_example_of_no_class_changes_nothing(kind: type[Bounds]) -> None:
+    """Examples that are not finite come with a negative class. Class 0 must not get them."""
+    statistics, predicted = data(60, classes=3)
+    statistics += 50
+    left_out = statistics.clone()
+    left_out[::4] = torch.nan
+    of_class = torch.where(torch.arange(60) % 4 == 0, -1, predicted)
+    bounds = seen(kind, 3, (left_out, of_class))
+    expected = seen(kind, 3, (statistics[of_class >= 0], of_class[of_class >= 0]))
+    for name, tensor in expected.state().items():
+        torch.testing.assert_close(bounds.state()[name], tensor, rtol=1e-12, atol=0)

@@ -195,3 +195,29 @@ def test_nothing_depends_on_how_many_examples_are_worked_on_together(monkeypatch
     assert half.at_once == 2
     assert whole.gt(0).any()
     assert whole.equal(torch.cat(each))
+
+
+# --- what stays behind -------------------------------------------------------------------------------
+
+
+def test_a_state_that_is_loaded_leaves_nothing_of_the_pooled_bounds_before() -> None:
+    statistics, predicted = torch.randn(60, FEATURES), torch.arange(60) % 2
+    wide, narrow = both((1000 * statistics, predicted))[0], both((statistics, predicted))[0]
+    unseen = torch.tensor([2])
+    wide.rows(unseen)  # it fills the pooled row
+    wide.load_state(narrow.state(), in_place=True)
+    for mine, expected in zip(wide.rows(unseen), narrow.rows(unseen), strict=True):
+        assert torch.equal(mine, expected)
+
+
+def test_a_bound_of_zero_has_one_form_in_any_order() -> None:
+    """A tiny negative bound is rounded up to zero. As bits it must be the zero of any other order."""
+    rows = [torch.tensor([[value] * (FEATURES - 1) + [1.0]]) for value in (-(2.0**-149), 0.0)]
+    states = []
+    for order in ((0, 1), (1, 0), (0,)):
+        half = HalfMinMax(CLASSES, (FEATURES,))
+        for number in order:
+            half.update(rows[number], torch.zeros(1, dtype=torch.int64))
+        states.append(half.state()["maximum"][0].view(torch.int16))
+    assert all(torch.equal(state, states[0]) for state in states)
+    assert states[0][:-1].eq(0).all()

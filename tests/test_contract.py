@@ -555,7 +555,7 @@ def test_an_input_of_another_precision_than_the_network_is_refused_in_words(case
         calibrate(new(case).fit([batch.half() for batch in BATCHES], progress=False), case, torch.float16)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+@pytest.mark.cuda
 def test_it_moves_to_a_gpu_and_back(case):
     detector = copy.deepcopy(ready(case)).to("cuda")
     found = detector(TEST.cuda())

@@ -14,7 +14,7 @@ from gramwatch.detector import Fits, _TrainingPass
 from gramwatch.distributed import Group
 from gramwatch.statistics import STATISTICS
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+pytestmark = pytest.mark.cuda
 
 
 class Net(nn.Module):

@@ -100,3 +100,47 @@ def test_expectations_shrink_towards_their_mean_over_the_taps() -> None:
 def test_subtract_needs_a_deviation_to_divide_by():
     with pytest.raises(ValueError, match="largest deviation"):
         TotalDeviation(confidence="subtract").fit(torch.zeros(5, 2), torch.ones(5))
+
+
+@pytest.mark.parametrize("confidence", ["divide", "none"])
+def test_other_scores_need_no_deviation(confidence):
+    """Deviations of zero are no reason to refuse where nothing is divided by the largest one."""
+    total = TotalDeviation(confidence=confidence).fit(torch.zeros(5, 2), torch.ones(5))
+    assert total(torch.zeros(3, 2), torch.ones(3)).tolist() == [0, 0, 0]
+
+
+def test_a_second_fit_replaces_the_first() -> None:
+    first, second = torch.rand(20, 3) + 0.1, 5 * torch.rand(20, 3) + 0.1
+    certain = torch.ones(20)
+    again = TotalDeviation().fit(first, certain)
+    again(first, certain)
+    again.fit(second, certain)
+    assert torch.equal(again(first, certain), TotalDeviation().fit(second, certain)(first, certain))
+
+
+@pytest.mark.parametrize("confidence", ["none", "divide", "divide_total"])
+def test_the_mean_of_roots_is_over_the_taps_that_count(confidence) -> None:
+    deviations = torch.tensor([[0.0, 3.0, 0.5], [0.0, 1.0, 4.0]], dtype=torch.float64)
+    probability = torch.tensor([0.5, 0.8], dtype=torch.float64)
+    total = TotalDeviation(confidence=confidence).fit(deviations, probability)
+    divided = deviations if confidence == "none" else deviations / probability[:, None]
+    expectation = (divided if confidence == "divide" else deviations).mean(0)
+    roots = (divided[:, 1:] / (expectation[1:] + 1e-7)).sqrt()
+    torch.testing.assert_close(total.mean_of_roots(deviations, probability), roots.mean(1))
+    torch.testing.assert_close(total.roots(deviations, probability)[:, 1:], roots / 2)
+    plain = TotalDeviation(confidence=confidence, normalise=False).fit(deviations, probability)
+    torch.testing.assert_close(plain.mean_of_roots(deviations, probability), divided.sqrt().mean(1))
+
+
+def test_the_mean_of_roots_is_zero_if_no_tap_ever_deviates() -> None:
+    total = TotalDeviation().fit(torch.zeros(5, 2), torch.ones(5))
+    assert total.mean_of_roots(torch.rand(3, 2), torch.ones(3)).tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("confidence", ["none", "divide", "divide_total", "subtract"])
+def test_shares_of_taps_add_up_to_the_score(confidence) -> None:
+    deviations, probability = torch.rand(20, 3), torch.rand(20).double() / 2 + 0.5
+    total = TotalDeviation(confidence=confidence).fit(3 * deviations, probability)
+    score = total(deviations, probability)
+    taken_off = probability if confidence == "subtract" else 0
+    torch.testing.assert_close(total.shares(deviations, probability).sum(1) - taken_off, score)

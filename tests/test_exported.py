@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from gramwatch import ArtifactError, Guard, InputError, MissingExtraError, Monitor
+from gramwatch import ArtifactError, GramwatchWarning, Guard, InputError, MissingExtraError, Monitor
 from gramwatch.export import KEY
 from gramwatch.exported import ExportedGuard
 from gramwatch.preprocessing import Preprocessing
@@ -124,6 +124,12 @@ def test_a_file_that_holds_no_guard_is_refused_in_words(path, tmp_path):
     ("name", "value", "reason"),
     [
         ("level", "high", "level cannot be 'high'"),
+        ("level", -1, "does not lie between 0 and 1"),
+        ("level", 1.0, "does not lie between 0 and 1"),
+        ("takes", "anything", "takes cannot be"),
+        ("members", ["gram"], "other outputs than a guard"),
+        ("members", ["gram", "energy", "knn"], r"no output 'parts\.knn'"),
+        ("probe", {"input": 3}, "corrupt"),
         ("classes", [1, 2], "classes cannot be"),
         ("preprocessing", {"size": 3}, "corrupt"),
         ("takes", None, "takes cannot be None"),
@@ -133,6 +139,19 @@ def test_forged_facts_are_refused(path, tmp_path, name, value, reason):
     forged = changed(path, tmp_path, lambda facts: {**facts, name: value})
     with pytest.raises(ArtifactError, match=reason):
         ExportedGuard(forged)
+
+
+def test_a_runtime_that_computes_otherwise_is_noticed(path, tmp_path):
+    def drifted(facts):
+        found = facts["probe"]
+        logits = [value * 1.01 for value in found["logits"]]
+        return {**facts, "probe": {**found, "logits": logits}}
+
+    with pytest.warns(GramwatchWarning, match="answers the probe otherwise here than its guard did"):
+        ExportedGuard(changed(path, tmp_path, drifted), "cpu")
+    ExportedGuard(tmp_path / "changed.onnx", "cpu", check_probe=False)
+    earlier = changed(path, tmp_path, lambda facts: {k: v for k, v in facts.items() if k != "probe"})
+    ExportedGuard(earlier, "cpu")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from gramwatch import GramDetector, GramwatchWarning, InputError, TapError
+from gramwatch import CalibrationError, GramDetector, GramwatchWarning, InputError, TapError
+from gramwatch.deviation import TotalDeviation
 from gramwatch.statistics import STATISTICS
 from gramwatch.taps import observe
 from tests import fed, oracle
@@ -250,3 +251,54 @@ def test_the_tap_that_is_not_finite_is_named():
         ),
     ):
         GramDetector(net).fit([fed.images(20, 0)], progress=False)
+
+
+# --- merging -----------------------------------------------------------------------------------------
+
+
+class Switched(nn.Module):
+    """It looks at the first channel of its input. Its activation may be another with the same weights."""
+
+    def __init__(self, activation=F.relu) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.head, self.activation = nn.Conv2d(1, 4, 3), nn.Linear(4, 2), activation
+
+    def forward(self, x):
+        return self.head(self.activation(self.conv(x[:, :1])).mean((2, 3)))
+
+
+@pytest.mark.filterwarnings("ignore::gramwatch.GramwatchWarning")
+def test_detectors_that_watch_different_tensors_are_not_merged():
+    def fitted(channels=1, **options):
+        batch = torch.randn(200, channels, 6, 6)
+        return GramDetector(Switched(**options).eval(), orders=(1,)).fit([batch], progress=False)
+
+    merged = fitted().merge(fitted())
+    assert int(merged.class_counts_.sum()) == 400
+    other_taps, other_inputs = fitted(activation=F.gelu), fitted(channels=3)
+    assert other_inputs.taps == merged.taps
+    for other in (other_taps, other_inputs):
+        with pytest.raises(ValueError, match="the two watch different tensors"):
+            merged.merge(other)
+    assert int(merged.class_counts_.sum()) == 400
+
+
+# --- calibration data --------------------------------------------------------------------------------
+
+
+def test_training_examples_among_a_few_others_do_not_calibrate(net):
+    train = images(400, 0)
+    detector = GramDetector(net, orders=(1, 2)).fit(train.split(100), progress=False)
+    with pytest.raises(CalibrationError, match="look like training examples"):
+        detector.calibrate([torch.cat([train, images(2, 7, 9.0)])], progress=False)
+
+
+def test_taps_that_never_deviate_are_not_left_out_of_a_sum_that_divides_by_nothing():
+    detector = GramDetector(made(), orders=(1,), normalise=False)
+    detector.fit(images(400, 0).split(100), progress=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", GramwatchWarning)
+        detector.check_total(
+            TotalDeviation(normalise=False).fit(torch.zeros(9, len(detector.taps)), torch.ones(9))
+        )

@@ -148,3 +148,13 @@ def test_bounds_of_a_resnet_50_for_imagenet_fit_into_4_gigabytes() -> None:
     assert 2 * 1001 * features * 2 <= size < 1.01 * 2 * 1001 * features * 2
     assert features > 400_000
     assert size < 4e9
+
+
+@pytest.mark.filterwarnings("ignore::gramwatch.GramwatchWarning")
+@pytest.mark.parametrize("storage", ["float32", "float16"])
+def test_training_examples_that_are_all_alike_are_noticed_in_both_storages(net, storage):
+    """Rounding widens bounds in float16, which is no difference between examples."""
+    one = images(1, 0)
+    alike = GramDetector(net, storage=storage).fit([one.repeat(50, 1, 1, 1)], progress=False)
+    assert alike.saw_no_difference()
+    assert not fitted(net, storage).saw_no_difference()

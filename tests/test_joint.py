@@ -61,3 +61,23 @@ def test_a_rule_can_standardise_and_join_otherwise():
     torch.testing.assert_close(plain(measured)[:, 0], standardised.sum(1))
     torch.testing.assert_close(plain(measured)[:, 1:], scores)
     torch.testing.assert_close(highest(measured)[:, 0], 2 * standardised.amax(1))
+
+
+def test_a_fit_leaves_the_rule_and_earlier_fits_as_they_are():
+    """`evaluate` fits one rule draw by draw."""
+    one, other = (false_alarms.simulated(200, torch.Generator().manual_seed(seed)) for seed in (0, 1))
+    rule = JointRule({"gram": TotalDeviation()})
+    first = rule.fit(one)
+    scores = first(one)
+    second = rule.fit(other)
+    assert not torch.equal(second(one), scores)
+    assert torch.equal(first(one), scores)
+    assert rule.totals["gram"].expectation_ is None
+    assert rule.standard.median_ is None
+
+
+def test_scores_that_differ_by_rounding_only_are_constant():
+    scores = torch.stack([torch.linspace(-3, 5, 50), 7 + 1e-10 * torch.linspace(-1, 1, 50).double()], 1)
+    standard = Standard().fit(scores.double())
+    assert standard.tail_.isinf().tolist() == [False, True]
+    assert (standard(scores.double() + 1)[:, 1] == 0).all()

@@ -297,3 +297,13 @@ def test_threads_that_share_modules_see_their_own_tensors():
         assert all(torch.equal(a, b) for again in each for a, b in zip(again, means, strict=True))
     assert plan._makers
     assert not any(module._forward_hooks for module in net.modules())
+
+
+def test_batches_with_and_without_labels_are_joined_without_labels():
+    """Labels of some examples would belong to others."""
+    logits = torch.randn(4, 3)
+    with_labels = Observation(logits, labels=torch.arange(4) % 3)
+    joined = Observation.joined([with_labels, Observation(logits)])
+    assert len(joined) == 8
+    assert joined.labels is None
+    assert Observation.joined([with_labels, with_labels]).labels.tolist() == [0, 1, 2, 0] * 2

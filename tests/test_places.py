@@ -204,3 +204,9 @@ def test_tokens_are_not_smoothed():
             torch.tensor([2.0]), torch.nn.functional.one_hot(torch.tensor([20]), 40).float(), (0, (40,))
         )
         assert int((places.map() > 0).sum()) == (5 if tensor.is_floating_point() else 1)
+
+
+def test_small_parts_of_pixels_are_shared_in_proportion():
+    torch.testing.assert_close(
+        shares(torch.tensor([[0.1, 0.3], [1e-6, 0.0]])), torch.tensor([[0.25, 0.75], [1, 0]])
+    )

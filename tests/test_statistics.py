@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gramwatch import statistics
-from gramwatch.statistics import STATISTICS, check_orders, distinct_orders
+from gramwatch.statistics import STATISTICS, check_count, check_orders, distinct_orders
 from tests import oracle
 
 EVERY = list(STATISTICS)
@@ -311,3 +311,17 @@ def test_distinct_orders_of_a_vector_stand_for_all():
     every, two = statistics.triangle(x, range(1, 11)), statistics.triangle(x, (1, 2))
     for k in range(10):
         torch.testing.assert_close(every[:, k], two[:, k % 2], rtol=1e-6, atol=0)
+
+
+def test_float64_is_not_narrowed_before_channels_are_added():
+    """Two channels that cancel in float32."""
+    x = torch.tensor([[[1 + 2.0**-40], [-1.0]]], dtype=torch.float64)
+    found = STATISTICS["row_sums"](x, (1,))[0, 0]
+    assert found.tolist() == pytest.approx([2.0**-40, -(2.0**-40)], rel=1e-3, abs=0)
+
+
+def test_the_fewest_pixels_and_channels_are_allowed():
+    assert check_count("pixels", 1) == 1
+    assert check_count("channels", 16, 16) == 16
+    with pytest.raises(ValueError, match="at least 16"):
+        check_count("channels", 15, 16)

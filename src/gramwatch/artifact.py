@@ -10,19 +10,14 @@ import hashlib
 import json
 import math
 import os
-import platform
-import shutil
 import struct
-import time
-import uuid
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from operator import itemgetter
 from os import PathLike
 from pathlib import Path
-from stat import S_IMODE
 from types import NoneType, UnionType
 from typing import Any, Literal, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -34,16 +29,24 @@ from torch import Tensor, nn
 from gramwatch.errors import ArtifactError
 from gramwatch.taps import Network, Tap, Taps
 from gramwatch.version import __version__
+from gramwatch.writing import check_writable, replacing
 
 FORMAT = 1
 """The version of the file's layout. Files of every version up to this one can be read."""
 MOST_HEADER = 100_000_000
 """The longest header, in bytes. The safetensors library has the same limit."""
+MOST_VALUES = 1_000_000
+"""The most values in a header. A small value takes a hundred times its bytes of memory."""
 MOST_AXES = 64
 """The largest number of axes of a tensor. PyTorch has the same limit."""
+ADAPTERS: dict[str, Any] = {
+    "inputs": str | None,
+    "logits": str | int | None,
+    "mask": str | Literal[False] | None,
+}
+"""What a file may say of the adapters of a network. None: a function, which must be given again."""
 _PIECE = 2**22
 """The number of values that are checked at once."""
-_DAY = 86_400.0
 
 
 # --- what a file must hold ---------------------------------------------------------------------------
@@ -226,7 +229,7 @@ class File:
                 f"{self.path} is truncated or not a safetensors file: its header should have {length:,} "
                 f"bytes, the file has {size:,}, and at most {MOST_HEADER:,} are read"
             )
-        layout = _json(self._file.read(length))
+        layout = parsed(self._file.read(length))
         metadata = layout.pop("__metadata__", {})
         if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
             raise ValueError("its metadata are not text")
@@ -251,7 +254,7 @@ class File:
                 raise ArtifactError(f"{self.path} is corrupt: its header has another name")
             return None
         with reading(self.path):
-            header = _json(text)
+            header = parsed(text)
             version = header["format"]
             if type(version) is not int:
                 raise ArtifactError(f"{self.path} is corrupt: its format is {version!r:.60}")
@@ -277,14 +280,36 @@ class File:
         return tensor
 
 
-def _json(text: str | bytes) -> dict[str, Any]:
+def parsed(text: str | bytes) -> dict[str, Any]:
+    """The object in a text of JSON from a file. Bytes are UTF-8 without a mark at the beginning.
+
+    Refused are numbers that are none, names that come twice, and more values than `MOST_VALUES`: small values
+    take a hundred times their bytes of memory.
+    """
+
     def refuse(constant: str) -> None:
         raise ValueError(f"{constant} is no number")
 
-    value = json.loads(text, parse_constant=refuse)
+    def without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        named = dict(pairs)
+        if len(named) < len(pairs):
+            names = [name for name, _ in pairs]
+            raise ValueError(f"it has the name {next(n for n in names if names.count(n) > 1)!r:.60} twice")
+        return named
+
+    if count_values(text) > MOST_VALUES:
+        raise ValueError(f"it has more than {MOST_VALUES:,} values")
+    text = text.decode() if isinstance(text, bytes) else text
+    value = json.loads(text, parse_constant=refuse, object_pairs_hook=without_repetition)
     if not isinstance(value, dict):
         raise ValueError("its header is not an object")
     return value
+
+
+def count_values(text: str | bytes) -> int:
+    """The number of values in a text of JSON, or more: commas and brackets within strings count, too."""
+    marks: tuple[Any, ...] = (b",", b"[", b"{") if isinstance(text, bytes) else (",", "[", "{")
+    return sum(text.count(mark) for mark in marks)
 
 
 def _stored(entry: Any, data: int) -> Stored:
@@ -324,11 +349,25 @@ class Saved:
 
     file: File
     header: dict[str, Any]
+    same_weights: bool = True
+    """False after a load that accepted other weights than those of the fit."""
 
     @property
     def path(self) -> Path:
         """The path that was opened."""
         return self.file.path
+
+    @property
+    def adapters(self) -> dict[str, Any]:
+        """The adapters of the network that the file names, checked. Names of Python's own are refused."""
+        found = self.header.get("adapters", {})
+        with reading(self.path):
+            if not isinstance(found, dict) or found.keys() - ADAPTERS.keys():
+                raise ValueError(f"its adapters are {found!r:.60}")
+            check_types(found, **{name: ADAPTERS[name] for name in found})
+            if any(isinstance(value, str) and value.startswith("__") for value in found.values()):
+                raise ValueError(f"its adapters are {found!r:.60}")
+        return found
 
     def tensors(self, expected: Shapes) -> dict[str, Tensor]:
         """The tensors. An error says which one does not match its expected field."""
@@ -372,7 +411,8 @@ class Saved:
                     f"{self.path} was fitted on another network: the names or shapes of parameters differ "
                     f"({then['parameters']:,} parameters then, {now['parameters']:,} now)"
                 )
-            if then["weights"] != now["weights"] and not accept_other_weights:
+            self.same_weights = then["weights"] == now["weights"]
+            if not self.same_weights and not accept_other_weights:
                 raise ArtifactError(
                     f"{self.path} was fitted on a network of the same form with other weights. Load the "
                     "weights it was fitted with, fit anew, or pass accept_other_weights=True"
@@ -437,20 +477,8 @@ def reading(path: Path) -> Iterator[None]:
 # --- writing -----------------------------------------------------------------------------------------
 
 
-def check_writable(path: str | PathLike[str]) -> None:
-    """Make sure that `path` can be written: create an empty file in the same folder, and remove it."""
-    with _writing(path) as target:
-        beside = _beside(target)
-        beside.touch(exist_ok=False)
-        beside.unlink()
-
-
 def write(path: str | PathLike[str], header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Write a file beside `path`, then move it to `path`. A failure leaves the old file whole.
-
-    The file is written in a folder of its own, because safetensors may have temporary files, too. If `path`
-    is a link, the file that it points to is replaced. What killed processes left beside it is removed.
-    """
+    """Write a file, whole or not at all: see `writing.replacing`."""
     check_writable(path)
     kept = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     whole = {"format": FORMAT, "library": __version__, "tensors": _checksum(kept.items()), **header}
@@ -464,87 +492,13 @@ def write(path: str | PathLike[str], header: Mapping[str, Any], tensors: Mapping
     text = json.dumps({**whole, "checksum": _header_checksum(whole)})
     if len(text) > MOST_HEADER // 2:  # the other half is for escaped quotes
         raise ArtifactError(f"the detector's metadata are too long: its header has {len(text):,} bytes")
-    with _writing(path) as target:
-        _remove_leftovers(target)
-        folder = _beside(target)
+    if count_values(text) > MOST_VALUES:
+        raise ArtifactError(f"the detector's metadata are too long: over {MOST_VALUES:,} values")
+    with replacing(path) as beside:
         try:
-            folder.mkdir()
-            beside = folder / "file"
-            beside.touch()
-            mode = (target if target.exists() else beside).stat().st_mode
             save_file(kept, beside, metadata={"gramwatch": text})
-            beside.chmod(S_IMODE(mode))  # some versions of safetensors let only the owner read
-            _flush(beside)
-            beside.replace(target)
-            _flush(target.parent)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextmanager
-def _writing(path: str | PathLike[str]) -> Iterator[Path]:
-    """The file to replace, with links followed. Any failure becomes an `OSError` that names `path`."""
-    try:
-        target = Path(os.path.realpath(path))
-        if target.is_dir():
-            raise IsADirectoryError("it is a folder")
-        if not target.parent.is_dir():
-            raise NotADirectoryError(f"there is no folder {target.parent}")
-        yield target
-    except (OSError, SafetensorError) as error:
-        raise OSError(f"cannot write {path}: {error}") from error
-
-
-def _leftover(target: Path) -> str:
-    """The beginning of the names of what is temporary beside a target."""
-    return f".gramwatch-{_short_hash(target.name)}-"
-
-
-def _beside(target: Path) -> Path:
-    """A new temporary name beside a target. It holds the target, the machine and the process."""
-    machine, process = _short_hash(platform.node()), os.getpid()
-    return target.with_name(f"{_leftover(target)}{machine}-{process}-{uuid.uuid4().hex[:8]}")
-
-
-def _short_hash(text: str) -> str:
-    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:12]
-
-
-def _remove_leftovers(target: Path) -> None:
-    """Remove what is temporary beside this target if its process has ended, or if it is over a day old.
-
-    It is a folder, or an empty file of `check_writable`. Earlier versions left files.
-    """
-    for path in target.parent.glob(f"{_leftover(target)}*"):
-        with suppress(OSError, ValueError):
-            machine, process = path.name.split("-")[2:4]
-            gone = machine == _short_hash(platform.node()) and not _is_running(int(process))
-            if gone or time.time() - path.stat().st_mtime > _DAY:
-                remove = shutil.rmtree if path.is_dir() else Path.unlink
-                remove(path)
-
-
-def _is_running(process: int) -> bool:
-    if os.name != "posix":  # on Windows, signal 0 is Ctrl+C
-        return True
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True
-
-
-def _flush(path: Path) -> None:
-    """Wait until a file, or the list of names in a folder, is on the disk."""
-    if path.is_dir() and os.name != "posix":
-        return
-    handle = os.open(path, os.O_RDONLY if os.name == "posix" else os.O_RDWR)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        except SafetensorError as error:
+            raise OSError(str(error)) from error
 
 
 # --- taps and networks -------------------------------------------------------------------------------

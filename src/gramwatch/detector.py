@@ -20,10 +20,27 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 
-from gramwatch import artifact
-from gramwatch.batches import Inputs, count_examples, mapped, on_device, on_device_ahead, repeated
+from gramwatch import artifact, probe
+from gramwatch.batches import (
+    Inputs,
+    count_examples,
+    device_of,
+    mapped,
+    on_device,
+    on_device_ahead,
+    repeated,
+)
+from gramwatch.counted import MOSTLY, Counted, Read, checksums
 from gramwatch.distributed import Group, files_of_ranks, together
-from gramwatch.errors import ArtifactError, CalibrationError, GramwatchError, InputError, NotFittedError, warn
+from gramwatch.errors import (
+    ArtifactError,
+    CalibrationError,
+    GramwatchError,
+    InputError,
+    NotFittedError,
+    warn,
+    warn_once,
+)
 from gramwatch.explain import Contribution, Explained, Pass, Shares
 from gramwatch.measurement import (
     AsMeasured,
@@ -38,7 +55,8 @@ from gramwatch.observation import Needs, Observation, Plan, Statistics
 from gramwatch.places import contrasts, strengths
 from gramwatch.split import KeptInputs, halves
 from gramwatch.taps import Look, Network, Tap, Taps, unwrap
-from gramwatch.taps.running import InputsAdapter, LogitsAdapter, MaskAdapter
+from gramwatch.taps.running import InputsAdapter, LogitsAdapter, MaskAdapter, is_compiled
+from gramwatch.writing import check_writable
 
 CHECKPOINT_SECONDS = 60.0
 """How often a fit with a checkpoint writes it."""
@@ -46,6 +64,8 @@ RUN_AGAIN = 32
 """The number of calibration inputs that are run again in other batches."""
 SIZES_AGAIN = (1, 7)
 """The sizes of these batches. Kernels differ most for a single input and for an odd number of them."""
+UNCOUNTED = 32
+"""After this many batches, their examples are counted."""
 _B = TypeVar("_B")
 _D = TypeVar("_D", bound="Detector")
 
@@ -107,8 +127,10 @@ class Detector(ABC):
     def _begin(self) -> None:
         """Start without training data, plan and calibration."""
         self._fits = Fits()
+        self._examples = Counted()
         self._plan: Plan | None = None
         self._observers: tuple[Detector, ...] = ()  # the plan's detectors, in its order
+        self._recipe: Any = None  # of the probe's input
         self.forget_calibration()
 
     # --- what a method writes ------------------------------------------------------------------------
@@ -194,6 +216,7 @@ class Detector(ABC):
     def adopt(self, finished: Any) -> None:
         """Take over the finished fit of another detector."""
         self.take_over(finished)
+        self._examples = finished._examples
 
     @property
     def why_not_merged(self) -> str:
@@ -280,6 +303,11 @@ class Detector(ABC):
         """The detectors that receive observations: this detector, or the members of a guard."""
         return (self,)
 
+    @property
+    def counted(self) -> Counted:
+        """The training examples of the fit: their number, and a sample of their checksums."""
+        return self.leaves[0]._examples
+
     def to(self: _D, device: torch.device | str) -> _D:
         """Move the network to a device. The fitted tensors follow at the next use."""
         self.model.to(device)
@@ -351,6 +379,7 @@ class Detector(ABC):
         *,
         checkpoint: str | PathLike[str] | None = None,
         progress: bool = True,
+        sharded: bool | None = None,
     ) -> _D:
         """Learn what training data looks like (Algorithm 1).
 
@@ -363,6 +392,9 @@ class Detector(ABC):
                 it exists, its batches are skipped: the loader must yield the same batches in the same order.
                 `save` deletes it. If several processes fit, each has a file of its own beside it.
             progress: show a progress bar (on a terminal only).
+            sharded: of several processes: whether every process was given a part of its own (True), or all
+                the same (False). None: they compare what they were given. An error asks if that does not
+                tell.
 
         """
         with together(self.model, "fit") as group:
@@ -370,14 +402,14 @@ class Detector(ABC):
             files = [] if checkpoint is None else files_of_ranks(checkpoint, group.size)
             own = files[group.rank] if files else None
             begin_on_ranks(group, self.leaves, keep=self._fits.interrupted)
-            done = self._resume(own)
-            self._fits.begin(own, files)
+            done, begun = self._resume(own)
+            self._fits.begin(own, files, begun)
 
             def write(done: int) -> None:
                 if own is not None and all(leaf.has_examples for leaf in self.leaves):
                     self._write(own, batches=done)
 
-            fit_all([self], loader, progress, self._fits, done, write)
+            fit_all([self], loader, progress, self._fits, done, write, sharded)
             if group.rank == 0:
                 self.check_useful()
         return self
@@ -415,7 +447,13 @@ class Detector(ABC):
                 self.settle(look)
                 self._observers = self.leaves
                 self._plan = plan_for(self._observers, look)
+            self.note_form(inputs)
         return self._plan
+
+    def note_form(self, inputs: Inputs) -> None:
+        """Note the form of the first example, for the probe."""
+        if self._recipe is None:
+            self._recipe = probe.recipe_of(inputs)
 
     @torch.inference_mode()
     def merge(self: _D, other: _D) -> _D:
@@ -425,7 +463,15 @@ class Detector(ABC):
         again.
         """
         self.check_merge(other)
+        share = self.counted.share_in_both(other.counted)
+        if share > MOSTLY:
+            warn(
+                f"the two were fitted on {self.counted.number:,} and {other.counted.number:,} examples. "
+                f"About {share:.0%} are the same and count twice"
+            )
         self._merge(other)
+        for mine, theirs in zip(self.leaves, other.leaves, strict=True):
+            mine._examples = mine._examples.joined(theirs._examples)
         self.forget_calibration()
         return self
 
@@ -442,12 +488,23 @@ class Detector(ABC):
         mine, theirs = self.model, other.model
         if mine is not theirs and artifact.fingerprint(mine) != artifact.fingerprint(theirs):
             raise ValueError("the two were fitted on networks with different weights")
+        if self.counted.number and self.counted == other.counted:
+            raise ValueError(
+                f"the two were fitted on the same {self.counted.number:,} examples. A fit cannot be merged "
+                "with itself: its examples would count twice"
+            )
 
     # --- calibrate and judge -------------------------------------------------------------------------
 
     @torch.inference_mode()
     def calibrate(
-        self: _D, loader: Iterable[Any], *, split: bool = True, seed: int = 0, progress: bool = True
+        self: _D,
+        loader: Iterable[Any],
+        *,
+        split: bool = True,
+        seed: int = 0,
+        progress: bool = True,
+        sharded: bool | None = None,
     ) -> _D:
         """Set the threshold from in-distribution data that was not used for training.
 
@@ -464,12 +521,13 @@ class Detector(ABC):
                 always rank by all data.
             seed: the seed of the split. It is saved.
             progress: show a progress bar (on a terminal only).
+            sharded: as for `fit`.
 
         """
         self.check_fitted()
         with together(self.model, "calibrate") as group:
             kept = KeptInputs(seed)
-            measurement = self.measure_all(loader, "calibrating", progress, kept)
+            measurement = self.measure_all(loader, "calibrating", progress, kept, sharded)
             self.calibrate_kept(group, measurement, kept, split=split, progress=progress)
         return self
 
@@ -724,13 +782,14 @@ class Detector(ABC):
         doing: str = "measuring",
         progress: bool = True,
         kept: KeptInputs | None = None,
+        sharded: bool | None = None,
     ) -> Measurement:
         """`measure` over a whole loader, on the CPU. `kept` receives a sample of the inputs."""
 
         def measure(inputs: Inputs) -> dict[str, Measurement]:
             return {"": self.measure(inputs)}
 
-        return measured_all(self.network, loader, measure, doing, progress, kept)[""]
+        return measured_all(self.network, loader, measure, doing, progress, kept, sharded)[""]
 
     # --- save and load -------------------------------------------------------------------------------
 
@@ -751,40 +810,121 @@ class Detector(ABC):
         self._fits.saved(path)
 
     def _write(self, path: str | PathLike[str], batches: int | None = None) -> None:
-        artifact.check_writable(path)
+        check_writable(path)
         header, tensors = self.contents()
         header |= {"network": artifact.fingerprint(self.model), "metadata": self.metadata}
+        header["counted"] = self.counted.as_json()
+        if batches is not None:
+            header["read"] = self._fits.read.as_json()
         if self.network.adapters:
             header["adapters"] = self.network.adapters
+        if self._recipe is not None and (answered := self.probed(self._recipe)) is not None:
+            header["probe"] = answered
         artifact.write(path, {**header, "batches": batches}, tensors)
 
     @classmethod
     def from_artifact(
-        cls: "type[_D]", saved: artifact.Saved, model: nn.Module | Network, accept_other_weights: bool = False
+        cls: "type[_D]",
+        saved: artifact.Saved,
+        model: nn.Module | Network,
+        accept_other_weights: bool = False,
+        check_probe: bool = True,
     ) -> "_D":
         """The detector in an opened file; `gramwatch.load` is the short way."""
         detector = saved.restored(cls, model, accept_other_weights)
-        if saved.header.get("batches") is None:
-            with artifact.reading(saved.path):
+        with artifact.reading(saved.path):
+            counted = Counted.from_json(saved.header.get("counted"))
+            for leaf in detector.leaves:
+                leaf._examples = counted
+            if saved.header.get("batches") is None:
                 detector.check_fitted()
+            found = saved.header.get("probe")  # files of earlier versions have none
+            if found is None:
+                return detector
+            then, inputs = probe.Answer.from_json(found), probe.made(found["input"])
+        detector._recipe = found["input"]
+        if check_probe and saved.same_weights:
+            detector._compare(then, inputs, saved.path)
         return detector
 
-    def _resume(self, checkpoint: str | PathLike[str] | None) -> int:
-        """Continue from the checkpoint of an interrupted fit. Return the number of batches in it."""
+    def _answer(self, inputs: Inputs) -> probe.Answer:
+        """The logits of a batch of one, and the score if the detector is calibrated.
+
+        Everything is prepared anew, so that nothing is kept of an input that is made up. A compiled network
+        would be compiled for it, and a method that is `alone` prepares by itself: they have no score.
+        """
+        with probe.plainly(self.network):
+            logits, score = probe.logits_of(self.network, inputs), None
+            compiled = any(map(is_compiled, self.model.modules()))
+            if self._calibration is not None and not self.alone and not compiled:
+                plan = plan_for(self.leaves, Look(self.network, inputs))
+                (observations,) = plan.run(inputs)
+                seen = zip(self.leaves, observations, strict=True)
+                measured = self.measured_from({leaf: leaf.measured(shown) for leaf, shown in seen})
+                score = float(self.calibration(logits.device).judged(measured)[0])
+            return probe.Answer.of(logits, score)
+
+    def probed(
+        self, recipe: Any, prepare: Callable[[Any], Inputs] = lambda made: made
+    ) -> dict[str, Any] | None:
+        """The probe for a file. None if the network cannot be run on an input that is made up, or is random.
+
+        `prepare` makes the network's input of what the recipe makes.
+        """
+        try:
+            inputs = prepare(on_device(probe.made(recipe), self.model))
+            answer = probe.repeatable(self._answer(inputs), self.network, inputs)
+            return None if answer is None else answer.to_json(recipe)
+        except Exception as error:  # whatever the network raises
+            why = f"{type(error).__name__}: {error!s:.200}"
+            warn_once(self.network.module, f"no probe is saved: the network fails on made-up inputs ({why})")
+            return None
+
+    def _compare(self, then: probe.Answer, inputs: Inputs, path: Path) -> None:
+        """Warn if the network or the detector answers the probe otherwise than when the file was written."""
+        device = device_of(self.model)
+        if then.device != ("cpu" if device is None else device.type):
+            return
+        try:
+            now = self._answer(on_device(inputs, self.model))
+        except Exception as error:  # whatever the network raises
+            differs = f"it fails: {type(error).__name__}: {error!s:.200}"
+        else:
+            differs = then.differences(now, now.rounding(self.network.dtype))
+        if differs:
+            warn(
+                f"{path}: the network answers the probe otherwise than when the file was written: {differs}. "
+                "Its tensors are the same, so its code differs (an activation, pooling, padding, an epsilon, "
+                "a buffer that is not saved), or this library's. The false-alarm rate does not hold: build "
+                "the network as it was, or fit and calibrate anew. check_probe=False does not look"
+            )
+
+    def _resume(self, checkpoint: str | PathLike[str] | None) -> tuple[int, Any]:
+        """Continue from the checkpoint of an interrupted fit.
+
+        Return the number of batches in it, and what they were; None if the file does not say.
+        """
         if checkpoint is None:
-            return 0
-        artifact.check_writable(checkpoint)
+            return 0, None
+        check_writable(checkpoint)
         if not Path(checkpoint).exists():
-            return 0
+            return 0, None
         saved = artifact.read(checkpoint)
         batches = saved.batches()
         before = type(self).from_artifact(saved, self.network)
+        self._recipe = before._recipe
         remedy = "delete it to start anew"
         for name, mine, theirs in self.differing_settings(before):
             raise ArtifactError(f"{checkpoint} was begun with {name} = {theirs!r}, not {mine!r}: {remedy}")
         self._check_resumed(before, checkpoint, remedy)
         self.take_over(before)
-        return batches
+        for leaf in self.leaves:
+            leaf._examples = before.counted
+        with artifact.reading(saved.path):
+            begun = saved.header.get("read")
+            if begun is not None:
+                artifact.check_types(begun, examples=int, checksum=int)
+        return batches, begun
 
     def _check_resumed(self, before: Any, checkpoint: str | PathLike[str], remedy: str) -> None:  # noqa: B027
         """Refuse a checkpoint that differs from this detector in more than its settings."""
@@ -834,6 +974,7 @@ def measured_all(
     doing: str,
     progress: bool,
     kept: KeptInputs | None = None,
+    sharded: bool | None = None,
 ) -> dict[str, Measurement]:
     """The measurements of a whole loader, by detector, on the CPU. Ranks measure their parts.
 
@@ -843,14 +984,18 @@ def measured_all(
     """
     numbers: list[int] = []
     parts: list[Mapping[str, Measurement]] = []
+    counted = Counted()
     with together(network.model, doing) as group:
-        part = group.part(loader, network.inputs_of)
+        part = group.part(loader, network.inputs_of, sharded)
         numbered = network.numbered(part, doing, progress and group.rank == 0)
         read = ((number, inputs) for number, inputs, _ in numbered)
         watched = read if kept is None else _keeping(kept, read, group)
         for number, inputs in on_device_ahead(watched, network.model):
             numbers.append(number)
+            if group.size > 1:
+                counted = counted.joined(Counted.of(checksums(inputs)))
             parts.append(measure(inputs))
+        group.compare(part, [counted])
         counts = [len(next(iter(measured.values()))) for measured in parts]
         mine = {
             name: Measurement.joined([part[name] for part in parts]) for name in (parts[0] if parts else ())
@@ -952,6 +1097,7 @@ def packed(detector: Detector) -> tuple[Any, dict[str, Tensor]]:
     if not all(leaf.has_examples for leaf in detector.leaves):
         return None, {}
     header, tensors = detector.contents()
+    header |= {"counted": detector.counted.as_json()}
     return (json.loads(json.dumps(header)), tensors) if tensors else (None, {})
 
 
@@ -959,6 +1105,8 @@ def unpacked(like: _D, header: Any, tensors: Mapping[str, Tensor]) -> _D:
     """A detector with these states, of the same kind and network as another one."""
     detector, _ = type(like).described(header, like.network)
     detector.restore(header, tensors)
+    for leaf in detector.leaves:
+        leaf._examples = Counted.from_json(header["counted"])
     return detector
 
 
@@ -999,6 +1147,7 @@ def fit_all(
     fits: "Fits",
     done: int = 0,
     write: Callable[[int], None] = lambda done: None,
+    sharded: bool | None = None,
 ) -> None:
     """Fit detectors of one network in one pass over the training data. Every fit runs this loop."""
     network = detectors[0].network
@@ -1007,12 +1156,18 @@ def fit_all(
     passed = _TrainingPass(detectors, fits)
     with together(network.model, "fit") as group:
         if any(leaf.learns for leaf in leaves_of(detectors)):
-            part = group.part(loader, network.inputs_of)
+            part = group.part(loader, network.inputs_of, sharded)
             shown = network.batches(part, "fitting", progress and group.rank == 0)
             batches = on_device_ahead(shown, network.model)
             if group.size > 1:
                 batches = passed.begin_together(batches, group)
-            fits.run(batches, passed.take, done, write, may_be_empty=passed.begun)
+
+            def write_all(done: int) -> None:
+                passed.count()
+                write(done)
+
+            fits.run(batches, passed.take, passed.skip, done, write_all, may_be_empty=passed.begun)
+            passed.compare(part, group)
         leaves = leaves_of(detectors)
         left_out, where = passed.left_out_by_all(leaves, group)
         if any(left_out) and group.rank == 0:
@@ -1031,6 +1186,8 @@ class _TrainingPass:
         self._detectors, self._fits = detectors, fits
         self._plan: Plan | None = None
         self._left_out: dict[Detector, Tensor | int] = {}
+        self._sums: list[Tensor] = []
+        """Checksums of examples that are not counted yet: to wait for a GPU after each batch takes time."""
         self.learning: list[Detector] = []
 
     @property
@@ -1046,6 +1203,8 @@ class _TrainingPass:
                 detector.settle(look)
             self.learning = [leaf for leaf in leaves_of(self._detectors) if leaf.learns]
             self._plan = plan_for(self.learning, look, known)
+        for detector in (*self._detectors, *leaves_of(self._detectors)):
+            detector.note_form(inputs)
         return self._plan
 
     def begin_together(
@@ -1074,6 +1233,7 @@ class _TrainingPass:
         plan = self._plan or self._begin(batch[0])
         if not self.learning:
             return
+        sums = checksums(batch[0])
         record = any(detector.record_pass for detector in self._detectors)
         for observations in plan.run(*batch, record):
             self._fits.torn = True
@@ -1081,6 +1241,29 @@ class _TrainingPass:
                 leaf.note(observation)
                 self._left_out[leaf] = self._left_out.get(leaf, 0) + leaf.take(observation)
         self._fits.torn = False
+        self._sums.append(sums)
+        if len(self._sums) == UNCOUNTED:
+            self.count()
+
+    def skip(self, batch: tuple[Inputs, Tensor | None]) -> None:
+        """Pass a batch that the checkpoint holds already."""
+        self._fits.skip(checksums(batch[0]))
+
+    def count(self) -> None:
+        """Count the examples of the last batches."""
+        if self._sums:
+            sums, self._sums = torch.cat(self._sums).cpu(), []
+            self._fits.read.add(sums)
+            counted = Counted.of(sums)
+            for leaf in leaves_of(self._detectors):
+                leaf._examples = leaf._examples.joined(counted)
+
+    def compare(self, part: Iterable[Any], group: Group) -> None:
+        """After the last batch: compare what the ranks counted, and join it."""
+        leaves = leaves_of(self._detectors)
+        joined = group.compare(part, [leaf._examples for leaf in leaves])
+        for leaf, examples in zip(leaves, joined, strict=True):
+            leaf._examples = examples
 
     def left_out_by_all(self, leaves: Sequence[Detector], group: Group) -> tuple[list[int], str]:
         """How many examples of all ranks each detector left out, and where the first one was."""
@@ -1098,6 +1281,9 @@ class Fits:
         self._interrupted = 0
         self._checkpoint: Path | None = None
         self._all_checkpoints: list[Path] = []
+        self._begun: Mapping[str, Any] | None = None
+        self.read = Read()
+        """The examples that this fit has read."""
         self.torn = False
         """True while a batch is in the states of one detector but not yet of all, or only in part."""
 
@@ -1107,9 +1293,12 @@ class Fits:
         return self._interrupted > 0
 
     def begin(
-        self, checkpoint: str | PathLike[str] | None, of_all_ranks: Iterable[str | PathLike[str]] = ()
+        self,
+        checkpoint: str | PathLike[str] | None,
+        of_all_ranks: Iterable[str | PathLike[str]] = (),
+        begun: Mapping[str, Any] | None = None,
     ) -> None:
-        """Begin a fit. Warn if it follows an interrupted fit."""
+        """Begin a fit. Warn if it follows an interrupted fit. `begun` is what the checkpoint has read."""
         if self._interrupted and (checkpoint is None or not Path(checkpoint).exists()):
             warn(
                 f"an earlier fit was interrupted after {self._interrupted} batch(es), which are kept. If "
@@ -1118,16 +1307,38 @@ class Fits:
         self._interrupted = 0
         self._checkpoint = None if checkpoint is None else Path(checkpoint)
         self._all_checkpoints = [Path(each) for each in of_all_ranks]
+        self._begun, self.read = begun, Read()
+
+    def skip(self, sums: Tensor) -> None:
+        """Note the checksums of a batch that the checkpoint holds already."""
+        self.read.add(sums)
+
+    def check_skipped(self, done: int) -> None:
+        """After the batches that the checkpoint holds: make sure that the loader has yielded these."""
+        if self._begun is None or self._begun == self.read.as_json():
+            return
+        then, now = self._begun["examples"], self.read.number
+        if then != now:
+            raise InputError(
+                f"{self._checkpoint} holds {then:,} examples in {done} batches, and the first {done} batches "
+                f"of the loader have {now:,}: give batches of the same size, or delete it to start anew"
+            )
+        warn(
+            f"the first {done} batches of the loader are not those of {self._checkpoint}. If the order is "
+            "random, some examples count twice and others not at all: fix it by a seed. Random augmentation "
+            "does no harm"
+        )
 
     def run(
         self,
         batches: Iterable[_B],
         take: Callable[[_B], None],
+        skip: Callable[[_B], None],
         done: int,
         write: Callable[[int], None],
         may_be_empty: bool = False,
     ) -> None:
-        """Call `take` with every batch after the first `done` batches.
+        """Call `skip` with the first `done` batches, and `take` with every further batch.
 
         `write(done)` is called every minute, on interruption, and at the end. No batch is an error, unless
         other ranks have some.
@@ -1136,7 +1347,10 @@ class Fits:
         try:
             for number, batch in enumerate(batches):
                 seen += 1
-                if number < done:
+                if number < done_before:
+                    skip(batch)
+                    if seen == done_before:
+                        self.check_skipped(done)
                     continue
                 take(batch)
                 done = number + 1
@@ -1145,7 +1359,8 @@ class Fits:
                     saved_at = time.monotonic()
         except BaseException:
             self._interrupted = done + self.torn
-            if not self.torn:  # a torn state must not replace the last checkpoint, which is whole
+            # A torn state must not replace the last checkpoint, which is whole. Nor must nothing new.
+            if not self.torn and not 0 < done == done_before:
                 write(done)
             self.torn = False
             raise

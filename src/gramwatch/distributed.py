@@ -6,6 +6,7 @@ files have, and measurements. A rank that fails or ends stops the others. docs/s
 """
 
 import atexit
+import functools
 import hashlib
 import itertools
 import json
@@ -26,6 +27,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from gramwatch.batches import Inputs, batches_in, device_of, tensors_in
+from gramwatch.counted import MOSTLY, Counted, checksums
 from gramwatch.errors import GramwatchWarning, InputError, RankError, warn
 
 BEAT = 1.0
@@ -36,6 +38,8 @@ LATE = 30.0
 """A warning names the ranks that have not made the same call after this many seconds."""
 TOO_LATE = 600.0
 """After this many seconds it is an error."""
+COMPARED = 16
+"""How many examples of a data set the ranks compare, beside the first, the middle and the last."""
 _POLL = 0.02
 _T = TypeVar("_T")
 _Form = tuple[tuple[int, ...], torch.dtype]
@@ -43,7 +47,7 @@ _Form = tuple[tuple[int, ...], torch.dtype]
 
 @dataclass(frozen=True)
 class Shard:
-    """A loader whose batches are the part of this rank. Without it, the ranks compare their loaders."""
+    """A loader whose batches are the part of this rank, as with `sharded=True`."""
 
     loader: Iterable[Any]
 
@@ -171,13 +175,24 @@ class Group:
                 warnings.simplefilter("ignore", GramwatchWarning)
             yield
 
-    def part(self, loader: Iterable[Any], read: Callable[[Any], Inputs]) -> Iterable[Any]:
+    def part(
+        self, loader: Iterable[Any], read: Callable[[Any], Inputs], sharded: bool | None = None
+    ) -> Iterable[Any]:
         """The part of a loader's batches for this rank. `read` makes the network's inputs of a batch.
 
-        If all ranks were given the same examples, batches are dealt out: rank r gets the batches r, r + size,
-        and so on. If their examples differ, these are the ranks' parts already.
+        With `sharded=False`, all ranks were given the same, and batches are dealt out: rank r gets the
+        batches r, r + size, and so on. With `sharded=True`, these are the ranks' parts already. With `None`,
+        the ranks compare their loaders, and an error asks if they cannot tell.
         """
         return loader
+
+    def compare(self, part: Iterable[Any], counted: Sequence[Counted]) -> list[Counted]:
+        """After the last batch: what all ranks counted, if they read what they were said to read.
+
+        `counted` has one entry for each detector. An error tells if batches were dealt out that were not the
+        same on all ranks. A warning tells if ranks counted the same examples.
+        """
+        return list(counted)
 
 
 class _Ranks(Group):
@@ -405,57 +420,169 @@ class _Ranks(Group):
 
     # --- data ----------------------------------------------------------------------------------------
 
-    def part(self, loader: Iterable[Any], read: Callable[[Any], Inputs]) -> Iterable[Any]:
+    def part(
+        self, loader: Iterable[Any], read: Callable[[Any], Inputs], sharded: bool | None = None
+    ) -> "_Part":
         """The part of a loader's batches for this rank."""
         if isinstance(loader, Shard):
-            return _Watched(loader, self.check)
+            loader, sharded = loader.loader, True
         batches = batches_in(loader)
+        ranks = self.gather((_kind(batches), sharded))
+        if len({sharded for _, sharded in ranks}) > 1:
+            said = ", ".join(f"rank {rank} {sharded}" for rank, (_, sharded) in enumerate(ranks))
+            raise InputError(f"all ranks must say the same of sharded=, and they say: {said}")
+        if len({kind for kind, _ in ranks}) > 1:
+            if sharded is False:
+                raise InputError(f"sharded=False, but the ranks have loaders of several kinds. {_ASKED}")
+            sharded = True
         if _has_numbers(batches):
-            return _Watched(self._part_of_indices(batches, read), self.check)
-        return _Watched(self._part_of_batches(batches, read), self.check)
+            return _Part(self._part_of_indices(batches, read, sharded), self.check)
+        if sharded:
+            return _Part(batches, self.check)
+        if sharded is None and isinstance(batches, list | tuple):
+            same = self._lists_are_the_same(batches, read)
+            return _Part(batches[self.rank :: self.size] if same else batches, self.check)
+        return self._part_of_any(batches, read, sharded)
 
-    def _part_of_batches(self, batches: Iterable[Any], read: Callable[[Any], Inputs]) -> Iterable[Any]:
-        """The part of any iterable for this rank. The ranks compare their first batches."""
+    def _lists_are_the_same(self, batches: Sequence[Any], read: Callable[[Any], Inputs]) -> bool:
+        """Whether all ranks have the same batches in memory. They are compared as a whole."""
+        digest, counted = hashlib.sha256(), Counted()
+        for batch in batches:
+            inputs = read(batch)
+            digest.update(_digest(inputs).encode())
+            counted = counted.joined(Counted.of(checksums(inputs)))
+        ranks = self.gather((digest.hexdigest() if batches else "", counted))
+        if self._all_have_the_same([digest for digest, _ in ranks]):
+            return True
+        for one, other, share in _sharing([counted for _, counted in ranks]):
+            raise InputError(
+                f"ranks {one} and {other} were given {share:.0%} the same examples, but in other batches or "
+                f"in another order. {_ASKED}"
+            )
+        return False
+
+    def _part_of_any(
+        self, batches: Iterable[Any], read: Callable[[Any], Inputs], sharded: bool | None
+    ) -> "_Part":
+        """The part of any iterable for this rank. The ranks compare their first batches.
+
+        If these are the same, the ranks compare all batches while they read them: see `compare`.
+        """
         iterator = iter(batches)
         first = list(itertools.islice(iterator, 1))
         everything = itertools.chain(first, iterator)
-        if not self._all_have_the_same(_digest(read(first[0])) if first else ""):
-            return everything
-        return itertools.islice(everything, self.rank, None, self.size)
+        if sharded is None:
+            digests = self.gather(_digest(read(first[0])) if first else "")
+            if not self._all_have_the_same(digests):
+                if all(digests):
+                    raise InputError(
+                        "the processes cannot tell what they were given. Their first batches differ: these "
+                        f"may be parts, or the same examples in a random order. {_ASKED}"
+                    )
+                return _Part(everything, self.check)
+        dealt = _Dealt(everything, self.rank, self.size, whole=sharded is None)
+        return _Part(dealt, self.check, dealt)
 
-    def _part_of_indices(self, loader: "DataLoader[Any]", read: Callable[[Any], Inputs]) -> Iterable[Any]:
+    def _part_of_indices(
+        self, loader: "DataLoader[Any]", read: Callable[[Any], Inputs], sharded: bool | None
+    ) -> Iterable[Any]:
         """The part of a data set with numbered examples for this rank. Other examples are not read.
 
-        The ranks compare the numbers, and the first, the middle and the last example of these numbers.
+        The ranks compare the numbers, and a few examples: the first, the middle, the last, and random ones.
         """
         batches = _without_padding(loader)
-        numbers = _sorted(itertools.chain.from_iterable(batches))
-        digest = ""
-        if numbers:
-            few = [numbers[0], numbers[len(numbers) // 2], numbers[-1]]
-            with _same_dice():
-                assert loader.collate_fn is not None
-                digest = _digest([read(loader.collate_fn([loader.dataset[number]])) for number in few])
-            digest += hashlib.sha256(repr(numbers).encode()).hexdigest()
-        if self._all_have_the_same(digest):
-            # The order may be random, so that one rank decides.
-            batches = self.once(lambda: batches)[self.rank :: self.size]
+        if not sharded:
+            numbers = _sorted(itertools.chain.from_iterable(batches))
+            counts = self.gather((len(numbers), hashlib.sha256(repr(numbers).encode()).hexdigest()))
+            same = len(set(counts)) == 1
+            if sharded is False and not same:
+                said = ", ".join(f"{count:,}" for count, _ in counts)
+                raise InputError(
+                    f"sharded=False, but the data sets of the ranks have other numbers ({said} examples). "
+                    "Give all ranks the same loader, or say sharded=True"
+                )
+            if sharded is None:
+                same = self._examples_are_the_same(loader, numbers, counts, read)
+            if same:
+                # The order may be random, so that one rank decides.
+                batches = self.once(lambda: batches)[self.rank :: self.size]
         return DataLoader(batch_sampler=batches, **{name: getattr(loader, name) for name in _ARGUMENTS})
 
-    def _all_have_the_same(self, digest: str) -> bool:
+    def _examples_are_the_same(
+        self,
+        loader: "DataLoader[Any]",
+        numbers: Sequence[Any],
+        counts: Sequence[tuple[int, str]],
+        read: Callable[[Any], Inputs],
+    ) -> bool:
+        """Whether the numbers and a few examples are the same on all ranks."""
+        few: list[Any] = []
+        if numbers:
+            chosen = random.Random(len(numbers)).sample(range(len(numbers)), min(COMPARED, len(numbers)))
+            few = [numbers[i] for i in (0, len(numbers) // 2, -1, *chosen)]
+
+        def digest() -> str:
+            return _digest_of_examples(loader, few, read) if few else ""
+
+        own = digest()
+        if self._all_have_the_same(self.gather(own and own + counts[self.rank][1])):
+            return True
+        if len(set(counts)) == 1 and not all(self.gather(digest() == own)):
+            raise InputError(
+                "the processes cannot tell what they were given: an example differs whenever it is read, by "
+                f"augmentation that neither torch nor random nor numpy.random draws. {_ASKED}"
+            )
+        return False
+
+    def _all_have_the_same(self, digests: Sequence[str]) -> bool:
         """Whether all ranks have the same data. False if their data differ."""
-        digests = self.gather(digest)
-        given = [each for each in digests if each]
+        given = [digest for digest in digests if digest]
         if len(set(given)) == len(given):
             return False
         if len(set(digests)) == 1:
             return True
-        twice = next(each for each in given if given.count(each) > 1)
-        ranks = ", ".join(str(rank) for rank, each in enumerate(digests) if each == twice)
+        twice = next(digest for digest in given if given.count(digest) > 1)
+        ranks = ", ".join(str(rank) for rank, digest in enumerate(digests) if digest == twice)
         raise InputError(
             f"ranks {ranks} were given the same examples, other ranks were given others. Give all ranks the "
-            "same loader, or give each its own part: fit(gramwatch.distributed.Shard(loader))"
+            "same loader, or give each its own part and say sharded=True"
         )
+
+    def compare(self, part: Iterable[Any], counted: Sequence[Counted]) -> list[Counted]:
+        """After the last batch: what all ranks counted, if they read what they were said to read."""
+        assert isinstance(part, _Part)
+        ranks = self.gather((part.dealt.noted() if part.dealt else None, list(counted)))
+        notes = [note for note, _ in ranks if note]
+        if len(set(notes)) > 1:
+            said = ", ".join(f"{count:,} on rank {rank}" for rank, (count, _) in enumerate(notes))
+            raise InputError(
+                f"batches were dealt out, but the ranks were not given the same ones ({said}), so that some "
+                f"were read by no rank. {_ASKED}"
+            )
+        first = [examples[0] for _, examples in ranks]
+        for one, other, share in _sharing(first) if self.rank == 0 else ():
+            warn(
+                f"ranks {one} and {other} counted {first[one].number:,} and {first[other].number:,} "
+                f"examples. About {share:.0%} are the same and count twice. {_ASKED}"
+            )
+        return [
+            functools.reduce(Counted.joined, of_all) for of_all in zip(*(c for _, c in ranks), strict=True)
+        ]
+
+
+_ASKED = (
+    "Say sharded=True if every process has a part of its own, and sharded=False if all have the same batches "
+    "in the same order"
+)
+
+
+def _sharing(ranks: Sequence[Counted]) -> list[tuple[int, int, float]]:
+    """The first two ranks whose examples are mostly the same, and the share. Empty if there are none."""
+    for one, other in itertools.combinations(range(len(ranks)), 2):
+        share = ranks[one].share_in_both(ranks[other])
+        if share > MOSTLY:
+            return [(one, other, share)]
+    return []
 
 
 def _place_of_exchange(backends: str, device: torch.device | None) -> torch.device:
@@ -479,11 +606,13 @@ def _unreachable(error: RuntimeError) -> str:
     )
 
 
-class _Watched:
+class _Part:
     """The batches of a rank. Before each, the rank looks whether another has failed."""
 
-    def __init__(self, batches: Iterable[Any], check: Callable[[], None]) -> None:
-        self._batches, self._check = batches, check
+    def __init__(
+        self, batches: Iterable[Any], check: Callable[[], None], dealt: "_Dealt | None" = None
+    ) -> None:
+        self._batches, self._check, self.dealt = batches, check, dealt
 
     def __iter__(self) -> Iterator[Any]:
         for batch in self._batches:
@@ -492,6 +621,43 @@ class _Watched:
 
     def __len__(self) -> int:
         return len(self._batches)  # type: ignore[arg-type]
+
+
+class _Dealt:
+    """Every size-th batch of an iterable that all ranks read. It notes what it reads, for a comparison.
+
+    With `whole`, a checksum of all batches is noted, else their number alone.
+    """
+
+    def __init__(self, batches: Iterable[Any], rank: int, size: int, whole: bool) -> None:
+        self._batches, self._rank, self._size = batches, rank, size
+        self._count, self._digest, self._whole = 0, hashlib.sha256(), whole
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self._batches:
+            if self._whole:
+                self._digest.update(_noted(batch))
+            self._count += 1
+            if (self._count - 1) % self._size == self._rank:
+                yield batch
+
+    def noted(self) -> tuple[int, str]:
+        """The number of batches that were read, and their checksum."""
+        return self._count, self._digest.hexdigest()
+
+
+def _noted(batch: Any) -> bytes:
+    """A checksum of a batch as the loader yields it: of its tensors, arrays and texts."""
+    if isinstance(batch, Mapping):
+        return b"".join(_noted(key) + _noted(value) for key, value in batch.items())
+    if isinstance(batch, tuple | list):
+        return b"".join(map(_noted, batch))
+    if isinstance(batch, np.ndarray) and batch.ndim and not batch.dtype.hasobject:
+        batch = torch.from_numpy(np.ascontiguousarray(batch))
+    if isinstance(batch, Tensor) and batch.ndim:
+        sums: bytes = checksums(batch).cpu().numpy().tobytes()
+        return sums
+    return repr(batch).encode() if isinstance(batch, str | bytes | int | float) else b""
 
 
 def _forms(tensors: Mapping[str, Tensor]) -> dict[str, _Form]:
@@ -507,6 +673,15 @@ def _digest(inputs: Inputs) -> str:
     return digest.hexdigest()
 
 
+def _digest_of_examples(
+    loader: "DataLoader[Any]", numbers: Sequence[Any], read: Callable[[Any], Inputs]
+) -> str:
+    """A checksum of some examples of a data set."""
+    assert loader.collate_fn is not None
+    with _same_dice():
+        return _digest([read(loader.collate_fn([loader.dataset[number]])) for number in numbers])
+
+
 def _has_numbers(batches: Iterable[Any]) -> TypeGuard["DataLoader[Any]"]:
     """Whether this is a plain `DataLoader` whose batches are lists of numbers of examples."""
     return (
@@ -514,6 +689,11 @@ def _has_numbers(batches: Iterable[Any]) -> TypeGuard["DataLoader[Any]"]:
         and batches.batch_sampler is not None
         and not isinstance(batches.dataset, IterableDataset)
     )
+
+
+def _kind(batches: Iterable[Any]) -> str:
+    """The way in which the ranks compare such a loader."""
+    return "numbered" if _has_numbers(batches) else "list" if isinstance(batches, list | tuple) else "any"
 
 
 def _sorted(numbers: Iterable[Any]) -> list[Any]:

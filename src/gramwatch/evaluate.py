@@ -10,7 +10,6 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,8 +33,10 @@ from gramwatch.measurement import AsMeasured, Measurement, Rule
 from gramwatch.methods.msp import MSP
 from gramwatch.metrics import METRICS, all_metrics, auroc
 from gramwatch.observation import Plan
+from gramwatch.sheets import as_cell
 from gramwatch.taps import Look
 from gramwatch.threshold import range_of_rates
+from gramwatch.writing import write_text
 
 Measured = Mapping[str, Measurement]
 """The measurements of one set, by method."""
@@ -116,7 +117,7 @@ class Evaluation:
         writer.writerow(["method", "ood", "examples", *fields])
         for row in self.rows:
             figures = [value for key in METRICS for value in (row.mean[key], row.spread[key])]
-            writer.writerow([row.method, row.ood, row.examples, *figures])
+            writer.writerow([as_cell(row.method), as_cell(row.ood), row.examples, *figures])
         return _written(out.getvalue(), path)
 
     def to_json(self, path: str | PathLike[str] | None = None) -> str:
@@ -260,6 +261,7 @@ def evaluate(
     validation_share: float = 0.1,
     seed: int = 0,
     progress: bool = True,
+    sharded: bool | None = None,
 ) -> Evaluation:
     """Judge fitted detectors of one network by the paper's protocol, in one pass over each set.
 
@@ -277,6 +279,7 @@ def evaluate(
         validation_share: the share of the in-distribution data in a draw.
         seed: the seed of the draws.
         progress: show progress bars (on a terminal only).
+        sharded: of several processes, as for `Detector.fit`; it holds for all loaders.
 
     """
     if not out_of_distribution:
@@ -285,7 +288,7 @@ def evaluate(
         raise ValueError(f"draws must be at least 1, got {draws}")
     by_name = _by_name(detectors)
     with together(next(iter(by_name.values())).model, "evaluate") as group:
-        inside, sets = measured_sets(by_name, in_distribution, out_of_distribution, progress)
+        inside, sets = measured_sets(by_name, in_distribution, out_of_distribution, progress, sharded)
         return group.once(
             lambda: evaluate_sets(
                 by_name, inside, sets, draws=draws, validation_share=validation_share, seed=seed
@@ -298,12 +301,13 @@ def measured_sets(
     in_distribution: Iterable[Any],
     out_of_distribution: Mapping[str, Iterable[Any]],
     progress: bool = True,
+    sharded: bool | None = None,
 ) -> tuple[dict[str, Measurement], dict[str, dict[str, Measurement]]]:
     """The measurements of the in-distribution set and of the others, in one pass over each set."""
     shared = Together(detectors)
-    inside = shared.measure(in_distribution, "in-distribution", progress)
+    inside = shared.measure(in_distribution, "in-distribution", progress, sharded)
     return inside, {
-        name: shared.measure(loader, name, progress) for name, loader in out_of_distribution.items()
+        name: shared.measure(loader, name, progress, sharded) for name, loader in out_of_distribution.items()
     }
 
 
@@ -382,17 +386,23 @@ def evaluate_measured(
     )
 
 
-def fit_together(detectors: Mapping[str, Detector], loader: Iterable[Any], *, progress: bool = True) -> None:
+def fit_together(
+    detectors: Mapping[str, Detector],
+    loader: Iterable[Any],
+    *,
+    progress: bool = True,
+    sharded: bool | None = None,
+) -> None:
     """Fit several detectors of one network in one pass over the training data.
 
-    A detector that is also a member of a guard is fitted once.
+    A detector that is also a member of a guard is fitted once. `sharded` is as for `Detector.fit`.
     """
     for detector in detectors.values():
         detector.check_adding(checkpoint=False)
     leaves = leaves_of(detectors.values())
     with together(leaves[0].model, "fit_together") as group:
         begin_on_ranks(group, leaves)
-        fit_all(list(detectors.values()), loader, progress, Fits())
+        fit_all(list(detectors.values()), loader, progress, Fits(), sharded=sharded)
     for leaf in leaves_of(detectors.values()):
         if leaf.says_nothing and group.rank == 0:
             warn(f"{leaf.says_nothing}. Until then it says the same of every input")
@@ -416,10 +426,12 @@ class Together:
         self._plan: Plan | None = None
 
     @torch.inference_mode()
-    def measure(self, loader: Iterable[Any], doing: str, progress: bool = True) -> dict[str, Measurement]:
+    def measure(
+        self, loader: Iterable[Any], doing: str, progress: bool = True, sharded: bool | None = None
+    ) -> dict[str, Measurement]:
         """The measurements of one set, by detector, on the CPU."""
         network = next(iter(self._detectors.values())).network
-        found = measured_all(network, loader, self._batch, doing, progress)
+        found = measured_all(network, loader, self._batch, doing, progress, sharded=sharded)
         return {name: found[name] for name in self._detectors}
 
     def _batch(self, inputs: Inputs) -> dict[str, Measurement]:
@@ -534,5 +546,5 @@ def _aligned(table: list[list[str]], left: int) -> list[str]:
 
 def _written(text: str, path: str | PathLike[str] | None) -> str:
     if path is not None:
-        Path(path).write_text(text, encoding="utf-8")
+        write_text(path, text)
     return text

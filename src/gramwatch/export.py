@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import avg_pool2d
 
-from gramwatch import artifact
+from gramwatch import probe
 from gramwatch.batches import kind_of, on_device, repeated
 from gramwatch.bounds import Bounds, MinMax
 from gramwatch.detector import Detector
@@ -40,6 +40,7 @@ from gramwatch.preprocessing import Preprocessing
 from gramwatch.taps import judging
 from gramwatch.taps.tap import TOGETHER, Sample, as_maps
 from gramwatch.version import __version__
+from gramwatch.writing import check_writable, replacing
 
 SUFFIXES = (".onnx", ".pt2")
 OUTPUTS = ("logits", "predicted", "score", "p_value", "is_ood")
@@ -48,6 +49,8 @@ MOST_IN_FILE = 2**31 - 2**24
 """An ONNX file holds up to 2 GiB. If the tensors are larger, they go to a second file beside it."""
 PIXELS = "uint8 pixels"
 """What a graph takes that normalises by itself."""
+INPUTS = "inputs of the network"
+"""What other graphs take."""
 KEY = "gramwatch"
 """The name under which a file keeps what is known of the guard, as JSON."""
 
@@ -65,11 +68,11 @@ def export(
         raise ValueError(f"{path} must end in .onnx or .pt2: the suffix chooses the format")
     if path.suffix == ".onnx":
         _import_onnx()
-    artifact.check_writable(path)
+    check_writable(path)
     for name, member in members.items():
         _check_member(name, member)
     graph, example = _prepared(guard, members, images, preprocessing)
-    facts = json.dumps(_facts(guard, members, preprocessing))
+    facts = json.dumps(_facts(guard, members, preprocessing) | _probe(guard, graph, example))
     with judging(guard.network.module):
         (_write_onnx if path.suffix == ".onnx" else _write_pt2)(graph, example, path, facts)
 
@@ -89,12 +92,12 @@ def _prepared(
     guard: Detector, members: Mapping[str, Detector], images: Any, preprocessing: bool
 ) -> "tuple[Graph, Tensor]":
     """The graph as a module, and an example of its input."""
-    guard.calibration()  # an error if there is none
     inputs = guard.network.read(images)
     if not isinstance(inputs, Tensor):
         raise InputError(f"a graph is exported for networks that take one tensor, not {kind_of(inputs)}")
     inputs = on_device(inputs, guard.model)
-    guard(images)  # it fills what members and rules keep, which a trace must not do
+    # It refuses a guard that is not calibrated. It fills what members and rules keep: a trace must not.
+    guard(images)
     pixels = _Pixels(_recorded(guard), inputs) if preprocessing else None
     graph = Graph(guard.planned(inputs), members, guard.calibration(inputs.device), pixels)
     # A batch of one would be taken for the only size.
@@ -120,10 +123,21 @@ def _facts(guard: Detector, members: Mapping[str, Detector], preprocessing: bool
         "version": __version__,
         "level": guard.level,
         "members": list(members),
-        "takes": PIXELS if preprocessing else "inputs of the network",
+        "takes": PIXELS if preprocessing else INPUTS,
         "calibration": _calibration_as_json(guard.calibration()),
         **known,
     }
+
+
+def _probe(guard: Detector, graph: "Graph", example: Tensor) -> dict[str, Any]:
+    """The probe of a graph, with the answer of its guard. A runtime must compute what PyTorch does."""
+    recipe = probe.recipe_of(example)
+    if recipe is None:
+        return {}
+    if graph.pixels is not None:
+        recipe["tensor"] |= {"low": 0, "high": 255}
+    answered = guard.probed(recipe, lambda pixels: pixels if graph.pixels is None else graph.pixels(pixels))
+    return {} if answered is None else {"probe": answered}
 
 
 def _calibration_as_json(calibration: Calibration) -> dict[str, Any]:
@@ -205,7 +219,8 @@ def _write_pt2(graph: "Graph", example: Tensor, path: Path, facts: str) -> None:
     with warnings.catch_warnings():
         # Fitted tensors of several taps are parts of one tensor. Each part is written as it should be.
         warnings.filterwarnings("ignore", "No complete tensor found in the group")
-        torch.export.save(program, path, extra_files={f"{KEY}.json": facts})
+        with replacing(path) as beside:
+            torch.export.save(program, beside, extra_files={f"{KEY}.json": facts})
 
 
 def _write_onnx(graph: "Graph", example: Tensor, path: Path, facts: str) -> None:
@@ -219,7 +234,8 @@ def _write_onnx(graph: "Graph", example: Tensor, path: Path, facts: str) -> None
     converted.model.metadata_props[KEY] = facts
     constants = (value.const_value for value in converted.model.graph.initializers.values())
     size = sum(constant.nbytes for constant in constants if constant is not None)
-    converted.save(path, external_data=size > MOST_IN_FILE)
+    with replacing(path) as beside:
+        converted.save(beside, external_data=size > MOST_IN_FILE)
 
 
 @contextmanager

@@ -3,23 +3,25 @@
 import base64
 import binascii
 import importlib
-import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gramwatch import artifact
-from gramwatch.errors import ArtifactError, InputError, MissingExtraError
-from gramwatch.export import KEY, OUTPUTS, PIXELS
+from gramwatch import artifact, probe
+from gramwatch.errors import ArtifactError, InputError, MissingExtraError, warn
+from gramwatch.export import INPUTS, KEY, OUTPUTS, PIXELS
 from gramwatch.measurement import Calibration, Detection
 from gramwatch.preprocessing import Preprocessing
 
+TAKES = (INPUTS, PIXELS)
+RUNTIMES = 10
+"""How much more answers of ONNX Runtime and PyTorch may differ than those of PyTorch alone."""
 PREFIX = "parts."
 """How the names of the outputs of members begin."""
 
@@ -36,10 +38,14 @@ class ExportedGuard:
     Args:
         path: the ONNX file.
         device: `"cpu"`, `"cuda"` or `"cuda:1"`. None: a GPU if ONNX Runtime can use one, else the CPU.
+        check_probe: run the graph on the small made-up input that the file holds, and warn if its logits or
+            its score differ from those that the guard had. It is checked on the kind of device of the export.
 
     """
 
-    def __init__(self, path: str | PathLike[str], device: str | None = None) -> None:
+    def __init__(
+        self, path: str | PathLike[str], device: str | None = None, *, check_probe: bool = True
+    ) -> None:
         self.path = Path(path)
         _check_suffix(self.path)
         runtime = _runtime()
@@ -48,8 +54,7 @@ class ExportedGuard:
             self._session = _session(runtime, self.path, provider)
             self._facts = _facts_of(self._session)
             self._names = [output.name for output in self._session.get_outputs()]
-            if missing := [name for name in OUTPUTS if name not in self._names]:
-                raise ArtifactError(f"its graph has no output '{missing[0]}'")
+            _check_graph(self._names, self._session.get_inputs(), self._facts)
             (given,) = self._session.get_inputs()
             self._input, self._shape = given.name, tuple(given.shape[1:])
             self.level = float(self._facts["level"])
@@ -60,6 +65,29 @@ class ExportedGuard:
             how = self._facts.get("preprocessing")
             self.preprocessing = None if how is None else Preprocessing.from_json(how)
             """How images become inputs; None if the file does not say it."""
+            found = self._facts.get("probe")  # files of earlier versions have none
+            if found is None:
+                return
+            then, made = probe.Answer.from_json(found), probe.made(found["input"])
+            if not isinstance(made, Tensor) or (1, *self._shape) != tuple(made.shape):
+                raise ValueError("its probe is not an input of its graph")
+        if check_probe and then.device == ("cpu" if provider == "CPUExecutionProvider" else "cuda"):
+            self._compare(then, made)
+
+    def _compare(self, then: probe.Answer, inputs: Tensor) -> None:
+        """Warn if the graph answers the probe otherwise than the guard did."""
+        try:
+            found = self(inputs)
+            now = probe.Answer.of(found.logits, float(found.score))
+            differs = then.differences(now, RUNTIMES * now.rounding(now.logits.dtype))
+        except Exception as error:  # whatever the runtime raises
+            differs = f"it fails: {type(error).__name__}: {error!s:.200}"
+        if differs:
+            warn(
+                f"{self.path} answers the probe otherwise here than its guard did: {differs}. The rate of "
+                "false alarms does not hold: export the guard again, or use another version of ONNX Runtime. "
+                "check_probe=False does not look"
+            )
 
     def __call__(self, images: Tensor) -> Detection:
         """Judge a batch of what the graph takes: inputs of the network, or uint8 pixels."""
@@ -138,11 +166,24 @@ def _facts_of(session: Any) -> dict[str, Any]:
     text = session.get_modelmeta().custom_metadata_map.get(KEY)
     if text is None:
         raise ArtifactError("it holds no guard: write one with `gramwatch export`")
-    facts = json.loads(text)
-    artifact.check_types(facts, level=float, members=list[str], takes=str)
+    facts = artifact.parsed(text)
+    artifact.check_types(facts, level=float, members=list[str], takes=Literal[TAKES])
+    if not 0 < facts["level"] < 1:
+        raise ValueError(f"its level is {facts['level']!r:.60}, which does not lie between 0 and 1")
     if facts.get("classes") is not None:
         artifact.check_types(facts, classes=list[str])
-    return dict(facts)
+    return facts
+
+
+def _check_graph(names: Sequence[str], inputs: Sequence[Any], facts: Mapping[str, Any]) -> None:
+    """Make sure that the graph takes and returns what a guard of these facts does."""
+    wanted = [*OUTPUTS, *(f"{PREFIX}{name}" for name in facts["members"])]
+    if missing := [name for name in wanted if name not in names]:
+        raise ArtifactError(f"its graph has no output '{missing[0]}'")
+    if sorted(names) != sorted(wanted):
+        raise ArtifactError(f"its graph has other outputs than a guard: {', '.join(names)}")
+    if len(inputs) != 1 or len(inputs[0].shape) < 2:
+        raise ArtifactError(f"its graph takes {len(inputs)} inputs, not one with a batch axis")
 
 
 class _InTheGraph:

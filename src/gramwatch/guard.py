@@ -371,7 +371,8 @@ class Guard(Detector):
 
     def _merge(self, other: "Guard") -> None:
         for name, member in self.members.items():
-            member.merge(other.members[name])
+            member._merge(other.members[name])
+            member.forget_calibration()
 
     # --- calibrate and judge -------------------------------------------------------------------------
 
@@ -669,7 +670,8 @@ class Guard(Detector):
     def from_pretrained(cls, folder: str | PathLike[str], model: nn.Module, **options: Any) -> "Guard":
         """The guard of a folder that `save_pretrained` wrote. Nothing in the folder is executed.
 
-        `options` are those of `gramwatch.load`: `accept_other_weights`, `inputs`, `logits`, `mask`.
+        `options` are those of `gramwatch.load`: `accept_other_weights`, `check_probe`, `inputs`, `logits`,
+        `mask`.
         """
         return pretrained.load(cls, folder, model, **options)
 

@@ -1,5 +1,9 @@
 """A network by its name: `timm:NAME`, `torchvision:NAME`, `hf:FOLDER`, `package.module:function`.
 
+No code of a folder or of a hub is run. Only `hf+code:FOLDER` runs it, and only a person can name it: see
+`runs_code`. While a network loads, libraries have no standard input: a line of a list that is piped to a
+command must not answer their questions.
+
 `resolve` returns the network with its preprocessing and the names of its classes, as far as they are known.
 `networks` builds the networks of timm and torchvision and reads checkpoints.
 """
@@ -9,7 +13,8 @@ import math
 import os
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +27,8 @@ from gramwatch.networks.foreign import import_torchvision, imported, is_foreign
 from gramwatch.networks.loading import restore
 from gramwatch.preprocessing import Preprocessing
 
+WITH_CODE = "hf+code"
+"""`hf+code:FOLDER` is `hf:FOLDER`, and the Python files in that folder are run."""
 KINDS = "timm:NAME, torchvision:NAME, hf:FOLDER, package.module:function"
 
 
@@ -38,11 +45,34 @@ class Model:
 
 
 def runs_code(name: str) -> bool:
-    """Whether a name stands for a function of the user, which is called."""
-    package, colon, _ = name.partition(":")
-    return bool(colon) and package not in ("timm", "torchvision", "hf")
+    """Whether a name may stand for code that is not installed with a library. A person must give it.
+
+    That is a function of the user, `hf+code:FOLDER`, and what timm fetches from a hub or a folder: its old
+    versions unpickle the weights found there.
+    """
+    package, colon, rest = name.partition(":")
+    return bool(colon) and (package not in ("timm", "torchvision", "hf") or (package != "hf" and ":" in rest))
 
 
+@contextmanager
+def without_input() -> Iterator[None]:
+    """Let standard input be at its end, for Python and for programs that it starts."""
+    before, kept = sys.stdin, None
+    with Path(os.devnull).open() as nothing:
+        with suppress(OSError):  # it is closed already
+            kept = os.dup(0)
+            os.dup2(nothing.fileno(), 0)
+        sys.stdin = nothing
+        try:
+            yield
+        finally:
+            sys.stdin = before
+            if kept is not None:
+                os.dup2(kept, 0)
+                os.close(kept)
+
+
+@without_input()
 def resolve(
     name: str,
     weights: str | os.PathLike[str] | None = None,
@@ -56,6 +86,7 @@ def resolve(
     Args:
         name: `timm:NAME`, `torchvision:NAME`, `hf:FOLDER_OR_NAME`, `package.module:function`, or one of
             `networks.NETWORKS`. The function is called without arguments and returns the network.
+            `hf+code:FOLDER_OR_NAME` runs the Python code that comes with the network.
         weights: a safetensors file, or a checkpoint of PyTorch that holds parameters alone.
         pretrained: let timm or torchvision load the weights that they publish.
         untrained: accept random weights.
@@ -73,8 +104,8 @@ def resolve(
             published = ", or --pretrained for the published ones" if colon else ""
             raise InputError(f"'{name}' has no weights: give --weights FILE{published}")
         model = _published(kind, rest) if pretrained else _with_weights(name, weights, size)
-    elif kind == "hf" and colon:
-        model = _hugging_face(rest, weights)
+    elif kind in ("hf", WITH_CODE) and colon:
+        model = _hugging_face(rest, weights, kind == WITH_CODE)
     elif colon:
         model = _called(name, weights)
     else:
@@ -153,7 +184,7 @@ def _of_torchvision(found: Any) -> Preprocessing:
 # --- Hugging Face ------------------------------------------------------------------------------------
 
 
-def _hugging_face(place: str, weights: str | os.PathLike[str] | None) -> Model:
+def _hugging_face(place: str, weights: str | os.PathLike[str] | None, code: bool) -> Model:
     try:
         import_torchvision()  # transformers imports it, too
         transformers = importlib.import_module("transformers")
@@ -164,15 +195,29 @@ def _hugging_face(place: str, weights: str | os.PathLike[str] | None) -> Model:
     transformers.utils.logging.disable_progress_bar()
     kind = transformers.AutoModelForImageClassification
     try:
+        config = transformers.AutoConfig.from_pretrained(place, trust_remote_code=code)
+        _check_attention(config, code)
         if weights is None:
-            network = kind.from_pretrained(place)
+            network = kind.from_pretrained(place, config=config, trust_remote_code=code)
         else:
-            network = kind.from_config(transformers.AutoConfig.from_pretrained(place))
+            network = kind.from_config(config, trust_remote_code=code)
     except Exception as error:  # no such folder, no image classifier, no connection
-        raise InputError(f"hf:{place} is no image classifier that can be had here: {_line(error)}") from None
+        remedy = ""
+        if "trust_remote_code" in str(error):
+            remedy = f". It comes with Python code. If you trust that code, name {WITH_CODE}:{place}"
+        raise InputError(
+            f"hf:{place} is no image classifier that can be had here: {_line(error)}{remedy}"
+        ) from None
     if weights is not None:
         restore(network, weights, f"hf:{place}")
-    return Model(place, network, _of_processor(transformers, place), _labels(network.config))
+    return Model(place, network, _of_processor(transformers, place, code), _labels(network.config))
+
+
+def _check_attention(config: Any, code: bool) -> None:
+    """Refuse attention from a hub, `attn_implementation` with the name of a repository: it is code, too."""
+    chosen = getattr(config, "_attn_implementation", None)
+    if not code and "/" in str(chosen):
+        raise InputError(f"its configuration names the code {chosen} (trust_remote_code)")
 
 
 def _labels(config: Any) -> tuple[str, ...]:
@@ -181,9 +226,9 @@ def _labels(config: Any) -> tuple[str, ...]:
     return () if all(name == f"LABEL_{i}" for i, name in enumerate(names)) else tuple(names)
 
 
-def _of_processor(transformers: Any, place: str) -> Preprocessing | None:
+def _of_processor(transformers: Any, place: str, code: bool) -> Preprocessing | None:
     try:
-        found = transformers.AutoImageProcessor.from_pretrained(place).to_dict()
+        found = transformers.AutoImageProcessor.from_pretrained(place, trust_remote_code=code).to_dict()
     except Exception:  # a folder without preprocessor_config.json
         return None
     size, crop = dict(found.get("size") or {}), dict(found.get("crop_size") or {})

@@ -22,6 +22,8 @@ FILTERS = ("nearest", "bilinear", "bicubic", "lanczos", "box", "hamming")
 MOST_PIXELS = 2**24
 """Pixels that resizing may compute. A thin image would become far larger: of it, only the part that is kept
 is computed, and its pixels differ by roundings. Images of a side ratio up to 16 are resized whole."""
+MOST_SIDE = 2**13
+"""The largest side of an input that a file can ask for."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +140,7 @@ class Preprocessing:
     def from_json(values: Mapping[str, Any]) -> "Preprocessing":
         """The preprocessing from plain values, checked."""
         check_types(values, size=list[int], shorter=int | None, resize=str, mean=list[float], std=list[float])
-        if len(values["size"]) != 2:
+        if len(values["size"]) != 2 or max(*values["size"], values["shorter"] or 0) > MOST_SIDE:
             raise InputError(f"the size of images cannot be {values['size']!r:.60}")
         height, width = values["size"]
         return Preprocessing(

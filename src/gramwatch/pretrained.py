@@ -21,6 +21,7 @@ from gramwatch.measurement import how_many_rank
 from gramwatch.taps import Network, unwrap
 from gramwatch.taps.running import InputsAdapter, LogitsAdapter, MaskAdapter, adapted
 from gramwatch.threshold import range_of_rates
+from gramwatch.writing import write_text
 
 FILE = "guard.safetensors"
 CONFIG = "config.json"
@@ -41,10 +42,10 @@ def save(detector: Detector, folder: str | PathLike[str]) -> None:
     detector.save(folder / FILE)
     saved = artifact.read(folder / FILE)
     config = json.dumps(config_of(saved.header), indent=2) + "\n"
-    (folder / CONFIG).write_text(config, encoding="utf-8")
+    write_text(folder / CONFIG, config)
     before, after = card
     text = f"{before}{BEGIN}\n{card_of(saved, network_name(detector))}{END}{after}"
-    (folder / CARD).write_text(text, encoding="utf-8")
+    write_text(folder / CARD, text)
 
 
 def load(
@@ -53,6 +54,7 @@ def load(
     model: nn.Module,
     *,
     accept_other_weights: bool = False,
+    check_probe: bool = True,
     inputs: InputsAdapter = None,
     logits: LogitsAdapter = None,
     mask: MaskAdapter = None,
@@ -65,8 +67,8 @@ def load(
             "folder first: huggingface_hub.snapshot_download(NAME) returns the folder"
         )
     saved = artifact.read(path)
-    network = adapted(saved.header.get("adapters", {}), Network.of(model, inputs, logits, mask))
-    return kind.from_artifact(saved, network, accept_other_weights)
+    network = adapted(saved.adapters, Network.of(model, inputs, logits, mask))
+    return kind.from_artifact(saved, network, accept_other_weights, check_probe)
 
 
 def _card_before(folder: Path) -> tuple[str, str]:

@@ -35,10 +35,7 @@ from tests.methods.observed import CLASSES, SMALL, WIDTH, Net, double, fitted, o
 IN_PYTORCH_OOD = (KNN, NNGuide, ViM, FDBD, NCI, RelativeMahalanobis)
 CASES = (*IN_PYTORCH_OOD, MahalanobisPP, RelativeMahalanobisPP, CADRef)
 WITH_HEAD = (ViM, FDBD, NCI, CADRef)
-DEVICES = (
-    "cpu",
-    pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")),
-)
+DEVICES = ("cpu", pytest.param("cuda", marks=pytest.mark.cuda))
 
 
 def log_sum_exp(logits: np.ndarray) -> float:

@@ -10,7 +10,7 @@ from gramwatch import GramwatchWarning, NotFittedError
 from gramwatch.measurement import Measurement
 from gramwatch.methods import METHODS, Profile
 from gramwatch.methods.profile import MOST_CHANNELS, RIDGE, ProfileRule
-from tests.guarded import images, made, profile_distance, profiles
+from tests.guarded import Net, images, made, profile_distance, profiles
 
 
 def measured(values: torch.Tensor) -> Measurement:
@@ -162,3 +162,30 @@ def test_all_taps_at_once_give_what_one_after_the_other_gives():
     torch.testing.assert_close(
         detector._measured_together(taps, gaussians, expected), apart, rtol=1e-9, atol=1e-12
     )
+
+
+class Repaired(Net):
+    """Its features are finite whatever its input is."""
+
+    def features(self, x):
+        return super().features(x.nan_to_num(0.0, 1.0, -1.0))
+
+
+def test_an_input_that_is_not_finite_is_infinite_though_its_features_are_not():
+    profile = Profile(made(Repaired)).fit([images(300, 0)], progress=False)
+    profile.calibrate([images(200, 1)], progress=False)
+    x = images(4, 2)
+    x[1, 0, 0, 0], x[2, 0, 3, 3] = torch.nan, torch.inf
+    with pytest.warns(GramwatchWarning, match="2 input"):
+        score = profile(x).score
+    assert score.isinf().tolist() == [False, True, True, False]
+
+
+def test_a_profile_that_is_not_finite_is_infinite_though_its_input_is():
+    profile = Profile(made()).fit([images(300, 0)], progress=False)
+    profile.calibrate([images(200, 1)], progress=False)
+    x = images(3, 2)
+    x[1] *= 1e38 / x[1].abs().max()
+    with pytest.warns(GramwatchWarning, match="1 input"):
+        score = profile(x).score
+    assert score.isinf().tolist() == [False, True, False]

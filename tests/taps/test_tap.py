@@ -146,3 +146,13 @@ def test_taps_are_a_sequence():
     assert [tap.call for tap in taps] == [0, 1, 2]
     with pytest.raises(AttributeError):
         taps[0].name = "other"
+
+
+def test_taps_are_alike_only_if_all_of_them_are():
+    taps = find_taps(small(), torch.randn(2, 3, 6, 6))
+    larger = find_taps(small(), torch.randn(2, 3, 9, 9))
+    assert taps.alike(larger)
+    assert taps != larger
+    assert not taps[:2].alike(taps[1:])  # as many, of the same calls
+    assert not taps.alike(taps[:2])
+    assert not taps.alike(Taps(list(taps), [*taps.operations, "relu"]))

@@ -169,7 +169,7 @@ def test_mixed_precision_and_compilation_are_used_when_asked_for(monkeypatch):
     assert torch.allclose(plain.conv.weight, mixed.conv.weight, atol=0.05)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.cuda
 @pytest.mark.parametrize("name", list(OBJECTIVES))
 def test_training_on_a_gpu(name, tmp_path):
     path = tmp_path / "net.safetensors"

@@ -8,6 +8,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
+from gramwatch.cli.checks import printable
 from gramwatch.cli.data import data
 from gramwatch.cli.demo import demo
 from gramwatch.cli.doctor import doctor
@@ -49,7 +50,7 @@ class Commands(TyperGroup):
 
 def _fail(reason: str, code: int) -> NoReturn:
     if first():  # what fails on another rank alone reaches rank 0 as a RankError
-        typer.echo(f"gramwatch: {reason}", err=True)
+        typer.echo(printable(f"gramwatch: {reason}"), err=True)
     raise typer.Exit(code)
 
 

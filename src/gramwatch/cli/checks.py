@@ -1,6 +1,7 @@
 """Checks before a command reads data or computes. A failure names the option, and the exit code is 2."""
 
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -10,6 +11,13 @@ import typer
 
 from gramwatch.cli.launch import first
 from gramwatch.errors import GramwatchError, MissingExtraError
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def printable(text: str) -> str:
+    """A text for a terminal: a name in a file must not move the cursor or hide what stands before it."""
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 @contextmanager
@@ -87,15 +95,28 @@ def writable_folder(folder: Path, option: str = "--output") -> None:
         ) from None
 
 
-def guard_file(path: Path) -> None:
-    """Make sure that the file of a guard can be written, under a name by which it is known."""
+def guard_file(path: Path, reads: Iterable[Path | None] = ()) -> None:
+    """Make sure that the file of a guard can be written, under a name by which it is known.
+
+    It must be none of the files that the command `reads`.
+    """
     if path.suffix != ".safetensors":
         raise typer.BadParameter(f"the name {path} must end in .safetensors", param_hint="--output")
-    writable_file(path)
+    writable_file(path, reads=reads)
 
 
-def writable_file(path: Path, option: str = "--output") -> None:
-    """Make sure that a file can be written."""
+def writable_file(path: Path, option: str = "--output", reads: Iterable[Path | None] = ()) -> None:
+    """Make sure that a file can be written, and that it is none of the files that the command `reads`."""
     if path.is_dir():
         raise typer.BadParameter(f"{path} is a folder, not a file: name another place", param_hint=option)
+    if path.exists() and not path.is_file():
+        raise typer.BadParameter(
+            f"{path} is a device or a pipe, and only files are replaced: name a file", param_hint=option
+        )
+    for other in reads:
+        if other is not None and path.exists() and other.exists() and path.samefile(other):
+            raise typer.BadParameter(
+                f"{path} is a file that this command reads, and it would be lost: name another place",
+                param_hint=option,
+            )
     writable_folder(path.parent, option)

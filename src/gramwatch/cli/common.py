@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from gramwatch.cli.checks import about
+from gramwatch.cli.checks import about, printable
 from gramwatch.cli.launch import cores, first, processes
 from gramwatch.errors import ArtifactError, GramwatchWarning, InputError, NotFittedError
 
@@ -341,8 +341,8 @@ def network_name(saved: "Saved", given: str | None) -> tuple[str, Any]:
         raise InputError(f"{saved.path} does not say which network it was fitted on: give --model")
     if runs_code(origin.name):
         raise InputError(
-            f"{saved.path} names the function {origin.name} as its network. No code is run because a file "
-            f"says so: name it yourself, --model {origin.name}"
+            f"{saved.path} names {origin.name} as its network, which is code or may run some. No "
+            f"code is run because a file says so: name it yourself, --model {origin.name}"
         )
     return origin.name, origin
 
@@ -378,7 +378,7 @@ class Voice:
     def say(self, text: str) -> None:
         """A message."""
         if not self.quiet:
-            typer.echo(text, err=True)
+            typer.echo(printable(text), err=True)
 
     def note(self, text: str) -> None:
         """A message about something that may be wrong."""

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gramwatch.cli.checks import chosen_device, existing_file, writable_file
+from gramwatch.cli.checks import chosen_device, existing_file, printable, writable_file
 from gramwatch.cli.common import (
     Device,
     Given,
@@ -58,7 +58,7 @@ def explain(
         )
     existing_file(image, "IMAGE")
     if output is not None:
-        writable_file(output)
+        writable_file(output, reads=(guard, weights, image))
     opened = opened_guard(guard, model, weights, chosen_device(device))
     preprocessing = given.applied(opened.recorded or opened.model.preprocessing, opened.model.name)
     for text in differences(opened, preprocessing):
@@ -72,7 +72,7 @@ def explain(
     if as_json:
         Voice(True, True).summary(_summary(explained))
         return
-    typer.echo(str(explained[0]))
+    typer.echo(printable(str(explained[0])))
     if output is not None:
         typer.echo(f"written: {output}", err=True)
     for note in explained.notes:

@@ -43,7 +43,7 @@ def export(
     existing_file(guard, "GUARD")
     if output.suffix not in SUFFIXES:
         raise typer.BadParameter(f"{output} must end in {' or '.join(SUFFIXES)}", param_hint="--output")
-    writable_file(output)
+    writable_file(output, reads=(guard, weights))
     opened = opened_guard(guard, model, weights, "cpu")
     if not isinstance(opened.detector, Guard):
         raise ArtifactError(f"{guard} holds a {opened.detector.name}: only guards are exported")

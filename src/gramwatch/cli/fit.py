@@ -168,7 +168,7 @@ def _check(output: Path, weights: Path | None, level: float) -> None:
     check_level(level)
     if weights is not None:
         existing_file(weights, "--weights")
-    guard_file(output)
+    guard_file(output, reads=(weights,))
 
 
 def _kept(checkpoint: Path | None) -> str:

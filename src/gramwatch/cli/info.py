@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gramwatch.cli.checks import existing_file
+from gramwatch.cli.checks import existing_file, printable
 from gramwatch.cli.common import Json, metadata_of, recorded_preprocessing
 
 if TYPE_CHECKING:
@@ -48,15 +48,21 @@ def info(
         return
     width = max(map(len, found))
     for name, value in found.items():
-        typer.echo(f"{name.replace('_', ' ').ljust(width)}  {shown(value)}")
+        typer.echo(printable(f"{name.replace('_', ' ').ljust(width)}  {shown(value)}"))
 
 
 def facts(saved: "Saved") -> dict[str, Any]:
     """What the file says, as plain values."""
-    header, metadata = saved.header, metadata_of(saved)
-    settings, calibration = header.get("settings") or {}, header.get("calibration")
-    images, model, network = metadata.get("images"), metadata.get("model"), header["network"]
+    from gramwatch.artifact import check_types, reading
+
+    header, metadata, anything = saved.header, metadata_of(saved), dict[str, Any]
     preprocessing = recorded_preprocessing(saved)
+    said = {"settings": {}, "calibration": None, "members": None} | dict(header)
+    with reading(saved.path):
+        check_types(said, network=anything, calibration=anything | None)
+        check_types(said, settings=anything, members=anything | None)
+    settings, calibration = said["settings"], said["calibration"]
+    images, model, network = metadata.get("images"), metadata.get("model"), said["network"]
     return {
         "file": str(saved.path),
         "detector": header["detector"],
@@ -66,7 +72,7 @@ def facts(saved: "Saved") -> dict[str, Any]:
         "parameters": network.get("parameters"),
         "fingerprint": str(network.get("weights"))[:16],
         "preprocessing": None if preprocessing is None else str(preprocessing),
-        "members": list(header["members"]) if "members" in header else None,
+        "members": None if said["members"] is None else list(said["members"]),
         "level": settings.get("level"),
         "fitted_on": images if isinstance(images, dict) else None,
         "calibrated_on": calibration.get("examples") if isinstance(calibration, dict) else None,

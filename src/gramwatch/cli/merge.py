@@ -54,7 +54,7 @@ def merge(
         raise typer.BadParameter("a merge needs two guards or more", param_hint="GUARDS")
     for guard in guards:
         existing_file(guard, "GUARDS")
-    guard_file(output)
+    guard_file(output, reads=(*guards, weights))
     place = chosen_device(device)
     built: dict[tuple[Any, ...], Model] = {}
     first, *others = (opened_guard(guard, model, weights, place, built, calibrated=False) for guard in guards)
@@ -90,13 +90,21 @@ def merge(
 
 def _count_all(metadata: list[dict[str, object]]) -> None:
     """Let the first guard say how many images were used for all of them, and what resizing did."""
+    from gramwatch.artifact import fits
+
     records = [each.get("images") for each in metadata]
-    found = [record for record in records if isinstance(record, dict)]
+    found = [
+        record
+        for record in records
+        if isinstance(record, dict)
+        and fits(record.get("resizing"), dict[str, int])
+        and fits(record.get("count"), int)
+    ]
     if len(found) == len(records):
         changes: dict[str, int] = {}
         for record in found:
             for name, count in record["resizing"].items():
                 changes[name] = changes.get(name, 0) + count
-        data = ", ".join(str(record["data"]) for record in found)
+        data = ", ".join(str(record.get("data")) for record in found)
         count = sum(record["count"] for record in found)
         metadata[0]["images"] = {"data": data, "count": count, "resizing": changes}

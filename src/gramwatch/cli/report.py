@@ -1,10 +1,8 @@
 """`gramwatch report`: a page about scored images, one HTML file that opens offline."""
 
-import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -89,7 +87,7 @@ def report(
         existing_file(table, "TABLES")
     if guard is not None:
         existing_file(guard, "--guard")
-    check_page(output, overwrite)
+    check_page(output, overwrite, reads=(*tables, guard, weights))
     voice = Voice(quiet, as_json)
     judge = None
     if guard is not None and explain and not minimal:
@@ -103,7 +101,9 @@ def report(
     )
 
 
-def check_page(output: Path, overwrite: bool, option: str = "--output") -> None:
+def check_page(
+    output: Path, overwrite: bool, option: str = "--output", reads: Iterable[Path | None] = ()
+) -> None:
     """Make sure that the page can be written, and that the packages for it are installed."""
     from gramwatch.report.charts import altair
 
@@ -113,7 +113,7 @@ def check_page(output: Path, overwrite: bool, option: str = "--output") -> None:
         raise typer.BadParameter(
             f"{output} exists: name another file, or give --overwrite", param_hint=option
         )
-    writable_file(output, option)
+    writable_file(output, option, reads)
     altair()
 
 
@@ -141,12 +141,14 @@ def write_report(
     from gramwatch.report import scores as scored
     from gramwatch.report.page import About, page
     from gramwatch.report.thumbnails import Finder
+    from gramwatch.writing import write_text
 
     scores, opener = scored.read(tables), None if minimal else Finder()
     about = About(level=level) if guard is None else about_guard(read_guard(guard, level))
     reasons = None if judge is None or opener is None else _reasons(judge, scores, opener, images)
     text = page(scores, about, reasons, opener=opener, images=images)
-    size = _write(output, text)
+    write_text(output, text, errors="replace")
+    size = output.stat().st_size
     voice.say(f"written: {output}, {size / 1e6:.1f} MB")
     summary: dict[str, Any] = {"output": str(output), "bytes": size}
     if reasons is not None:
@@ -169,27 +171,6 @@ def _reasons(judge: Judge, scores: "Scores", opener: "Opener", images: int) -> "
         )
     workers = default_workers() if judge.workers is None else judge.workers
     return Explainer(detector, judge.preprocessing, scores, opener, workers).reasons(images)
-
-
-def _write(output: Path, text: str) -> int:
-    """Write the page, whole or not at all."""
-    data = text.encode(errors="replace")
-    with NamedTemporaryFile(dir=output.parent, prefix=".gramwatch-", delete=False) as file:
-        beside = Path(file.name)
-    try:
-        beside.write_bytes(data)
-        beside.chmod(0o666 & ~_umask())
-        beside.replace(output)
-    except OSError as error:
-        beside.unlink(missing_ok=True)
-        raise OSError(f"cannot write {output}: {error.strerror or error}") from error
-    return len(data)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def about_guard(saved: "Saved") -> "About":

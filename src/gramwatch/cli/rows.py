@@ -19,6 +19,8 @@ from typing import IO, Any, NamedTuple, TextIO
 import typer
 
 from gramwatch.errors import DataError, MissingExtraError
+from gramwatch.sheets import as_cell
+from gramwatch.writing import replacing
 
 FORMATS = ("csv", "jsonl", "parquet")
 Row = dict[str, Any]
@@ -172,20 +174,18 @@ class Filed:
         """
         self._file.close()
         rows = (row | added(row) for row in self.rows())
-        beside = self.output.with_name(f"{self.output.name}.new")
         try:
-            if self.kind == "parquet":
-                _write_parquet(beside, rows, self.columns)
-            else:
-                with beside.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
-                    write = _writer(self.kind, file, self.columns)
-                    for row in rows:
-                        write(row)
-            beside.replace(self.output)
+            with replacing(self.output) as beside:
+                if self.kind == "parquet":
+                    _write_parquet(beside, rows, self.columns)
+                else:
+                    with beside.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
+                        write = _writer(self.kind, file, self.columns)
+                        for row in rows:
+                            write(row)
         except OSError as error:
-            beside.unlink(missing_ok=True)
             raise OSError(
-                f"cannot write {self.output}: {error.strerror or error}. All rows are kept in "
+                f"{error}. All rows are kept in "
                 f"{', '.join(map(str, self.parts))}: make room, and the same command writes the output"
             ) from error
         for part in self.parts:
@@ -212,6 +212,8 @@ def _writer(kind: str, file: IO[str], columns: Sequence[str]) -> Any:
 def _plain(value: Any) -> Any:
     if isinstance(value, bool):
         return "true" if value else "false"
+    if isinstance(value, str):
+        return as_cell(value)
     return "" if value is None else value
 
 

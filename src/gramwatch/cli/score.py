@@ -116,9 +116,10 @@ def score(
     voice = Voice(quiet or not first(), as_json and first())
     given = Given.of(size, resize, mean, std)
     kind = format_of(output, format)
-    _check(guard, output, overwrite, as_json)
+    reads = (guard, weights, None if images == "-" else Path(images))
+    _check(guard, output, overwrite, as_json, reads)
     check_fdr(fdr, output)
-    _check_report(report, output, overwrite)
+    _check_report(report, output, overwrite, reads)
     if nproc > 1 or rank_and_size()[1] > 1:
         _check_shared(output, images)
     if nproc > 1 and processes() == 1:
@@ -158,7 +159,7 @@ def score(
         raise typer.Exit(FLAGGED)
 
 
-def _check(guard: Path, output: Path, overwrite: bool, as_json: bool) -> None:
+def _check(guard: Path, output: Path, overwrite: bool, as_json: bool, reads: Iterable[Path | None]) -> None:
     existing_file(guard, "GUARD")
     if str(output) == "-":
         if as_json:
@@ -168,7 +169,7 @@ def _check(guard: Path, output: Path, overwrite: bool, as_json: bool) -> None:
         raise typer.BadParameter(
             f"{output} exists: name another file, or give --overwrite", param_hint="--output"
         )
-    writable_file(output)
+    writable_file(output, reads=reads)
 
 
 def _check_shared(output: Path, images: str) -> None:
@@ -179,12 +180,12 @@ def _check_shared(output: Path, images: str) -> None:
         raise typer.BadParameter("standard input is read by one process: name a folder", param_hint="--nproc")
 
 
-def _check_report(report: Path | None, output: Path, overwrite: bool) -> None:
+def _check_report(report: Path | None, output: Path, overwrite: bool, reads: Iterable[Path | None]) -> None:
     if report is None:
         return
     if str(output) == "-":
         raise typer.BadParameter("the page is made from the table: give -o FILE", param_hint="--report")
-    check_page(report, overwrite, "--report")
+    check_page(report, overwrite, "--report", reads)
 
 
 def _from_stdin() -> Pictures:
@@ -371,9 +372,11 @@ def resized_otherwise(
     metadata: dict[str, Any], tally: "Tally", preprocessing: "Preprocessing"
 ) -> Iterator[str]:
     """Say if resizing did something else to most of these images than to most images of the fit."""
+    from gramwatch.artifact import fits
+
     recorded = metadata.get("images")
     changes = recorded.get("resizing") if isinstance(recorded, dict) else None
-    if not isinstance(changes, dict) or not changes or not tally.changes:
+    if not fits(changes, dict[str, int]) or not changes or not tally.changes:
         return
     then, now = max(changes, key=lambda name: changes[name]), tally.usual()
     if then == now or then not in _WORDS:

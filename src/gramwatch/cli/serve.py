@@ -131,7 +131,7 @@ def serve(
         )
     replica = _replica(monitor_replica)
     if monitor_state is not None:
-        writable_file(monitor_state, "--monitor-state")
+        writable_file(monitor_state, "--monitor-state", reads=(guard, weights, token_file))
     opening = _exported if guard.suffix in SUFFIXES else _fitted
     detector, judge = opening(guard, model, weights, device, given, voice)
     if mean_time_to_false_alarm:

@@ -9,6 +9,7 @@ from pathlib import Path
 from gramwatch.datasets.folder import SUFFIXES, class_folders
 from gramwatch.datasets.source import missing
 from gramwatch.errors import DataError, MissingDataError, warn
+from gramwatch.sheets import of_cell
 
 PATH_COLUMNS = ("path", "file", "filename", "image")
 LABEL_COLUMNS = ("label", "class")
@@ -96,7 +97,7 @@ def _of_csv(table: Path) -> Files:
                 f"{PATH_COLUMNS[-1]}. Its columns are {', '.join(map(repr, columns[:8])) or 'none'}"
             )
         label = next((name for name in LABEL_COLUMNS if name in columns), None)
-        found = [(row[column] or "", row[label] if label else None) for row in rows]
+        found = [(of_cell(row[column] or ""), of_cell(row[label] or "") if label else None) for row in rows]
     named = [(path, name) for path, name in found if path]
     if not named:
         raise DataError(f"{table} names no image")

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gramwatch.deviation import TotalDeviation
+from gramwatch.errors import InputError
 from gramwatch.evaluate import Measured
 from gramwatch.gram import GramDetector, GramRule
 from gramwatch.guard import SHRINK
@@ -22,7 +23,6 @@ from gramwatch.paper.beside import markdown
 from gramwatch.paper.experiment import Options, command, methods_of, surroundings
 from gramwatch.paper.guard_study import GRAM, GUARD, GUARDS_MEMBERS, PROFILE
 from gramwatch.paper.scenes import SceneSubject, apart_of, facts_of
-from gramwatch.paper.sets import ood_sets
 from gramwatch.paper.subject import MethodSpec
 from gramwatch.taps import Taps, find_taps
 
@@ -98,9 +98,12 @@ def run(options: Options) -> list[Line]:
     """Judge a guard, and Gram alone, with every effort."""
     subject = options.subject()
     methods = [m for m in methods_of(subject, "all", {"taps": "all"}) if m.title in GUARDS_MEMBERS]
-    sets = [each for each in ood_sets(subject.in_distribution) if subject.is_outlying(each)]
+    sets = [each for each in options.chosen_sets(subject.in_distribution) if subject.is_outlying(each)]
     measured = subject.measure([*methods, *specs()], sets)
-    some = next(iter(subject.test_batches(sets[0])))
+    present = [each for each in sets if each.title in measured]
+    if not present:
+        raise InputError(f"none of the sets is there: {options.sets or 'no data are present'}")
+    some = next(iter(subject.test_batches(present[0])))
     images = some if isinstance(some, Tensor) else some[0]
     taps = find_taps(subject.network, images[:2], "all")
     spread = find_taps(subject.network, images[:2], "spread").names

@@ -5,6 +5,7 @@ from os import PathLike
 from typing import Any
 
 from gramwatch.errors import MissingExtraError
+from gramwatch.writing import replacing
 
 
 def pyplot() -> Any:
@@ -29,4 +30,5 @@ def write_picture(figure: Any, path: str | PathLike[str]) -> None:
     figure.savefig(drawn, format="png")
     pyplot().close(figure)
     picture = Image.open(drawn).convert("RGB")
-    picture.quantize(256, dither=Image.Dither.NONE).save(path, "PNG", optimize=True)
+    with replacing(path) as beside:
+        picture.quantize(256, dither=Image.Dither.NONE).save(beside, "PNG", optimize=True)

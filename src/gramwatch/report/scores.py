@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from gramwatch.errors import DataError, MissingExtraError
+from gramwatch.sheets import of_cell
 
 Numbers = np.ndarray[tuple[int], np.dtype[np.float64]]
 Truths = np.ndarray[tuple[int], np.dtype[np.bool_]]
@@ -126,7 +127,8 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
 def _csv(path: Path) -> Iterator[dict[str, Any]]:
     with path.open(newline="", encoding="utf-8", errors="surrogateescape") as file:
         try:
-            yield from csv.DictReader(file)
+            for row in csv.DictReader(file):
+                yield {name: of_cell(cell) if isinstance(cell, str) else cell for name, cell in row.items()}
         except csv.Error as error:
             raise DataError(f"{path} is not a CSV file: {error}") from None
 

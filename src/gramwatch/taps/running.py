@@ -93,12 +93,12 @@ class Network:
     def read(self, given: Any) -> Inputs:
         """The network's arguments, made from the argument of a detector's call."""
         if callable(self.inputs):
-            return as_inputs(self.inputs(given), self._accepts, self._dtype)
+            return as_inputs(self.inputs(given), self._accepts, self.dtype)
         if self.inputs is not None:
             if not isinstance(given, Mapping) or self.inputs not in given:
                 raise InputError(f"inputs='{self.inputs}' names a key of a batch, which is {kind_of(given)}")
             given = given[self.inputs]
-        return as_inputs(given, self._accepts, self._dtype)
+        return as_inputs(given, self._accepts, self.dtype)
 
     def batches(self, loader: Iterable[Any], doing: str, progress: bool) -> Iterator[tuple[Inputs, Any]]:
         """The inputs and the labels of every batch that is not empty, with a progress bar on a terminal."""
@@ -140,7 +140,7 @@ class Network:
         )
 
     @property
-    def _dtype(self) -> torch.dtype:
+    def dtype(self) -> torch.dtype:
         """The dtype of the network's floating-point parameters."""
         held = itertools.chain(self.model.parameters(), self.model.buffers())
         return next((t.dtype for t in held if t.is_floating_point()), torch.get_default_dtype())
@@ -150,7 +150,7 @@ class Network:
 
         Autocast converts inputs. So the type is no reason for an error there.
         """
-        own, device = self._dtype, device_of(self.model)
+        own, device = self.dtype, device_of(self.model)
         if torch.is_autocast_enabled("cpu" if device is None else device.type):
             return
         others = {t.dtype for t in tensors_in(inputs) if t.is_floating_point()} - {own}
@@ -262,7 +262,7 @@ def _is_mask(value: Any, inputs: Inputs) -> bool:
 
 def adapted(saved: Mapping[str, Any], network: Network) -> Network:
     """The network with the adapters of a file. Given adapters come first. Functions must be given."""
-    missing = {name: value for name, value in saved.items() if getattr(network, name, None) is None}
+    missing = {name: value for name, value in saved.items() if getattr(network, name) is None}
     for name, value in missing.items():
         if value is None:
             raise InputError(
