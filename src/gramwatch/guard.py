@@ -31,7 +31,7 @@ from gramwatch.split import KeptInputs
 from gramwatch.taps import Look, Network, unwrap
 from gramwatch.taps.running import InputsAdapter, LogitsAdapter, MaskAdapter
 
-MEMBERS = ("gram", "profile", "class_ratio", "energy", "knn", "image")
+MEMBERS = ("gram", "profile", "class_ratio", "energy", "mahalanobis_pp", "image")
 """The default members."""
 EFFORTS: dict[str, dict[str, Any]] = {
     "lean": {"taps": "spread", "orders": (1, 2, 4, 8), "pixels": 256, "channels": 128},

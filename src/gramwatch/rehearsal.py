@@ -249,7 +249,7 @@ class Maker:
 
 
 Family = Callable[[Maker, Tensor, Tensor], Tensor]
-"""Makes an outlier of one image `(1, channels, height, width)`, from 0 to 1. The last argument is its batch."""
+"""Makes an outlier of one image `(1, channels, height, width)`, from 0 to 1. The last is its batch."""
 
 
 def _noisy(make: Maker, image: Tensor, batch: Tensor) -> Tensor:
@@ -313,7 +313,7 @@ def _brightness_changed(make: Maker, image: Tensor, batch: Tensor) -> Tensor:
 
 
 def _tiles(images: Tensor, count: int) -> Tensor:
-    """The tiles of images, `(N, count * count, channels, height, width)`. Pixels that are left over are cut off."""
+    """The tiles of images, `(N, count * count, channels, height, width)`. Pixels left over are cut off."""
     height, width = (side // count for side in images.shape[2:])
     images = images[:, :, : height * count, : width * count]
     return (

@@ -88,11 +88,12 @@ class Image(Method):
         title="image",
         paper="part of Guard",
         equation="max_g (s_g - median(s_g)) / (99th percentile(s_g) - median(s_g)), "
-        "s_g = log (v_g - E[v_g])^T C_g^-1 (v_g - E[v_g]), v_g = the numbers of group g of the image; E and C of "
-        f"training images, C of standardised numbers plus {RIDGE}; median and percentile of calibration images",
+        "s_g = log (v_g - E[v_g])^T C_g^-1 (v_g - E[v_g]), v_g = the numbers of group g of the image; "
+        f"E and C of training images, C of standardised numbers plus {RIDGE}; median and percentile of "
+        "calibration images",
         fitted=True,
         cost="a few passes over the input",
-        limits="Knows no contents: a good photograph of something foreign looks normal to it. Only for images.",
+        limits="Knows no contents: a good photograph of something foreign looks normal to it. Images only.",
     )
     running = True
     rule_kind = LargestGroup
@@ -164,8 +165,8 @@ class Image(Method):
         if numbers.shape[1] != len(usual.mean):
             now, then = numbers.shape[1], len(usual.mean)
             raise InputError(
-                f"{self.name} was fitted on images with {then} numbers, and these have {now}: they have other "
-                f"channels, or fewer than {image_numbers.LEAST_REDUCED * image_numbers.SCALES[-1]} pixels"
+                f"{self.name} was fitted on images with {then} numbers, and these have {now}: they have "
+                "another number of channels, or a side below 16 pixels"
             )
         distances = usual.distances(numbers).clamp_min(TINY).log()
         finite = distances.isfinite().all(1)
