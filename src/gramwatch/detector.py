@@ -182,6 +182,10 @@ class Detector(ABC):
         """The `Rule` that turns a measurement into a score, not fitted yet."""
         return AsMeasured()
 
+    def taught_rule(self) -> Any:
+        """The rule, not fitted, with what a rehearsal taught, to be fitted to data without inputs."""
+        return self.rule()
+
     @abstractmethod
     def settings_as_json(self) -> dict[str, Any]:
         """The arguments of the constructor as plain values, without the network and its adapters."""

@@ -394,6 +394,11 @@ class Guard(Detector):
             rules=self._rules(),
         )
 
+    def taught_rule(self) -> JointRule:
+        """The rule, not fitted, with the weights of the last rehearsal, if there was one."""
+        weights = None if self._calibration is None else self._calibration.rule.weights
+        return replace(self.rule(), weights=weights)
+
     def _rules(self) -> dict[str, Rule]:
         """The rules of the members that have one, Gram excepted, not fitted yet."""
         rules = {name: member.rule() for name, member in self.members.items() if name not in self.grams}
