@@ -259,6 +259,10 @@ class Detector(ABC):
         """What each tap adds to the score, `(N, taps)`, if the rule does not show it; None without parts."""
         return None
 
+    def words(self, observation: Observation, rule: Any) -> tuple[str, ...]:
+        """What stands out in each example, in words, by detectors without terms that can say so."""
+        return ()
+
     def term_taps(self, plan: Plan) -> tuple[Tap, ...]:
         """The taps of the terms."""
         return ()

@@ -470,13 +470,17 @@ class Guard(Detector):
             terms = rule.terms_of(name, measured)
             if terms is None and member in observed:
                 terms = member.terms(observed[member])
+            own = rule.rules.get(name)
+            words: tuple[str, ...] = ()
+            if terms is None and member in observed:
+                words = member.words(observed[member], own)
             usual: Tensor | float = rule.medians.get(name, 0.0)
             if terms is not None and name not in rule.medians:
                 usual = float(medians[column]) / terms.shape[1]
             weight = 1.0 if rule.weights is None else float(rule.weights[column])
             tail = float(rule.standard.tail_[column]) / weight if weight else torch.inf
             total = weighted[:, column]
-            found.append(Contribution(name, member, rule.rules.get(name), total, terms, usual, tail))
+            found.append(Contribution(name, member, own, total, terms, usual, tail, words))
         return found
 
     def _parts(self, p_values: Tensor) -> Mapping[str, Tensor]:

@@ -65,6 +65,14 @@ class Number(NamedTuple):
     channels: str
     """The channel or the pair of channels; empty: all together."""
 
+    @property
+    def in_words(self) -> str:
+        """What it is, with the channel and the scale."""
+        word = "channels" if "and" in self.channels else "channel"
+        channels = f" of {word} {self.channels}" if self.channels else ""
+        reduced = f", reduced to 1/{self.scale}" if self.scale > 1 else ""
+        return f"{self.what}{channels}{reduced}"
+
 
 def image_of(inputs: Inputs) -> Tensor | None:
     """The image among the arguments of a network: its only tensor `(N, channels, height, width)` of numbers.

@@ -178,6 +178,24 @@ class Image(Method):
         """The largest standardised distance, `(N,)`. The detector must be calibrated."""
         return self.scored(self.measured(observation))
 
+    # --- explain -------------------------------------------------------------------------------------
+
+    def words(self, observation: Observation, rule: LargestGroup) -> tuple[str, ...]:
+        """The group with the largest distance, and the number that adds most to it."""
+        measured, numbers = self.measured(observation), self._numbers(observation)
+        usual = self.usual(numbers.device)
+        difference = numbers - usual.mean
+        shares = difference * ((difference @ usual.whitening) @ usual.whitening.T)
+        meaning, groups = image_numbers.meaning(numbers.shape[1]), list(GROUPS)
+        sentences = []
+        for example, group in enumerate(rule.groups(measured).nan_to_num(0.0).argmax(1).tolist()):
+            part = image_numbers.columns(numbers.shape[1], groups[group])
+            column = part.start + int(shares[example, part].argmax())
+            how = "high" if float(difference[example, column]) > 0 else "low"
+            text = f"by its {GROUPS[groups[group]]}: {meaning[column].in_words} is too {how}"
+            sentences.append(text)
+        return tuple(sentences)
+
     @classmethod
     def rule_fields(cls, header: Mapping[str, Any]) -> artifact.Shapes:
         """The tensors of a fitted rule."""
