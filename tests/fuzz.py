@@ -350,7 +350,7 @@ def _serve(opening: Callable[..., Any], path: Path) -> None:
         _, judge = opening(path, None, None, "cpu", Given(None, None, None, None), Voice(True))
     except (GramwatchError, OSError, typer.BadParameter):
         return
-    with TestClient(create_app(judge)) as client:
+    with TestClient(create_app(judge), base_url="http://localhost") as client:
         answer = client.post("/score", content=path.with_name("image.png").read_bytes())
     if answer.status_code not in (200, 400):
         raise RuntimeError(f"serve answers {answer.status_code}: {answer.text[:300]}")

@@ -370,7 +370,7 @@ def test_the_page_on_calibration_has_the_ranges_of_the_picture():
     for images, (_, low, high) in zip(IMAGES, rows, strict=True):
         expected = range_of_rates(images - images // 2, 0.95)
         assert (low, high) == tuple(f"{100 * rate:.1f}" for rate in expected)
-    assert f"Level 0.95 needs {calibration_needs(0.95, split=True)} images" in text
+    assert f"Level 0.95 needs at least {calibration_needs(0.95, split=True)}." in text
     faq = (DOCS / "faq.md").read_text(encoding="utf-8")
     assert "With 100 of them, 9 % instead of 5 % is within chance" in faq
     assert range_of_rates(50, 0.95)[1] > 0.09

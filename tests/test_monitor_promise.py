@@ -31,7 +31,7 @@ class Scored:
         self.scores = torch.from_numpy(scores)
 
     def calibration(self) -> Calibration:
-        return Calibration.restored(AsMeasured(), self.scores, LEVEL, {"split": True})
+        return Calibration.restored(AsMeasured(), self.scores.unsqueeze(1), LEVEL, {"split": True})
 
     def __call__(self, scores: np.ndarray) -> Detection:
         found = torch.from_numpy(scores)

@@ -31,7 +31,7 @@ class Watched:
     scores: Tensor = numbers(300, salt=11).double()
 
     def calibration(self) -> Calibration:
-        return Calibration.restored(AsMeasured(), self.scores, LEVEL, {"split": True})
+        return Calibration.restored(AsMeasured(), self.scores.unsqueeze(1), LEVEL, {"split": True})
 
 
 def stream(count: int, salt: int) -> Detection:

@@ -48,6 +48,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "ash": {"percentile": 90.0},
     "scale": {"percentile": 85.0},
     "dice": {"sparsity": 0.9},
+    "knn": {"k": 50},
 }
 """Settings of methods whose defaults were these when their file was made."""
 
@@ -65,7 +66,9 @@ def detectors() -> dict[str, Any]:
     """Every detector, not fitted."""
     made: dict[str, Any] = {name: gramwatch.GramDetector(TinyNet(), **how) for name, how in GRAMS.items()}
     made |= {name: method(TinyNet(), **METHODS.get(name, {})) for name, method in methods().items()}
-    return made | {name: gramwatch.Guard(TinyNet(), **how) for name, how in GUARDS.items()}
+    made |= {name: gramwatch.Guard(TinyNet(), **how) for name, how in GUARDS.items()}
+    made["guard-features"].members["knn"].k = METHODS["knn"]["k"]
+    return made
 
 
 def ready(detector: Any) -> Any:

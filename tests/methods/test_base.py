@@ -171,7 +171,7 @@ def test_a_running_method_that_took_in_nothing_is_not_fitted(net, data):
 
 
 def test_states_that_do_not_declare_how_they_reduce_are_not_added(net, data, monkeypatch):
-    one, two = (Extent(net).fit([data[0][:50]], progress=False) for _ in range(2))
+    one, two = (Extent(net).fit([part], progress=False) for part in data[0][:100].split(50))
     two.count_ = None
     with pytest.raises(InputError, match="extent was saved without its number of examples"):
         one.merge(two)

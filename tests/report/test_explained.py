@@ -117,7 +117,7 @@ def test_flagged_images_that_are_blurred_or_noisy_are_grouped_by_these_words(tmp
         torch.nn.Flatten(),
         torch.nn.Linear(16, 3),
     ).eval()
-    guard = gramwatch.Guard(network, members=("gram", "energy"))
+    guard = gramwatch.Guard(network, members=("gram", "energy"), level=0.7)
     with pytest.warns(gramwatch.GramwatchWarning, match="classes were predicted"):  # nobody trained it
         guard.fit((clean[:240] / 255).split(80))
     guard.calibrate((clean[240:400] / 255).split(80))

@@ -122,6 +122,7 @@ def test_a_prior_network_s_other_uncertainties_tell_them_too(uncertainty, nets, 
     assert auroc(detector, plane.test[0], plane.around) > 0.95
 
 
+@pytest.mark.filterwarnings("ignore:.*are exact copies")
 def test_an_earlier_file_of_a_prior_network_loads(nets, plane, tmp_path):
     """Earlier files call the uncertainty `measure`."""
     net, path = nets["prior_network"][0], tmp_path / "d.safetensors"
@@ -152,6 +153,7 @@ def test_outlier_exposure_fine_tunes_a_trained_network(nets, plane):
     assert before < 0.95 < auroc(TRAINED["outlier_exposure"](net), plane.test[0], plane.around)
 
 
+@pytest.mark.filterwarnings("ignore:.*are exact copies")  # points on a plane of whole pixels
 @OWN
 def test_own_scores_stand_beside_gram_and_the_others(name, nets, plane, tmp_path):
     net = nets[name][0]

@@ -13,7 +13,7 @@ from gramwatch.report.dots import draw_dots
 from gramwatch.report.table import APART, by_method, read_cells, read_words
 from gramwatch.report.why import draw_why, read_figures
 
-NO_PICTURE = ("false_alarms", "networks", "sets")
+NO_PICTURE = ("false_alarms", "networks", "sample_sizes", "sets")
 """Tables that have no picture."""
 MOST_DOTS = 6
 """More methods than this are drawn as a table of shades."""
