@@ -121,10 +121,10 @@ class Guard(Detector):
             class is a group by itself if it is predicted for at least 100 examples of the half that
             standardises. All rarer classes share one group. `groups_` lists the groups.
         members: the methods whose scores are joined: `"gram"`, and names of `gramwatch.methods.METHODS` that
-            need no passes of their own; None: `MEMBERS`, or `REHEARSED` with `rehearse`. A warning names the members that the network does not support:
-            members that need features, if the logits are not made by one linear layer; members that need
-            taps, if the network has none. They are left out. So are members that look at images, without a
-            warning, if the input is no image.
+            need no passes of their own; None: `MEMBERS`, or `REHEARSED` with `rehearse`. A warning names the
+            members that the network does not support: members that need features, if the logits are not made
+            by one linear layer; members that need taps, if the network has none. They are left out. So are
+            members that look at images, without a warning, if the input is no image.
         rehearse: let `calibrate` learn how much each member counts on this network, from outliers that it
             makes of calibration inputs: see docs/guard.md. Without `members`, there are two more then: one
             that looks at the image itself, and Mahalanobis++. With False, all members count the same.
