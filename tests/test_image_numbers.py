@@ -71,6 +71,15 @@ def test_flat_images_have_finite_numbers():
     assert_as_defined(one_channel)
 
 
+@pytest.mark.parametrize("highest", range(200, 256))
+def test_rounding_does_not_decide_which_pixels_are_clipped(highest):
+    """Images of 8 bits with any distance from the smallest to the largest value, normalised."""
+    x = torch.arange(256).clamp_max(highest).view(1, 1, 16, 16).float()
+    for scaled in (x, x / 255, (x / 255 - 0.485) / 0.229):
+        torch.testing.assert_close(sums_of(scaled).clipped.double(), sums_of(x.double()).clipped)
+        torch.testing.assert_close(_fast_sums_of(scaled).clipped, sums_of(x.double()).clipped)
+
+
 def test_every_size_and_number_of_channels_has_numbers_with_meanings():
     for channels in (1, 2, 3, 4, 16):
         for side in (8, 15, 16, 40):

@@ -42,8 +42,10 @@ FLOOR = 2.5e-6
 """The floor of mean squares, relative to the square of the largest value: a quarter of a step of 8 bits."""
 SHARE = 1e-3
 """The floor of shares of pixels."""
-CLIPPED = 0.004
-"""A pixel is clipped if it lies this near the largest or smallest value, relative to their distance."""
+CLIPPED = 0.0041
+"""A pixel is clipped if it lies this near the largest or smallest value, relative to their distance.
+
+No whole number of steps of 8 bits is just as far, whatever their distance: rounding does not decide there."""
 
 WHY_NONE = (
     f"the input holds no image: one tensor (N, channels, height, width), of at most {MOST_CHANNELS} channels "
