@@ -8,20 +8,26 @@ and a quarter.
 
 Logarithms need a floor. It is relative to the largest value of the image, so that scaling the input adds a
 constant to a logarithm.
+
+`sums_of` reads the pixels, `_measured` makes numbers of the sums. The first one has a kernel for the CPU.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from itertools import product
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gramwatch import kernels
 from gramwatch.batches import Inputs, tensors_in
 
 SCALES = (1, 2, 4)
 """The image is reduced by these factors, by the mean of square blocks."""
+BUSY = (1, 2)
+"""At these scales, the plainest and the busiest region count."""
 LEAST_SIDE = 8
 """Smaller images are not looked at."""
 LEAST_REDUCED = 4
@@ -36,13 +42,17 @@ FLOOR = 2.5e-6
 """The floor of mean squares, relative to the square of the largest value: a quarter of a step of 8 bits."""
 SHARE = 1e-3
 """The floor of shares of pixels."""
-CLIPPED = 0.004
-"""A pixel is clipped if it lies this near the largest or smallest value, relative to their distance."""
+CLIPPED = 0.0041
+"""A pixel is clipped if it lies this near the largest or smallest value, relative to their distance.
+
+No whole number of steps of 8 bits is just as far, whatever their distance: rounding does not decide there."""
 
 WHY_NONE = (
     f"the input holds no image: one tensor (N, channels, height, width), of at most {MOST_CHANNELS} channels "
     f"and at least {LEAST_SIDE} x {LEAST_SIDE} pixels"
 )
+
+AXES, WAYS = (2, 3), ("vertical", "horizontal")
 
 GROUPS = {
     "detail": "sharpness and noise",
@@ -94,36 +104,60 @@ def pairs_of(channels: int) -> list[tuple[int, int]]:
     return [(i, (i + 1) % channels) for i in range(channels)]
 
 
-class _Numbers:
-    """Collects numbers, `(N, k)` each, and what they mean, by group."""
+class Sums(NamedTuple):
+    """Means and extremes of images over their pixels, `(N, ...)` each.
 
-    def __init__(self) -> None:
-        self.values: dict[str, list[Tensor]] = {group: [] for group in GROUPS}
-        self.meanings: dict[str, list[Number]] = {group: [] for group in GROUPS}
+    Axes are 0, vertical, and 1, horizontal. Planes are the channels, then the differences of pairs of
+    channels: these also tell what two channels have in common.
+    """
 
-    def add(self, group: str, what: str, scale: int, channels: Iterable[str], values: Tensor) -> None:
-        self.values[group].append(values)
-        self.meanings[group] += [Number(group, what, scale, channel) for channel in channels]
-
-    @property
-    def in_order(self) -> Iterator[Number]:
-        return (number for group in GROUPS for number in self.meanings[group])
+    square: Tensor
+    """Mean squares of differences, `(N, scales, 2 axes, planes)`."""
+    curved: Tensor
+    """Mean squares of second differences, `(N, scales, 2 axes, channels)`."""
+    length: Tensor
+    """Mean magnitudes of differences, `(N, scales, 2 axes, channels)`."""
+    slope: Tensor
+    """Mean squares of differences, weighted by a ramp along their axis, `(N, 2 axes, channels)`."""
+    lines: Tensor
+    """Mean magnitude of differences by line: its mean over lines, the largest and the smallest,
+    `(N, 2 axes, 2, 3)`. First lines are averaged over every eighth place, then not."""
+    step: Tensor
+    """The largest magnitude of a difference, `(N, 2 axes)`."""
+    mean: Tensor
+    """`(N, channels)`."""
+    variance: Tensor
+    """`(N, planes)`."""
+    third: Tensor
+    """Mean third powers about the mean, `(N, planes)`."""
+    tilt: Tensor
+    """Means about the mean, weighted by a ramp, `(N, 2 axes, channels)`."""
+    extremes: Tensor
+    """The largest and the smallest value, `(N, 2, channels)`."""
+    clipped: Tensor
+    """The shares of pixels near these, `(N, 2, channels)`."""
+    regions: Tensor
+    """Means by region, `(N, channels, regions)`."""
+    busy: Tensor
+    """Mean squares of the length of the gradient by region, `(N, 2 scales, regions)`."""
 
 
 def look(images: Tensor) -> Tensor:
     """The numbers of images `(N, channels, height, width)`: `(N, numbers)`.
 
-    They are computed in float32.
+    They are computed in float32. On the CPU, sums are kept in float64.
     """
-    numbers = _measured(images.float())
-    return torch.cat([values for group in GROUPS for values in numbers.values[group]], 1)
+    x = images.float()
+    values = _measured(_fast_sums_of(x) or sums_of(x)).values
+    return torch.cat([value for group in GROUPS for value in values[group]], 1).float()
 
 
 @lru_cache(maxsize=64)
 def numbers(channels: int, side: int) -> tuple[Number, ...]:
     """What the numbers of images mean, by their channels and their shorter side."""
     side = min(side, LEAST_REDUCED * SCALES[-1])  # more pixels give no further numbers
-    return tuple(_measured(torch.zeros(1, channels, side, side)).in_order)
+    meanings = _measured(sums_of(torch.zeros(1, channels, side, side))).meanings
+    return tuple(number for group in GROUPS for part in meanings[group] for number in part)
 
 
 @lru_cache(maxsize=64)
@@ -144,126 +178,214 @@ def columns(width: int, group: str) -> slice:
     return slice(first, first + groups.count(group))
 
 
-def _measured(x: Tensor) -> _Numbers:
-    numbers = _Numbers()
-    each = [str(channel) for channel in range(x.shape[1])]
-    pairs = pairs_of(x.shape[1])
-    both = [f"{i} and {j}" for i, j in pairs]
-    first, second = [i for i, _ in pairs], [j for _, j in pairs]
-    floor = FLOOR * x.abs().amax((1, 2, 3)).square().unsqueeze(1) + 1e-12
-    scales = [scale for scale in SCALES if min(x.shape[2:]) >= LEAST_REDUCED * scale]
-    for scale in scales:
-        y = x if scale == 1 else F.avg_pool2d(x, scale)
-        for axis, way in ((2, "vertical"), (3, "horizontal")):
+def sums_of(x: Tensor) -> Sums:
+    """The sums of images, in their own precision. This is the definition."""
+    channels, (first, second) = x.shape[1], _of_pairs(x.shape[1])
+    planes = torch.cat([x, x[:, first] - x[:, second]], 1) if first else x
+    high, low = x.amax((2, 3), keepdim=True), x.amin((2, 3), keepdim=True)
+    near = CLIPPED * (high - low) + 1e-12
+    mean = planes.mean((2, 3), keepdim=True)
+    centred = planes - mean
+    by_line = [centred[:, :channels].mean(5 - axis) for axis in AXES]
+    clipped = [at.to(x.dtype).mean((2, 3)) for at in (x >= high - near, x <= low + near)]
+    by_scale, busy, slopes, lines, steps = [], [], [], [], []
+    y = planes
+    for scale in _scales(x):
+        y = y if scale == 1 else F.avg_pool2d(y, 2)
+        squares = []
+        for axis in AXES:
             d = _difference(y, axis)
-            square, length = _mean_square(d), d.abs().mean((2, 3))
-            of = f"{way} differences"
-            numbers.add("detail", f"log mean square of {of}", scale, each, (square + floor).log())
-            curved = (_mean_square(_difference(d, axis)) + floor).log()
-            numbers.add("detail", f"log mean square of second {of}", scale, each, curved)
-            spread = (length + floor.sqrt()).log() - (square + floor).log() / 2
-            numbers.add("detail", f"log mean over root mean square of {of}", scale, each, spread)
-            if pairs:
-                product = (d[:, first] * d[:, second]).mean((2, 3))
-                apart = 1 - product / (square[:, first] * square[:, second] + floor.square()).sqrt()
-                numbers.add(
-                    "grain",
-                    f"log of 1 - correlation of {of}",
-                    scale,
-                    both,
-                    (apart.clamp_min(0) + SHARE).log(),
-                )
+            own, squared = d[:, :channels], d.square()
+            magnitude = own.abs()
+            square, length = squared.mean(5 - axis), magnitude.mean(5 - axis)
+            by_scale.append((square.mean(2), _mean_square(_difference(own, axis)), length.mean(2)))
             if scale == 1:
-                _add_lines(numbers, d, axis, way)
-                energy = d.square()
-                slope = (energy * _ramp(d, axis)).mean((2, 3)) / (square + floor)
-                numbers.add("layout", f"{way} slope of {of}", scale, each, slope)
-    _add_colours(numbers, x, floor, each, both, (first, second))
-    _add_tones(numbers, x, floor, each)
-    for scale in (1, 2):
-        _add_regions(numbers, x if scale == 1 else F.avg_pool2d(x, scale), floor, scale)
+                slopes.append((square[:, :channels] * _ramp(square)).mean(2))
+                lines.append(_lines(length.mean(1)))
+                steps.append(magnitude.amax((1, 2, 3)))
+            squares.append(squared[:, :channels])
+        if scale in BUSY:
+            gradient = squares[0][:, :, :, :-1].mean(1, True) + squares[1][:, :, :-1].mean(1, True)
+            busy.append(F.adaptive_avg_pool2d(gradient, REGIONS).flatten(1))
+    square, curved, length = (
+        torch.stack(parts, 1).unflatten(1, (-1, len(AXES))) for parts in zip(*by_scale, strict=True)
+    )
+    return Sums(
+        square=square,
+        curved=curved,
+        length=length,
+        slope=torch.stack(slopes, 1),
+        lines=torch.stack(lines, 1),
+        step=torch.stack(steps, 1),
+        mean=mean[:, :channels].flatten(1),
+        variance=_mean_square(centred),
+        third=centred.pow(3).mean((2, 3)),
+        tilt=torch.stack([(line * _ramp(line)).mean(2) for line in by_line], 1),
+        extremes=torch.stack([high.flatten(1), low.flatten(1)], 1),
+        clipped=torch.stack(clipped, 1),
+        regions=F.adaptive_avg_pool2d(x, REGIONS).flatten(2),
+        busy=torch.stack(busy, 1),
+    )
+
+
+def _lines(length: Tensor) -> Tensor:
+    """The `lines` of one axis, from the mean magnitude of differences by line, `(N, lines)`."""
+    blocks = length.shape[1] // BLOCK
+    by_phase = length[:, : blocks * BLOCK].unflatten(1, (blocks, BLOCK)).mean(1) if blocks else length
+    kinds = (by_phase, length)
+    return torch.stack([torch.stack([k.mean(1), k.amax(1), k.amin(1)], 1) for k in kinds], 1)
+
+
+def _fast_sums_of(x: Tensor) -> Sums | None:
+    """The same in float64, by a kernel for the CPU. None without a kernel, and while a graph is traced."""
+    if x.device.type != "cpu" or type(x) is not Tensor or (x.requires_grad and torch.is_grad_enabled()):
+        return None
+    if torch.compiler.is_compiling():
+        return None
+    shapes = _shapes(x.shape[1], min(x.shape[2:]))
+    sums = Sums(*(x.new_empty((len(x), *shape), dtype=torch.float64) for shape in shapes))
+    return sums if kernels.image_sums(x, pairs_of(x.shape[1]), BLOCK, CLIPPED, sums) else None
+
+
+@lru_cache(maxsize=64)
+def _shapes(channels: int, side: int) -> list[torch.Size]:
+    """The shapes of the sums of one image."""
+    side = min(side, LEAST_REDUCED * SCALES[-1])
+    return [part.shape[1:] for part in sums_of(torch.zeros(1, channels, side, side))]
+
+
+class _Numbers:
+    """Collects numbers, `(N, ...)`, and what they mean, by group."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, list[Tensor]] = {group: [] for group in GROUPS}
+        self.meanings: dict[str, list[Iterable[Number]]] = {group: [] for group in GROUPS}
+
+    def add(self, group: str, meanings: Iterable[tuple[str, int, str]], *values: Tensor) -> None:
+        """Add numbers, `(N, ..., channels)`. Several ones lie side by side, before the channels."""
+        value = values[0] if len(values) == 1 else torch.stack(values, -2)
+        self.values[group].append(value.flatten(1))
+        self.meanings[group].append(Number(group, *meaning) for meaning in meanings)
+
+
+def _measured(sums: Sums) -> _Numbers:
+    """The numbers, from sums of any precision."""
+    numbers = _Numbers()
+    floor = FLOOR * sums.extremes.abs().amax((1, 2)).square().unsqueeze(1) + 1e-12
+    channels = sums.mean.shape[1]
+    each = [str(channel) for channel in range(channels)]
+    both = [f"{i} and {j}" for i, j in pairs_of(channels)]
+    scales = SCALES[: sums.square.shape[1]]
+    _add_detail(numbers, sums, floor, scales, each)
+    if both:
+        _add_pairs(numbers, sums, floor, scales, both)
+    _add_lines(numbers, sums)
+    _add_tones(numbers, sums, floor, each)
     return numbers
 
 
-def _add_lines(numbers: _Numbers, d: Tensor, axis: int, way: str) -> None:
-    """Single lines, and lines at every eighth place: how far differences there are from the mean."""
-    profile = d.abs().mean((1, 5 - axis))
-    blocks = profile.shape[1] // BLOCK
-    small = 1e-3 * d.abs().amax((1, 2, 3)).unsqueeze(1) + 1e-12
-    kinds = {"at one line": profile}
-    if blocks:
-        by_phase = profile[:, : blocks * BLOCK].unflatten(1, (blocks, BLOCK)).mean(1)
-        kinds["at every eighth place"] = by_phase
-    for what, lines in kinds.items():
-        extremes = torch.stack([lines.amax(1), lines.amin(1)], 1)
-        values = (extremes + small).log() - (lines.mean(1, keepdim=True) + small).log()
-        for column, most in enumerate(("largest", "smallest")):
-            text = f"log of the {most} {way} difference {what}, over the mean"
-            numbers.add("grain", text, 1, [""], values[:, column : column + 1])
+def _add_detail(numbers: _Numbers, sums: Sums, floor: Tensor, scales: Sequence[int], each: list[str]) -> None:
+    """How large differences are, and how much regions differ: the plainest one and the busiest one."""
+    least = floor[:, None, None]
+    square = (sums.square[..., : len(each)] + least).log()
+    curved = (sums.curved + least).log()
+    spread = (sums.length + least.sqrt()).log() - square / 2
+    whats = (
+        "log mean square of {} differences",
+        "log mean square of second {} differences",
+        "log mean over root mean square of {} differences",
+    )
+    meanings = ((what.format(way), s, c) for s, way, what, c in product(scales, WAYS, whats, each))
+    numbers.add("detail", meanings, square, curved, spread)
+    energy = (sums.busy + floor.unsqueeze(1)).log()
+    spread = (energy - energy.mean(2, keepdim=True)).square().mean(2).sqrt()
+    extremes = torch.stack([energy.amin(2), energy.amax(2), spread], 2)
+    regions = ("plainest region", "busiest region", "spread over regions")
+    meanings = ((f"log mean square of differences: {what}", s, "") for s, what in product(BUSY, regions))
+    numbers.add("detail", meanings, extremes)
 
 
-def _add_colours(
-    numbers: _Numbers,
-    x: Tensor,
-    floor: Tensor,
-    each: list[str],
-    both: list[str],
-    pairs: tuple[list[int], list[int]],
-) -> None:
-    """Means, and how two channels differ from one another."""
-    mean = x.mean((2, 3), keepdim=True)
-    numbers.add("colour", "mean", 1, each, mean.flatten(1))
-    if not both:
-        return
-    centred = x - mean
-    one, other = centred[:, pairs[0]], centred[:, pairs[1]]
-    variance = _mean_square(centred)
-    correlation = (one * other).mean((2, 3))
-    correlation = correlation / (variance[:, pairs[0]] * variance[:, pairs[1]] + floor.square()).sqrt()
-    numbers.add("colour", "correlation", 1, both, correlation)
+def _add_pairs(numbers: _Numbers, sums: Sums, floor: Tensor, scales: Sequence[int], both: list[str]) -> None:
+    """How two channels differ from one another."""
+    channels = sums.mean.shape[1]
+    correlation = _correlation(sums.square, channels, floor[:, None, None])
+    meanings = (
+        (f"log of 1 - correlation of {way} differences", s, pair)
+        for s, way, pair in product(scales, WAYS, both)
+    )
+    numbers.add("grain", meanings, ((1 - correlation).clamp_min(0) + SHARE).log())
+    correlation = _correlation(sums.variance, channels, floor)
     rest = (1 - correlation.square()).clamp_min(0) + SHARE / 10
-    numbers.add("colour", "log of 1 - squared correlation", 1, both, rest.log())
-    difference = one - other
-    square = _mean_square(difference) + floor
-    numbers.add("colour", "log variance of the difference", 1, both, square.log())
-    skewness = (difference * difference.square()).mean((2, 3)) / square.pow(1.5)
-    numbers.add("colour", "skewness of the difference", 1, both, skewness)
+    variance = sums.variance[:, channels:] + floor
+    skewness = sums.third[:, channels:] / variance.pow(1.5)
+    whats = (
+        "correlation",
+        "log of 1 - squared correlation",
+        "log variance of the difference",
+        "skewness of the difference",
+    )
+    meanings = ((what, 1, pair) for what, pair in product(whats, both))
+    numbers.add("colour", meanings, correlation, rest.log(), variance.log(), skewness)
 
 
-def _add_tones(numbers: _Numbers, x: Tensor, floor: Tensor, each: list[str]) -> None:
-    """The distribution of the values of each channel, and where they lie."""
-    high, low = x.amax((2, 3), keepdim=True), x.amin((2, 3), keepdim=True)
-    near = CLIPPED * (high - low) + 1e-12
-    for what, clipped in (("largest", x >= high - near), ("smallest", x <= low + near)):
-        share = clipped.float().mean((2, 3)) + SHARE
-        numbers.add("tone", f"log share of pixels at the {what} value", 1, each, share.log())
-    numbers.add("tone", "largest value", 1, each, high.flatten(1))
-    numbers.add("tone", "smallest value", 1, each, low.flatten(1))
-    centred = x - x.mean((2, 3), keepdim=True)
-    variance = _mean_square(centred) + floor
-    numbers.add("tone", "log variance", 1, each, variance.log())
-    skewness = (centred * centred.square()).mean((2, 3)) / variance.pow(1.5)
-    numbers.add("tone", "skewness", 1, each, skewness)
-    regions = F.adaptive_avg_pool2d(x, REGIONS).flatten(2)
-    numbers.add("tone", "mean of the darkest region", 1, each, regions.amin(2))
-    numbers.add("tone", "mean of the brightest region", 1, each, regions.amax(2))
-    for axis, way in ((2, "vertical"), (3, "horizontal")):
-        slope = (centred * _ramp(x, axis)).mean((2, 3)) / variance.sqrt()
-        numbers.add("layout", f"{way} slope of the values", 1, each, slope)
+def _add_lines(numbers: _Numbers, sums: Sums) -> None:
+    """Single lines, and lines at every eighth place: how far differences there are from the mean."""
+    small = 1e-3 * sums.step[..., None, None] + 1e-12
+    lines = (sums.lines + small).log()
+    places, mosts = ("at every eighth place", "at one line"), ("largest", "smallest")
+    meanings = (
+        (f"log of the {most} {way} difference {place}, over the mean", 1, "")
+        for way, place, most in product(WAYS, places, mosts)
+    )
+    numbers.add("grain", meanings, lines[..., 1:] - lines[..., :1])
 
 
-def _add_regions(numbers: _Numbers, y: Tensor, floor: Tensor, scale: int) -> None:
-    """The plainest and the busiest region of the image, and how much regions differ."""
-    square = _difference(y, 2)[:, :, :, :-1].square() + _difference(y, 3)[:, :, :-1].square()
-    regions = F.adaptive_avg_pool2d(square.mean(1, keepdim=True), REGIONS).flatten(1)
-    energy = (regions + floor).log()
-    for what, value in (
-        ("plainest", energy.amin(1)),
-        ("busiest", energy.amax(1)),
-        ("spread over", energy.std(1, correction=0)),
-    ):
-        text = f"log mean square of differences: {what} region{'s' if what == 'spread over' else ''}"
-        numbers.add("detail", text, scale, [""], value.unsqueeze(1))
+def _add_tones(numbers: _Numbers, sums: Sums, floor: Tensor, each: list[str]) -> None:
+    """The mean and the distribution of the values of each channel, and where light and detail lie."""
+    numbers.add("colour", (("mean", 1, c) for c in each), sums.mean)
+    variance = sums.variance[:, : len(each)] + floor
+    values = (
+        *(sums.clipped + SHARE).log().unbind(1),
+        *sums.extremes.unbind(1),
+        variance.log(),
+        sums.third[:, : len(each)] / variance.pow(1.5),
+        sums.regions.amin(2),
+        sums.regions.amax(2),
+    )
+    whats = (
+        "log share of pixels at the largest value",
+        "log share of pixels at the smallest value",
+        "largest value",
+        "smallest value",
+        "log variance",
+        "skewness",
+        "mean of the darkest region",
+        "mean of the brightest region",
+    )
+    numbers.add("tone", ((what, 1, c) for what, c in product(whats, each)), *values)
+    slope = sums.slope / (sums.square[:, 0, :, : len(each)] + floor.unsqueeze(1))
+    meanings = ((f"{way} slope of {way} differences", 1, c) for way, c in product(WAYS, each))
+    numbers.add("layout", meanings, slope)
+    meanings = ((f"{way} slope of the values", 1, c) for way, c in product(WAYS, each))
+    numbers.add("layout", meanings, sums.tilt / variance.sqrt().unsqueeze(1))
+
+
+def _correlation(square: Tensor, channels: int, floor: Tensor) -> Tensor:
+    """The correlation of pairs of channels, from the mean squares of planes."""
+    first, second = _of_pairs(channels)
+    one, other, apart = square[..., first], square[..., second], square[..., channels:]
+    return (one + other - apart) / 2 / (one * other + floor.square()).sqrt()
+
+
+def _of_pairs(channels: int) -> tuple[list[int], list[int]]:
+    """The first channels of the pairs, and the second ones."""
+    pairs = pairs_of(channels)
+    return [i for i, _ in pairs], [j for _, j in pairs]
+
+
+def _scales(x: Tensor) -> list[int]:
+    """The factors by which images are reduced."""
+    return [scale for scale in SCALES if min(x.shape[2:]) >= LEAST_REDUCED * scale]
 
 
 def _difference(x: Tensor, axis: int) -> Tensor:
@@ -275,7 +397,6 @@ def _mean_square(x: Tensor) -> Tensor:
     return x.square().mean((2, 3))
 
 
-def _ramp(x: Tensor, axis: int) -> Tensor:
-    """From -1 to 1 along an axis."""
-    ramp = torch.linspace(-1, 1, x.shape[axis], device=x.device)
-    return ramp.unsqueeze(1) if axis == 2 else ramp
+def _ramp(lines: Tensor) -> Tensor:
+    """From -1 to 1 along the last axis."""
+    return torch.linspace(-1, 1, lines.shape[-1], dtype=lines.dtype, device=lines.device)
