@@ -92,10 +92,9 @@ class Seen:
 class Guard(Detector):
     """Tells whether a classifier is looking at something it was never trained on, by several scores at once.
 
-    Gram sees texture. Profile sees how features go through the network. Class ratio and Mahalanobis++ see how
-    near the classes are, energy sees the logits, and image sees the input itself. The scores are standardised
-    on in-distribution data. `calibrate` learns how much each member counts on this network, from outliers that
-    it makes. The weighted sum is ranked: see docs/guard.md.
+    Gram sees texture. Profile sees how features go through the network. Class ratio sees how near the classes
+    are, and energy sees the logits. The scores are standardised on in-distribution data, and their sum is
+    ranked: see docs/guard.md.
 
     Example:
         >>> guard = gramwatch.Guard(model)

@@ -60,7 +60,9 @@ def write_other_weights(guard: Path, path: Path, weights: torch.Tensor | None) -
     """The same file with other weights of members, or with none."""
     saved = artifact.read(guard)
     tensors = {name: saved.file.tensor(name) for name in saved.file.layout if name != "calibration.weights"}
-    artifact.write(path, saved.header, tensors | ({} if weights is None else {"calibration.weights": weights}))
+    if weights is not None:
+        tensors["calibration.weights"] = weights
+    artifact.write(path, saved.header, tensors)
 
 
 def test_a_file_that_is_no_guard_is_refused(own, tmp_path):
