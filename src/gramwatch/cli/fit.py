@@ -252,6 +252,8 @@ class Job:
             images, lambda inputs: self.detector.calibrate(inputs, seed=seed, progress=not quiet)
         )
         self.voice.say(worth(tally.read, self.detector))
+        if learnt := rehearsal_of(self.detector):
+            self.voice.say(learnt)
         if few := few_to_calibrate(tally.read):
             self.voice.note(few)
         return tally
@@ -295,6 +297,19 @@ def worth(images: int, detector: "Detector") -> str:
         f"this kind is at most {1 - level:.2%} on average, and from {low:.2%} to {high:.2%} in nine of ten "
         "calibrations of this size"
     )
+
+
+def rehearsal_of(detector: "Detector") -> str:
+    """How much each member of a guard counts on its network, the one that counts most first.
+
+    Empty if nothing was rehearsed.
+    """
+    from gramwatch.guard import Guard
+
+    if not isinstance(detector, Guard) or detector.calibration().rule.weights is None:
+        return ""
+    weights = sorted(detector.weights_.items(), key=lambda item: -item[1])
+    return "on this network: " + ", ".join(f"{name} {weight:.2f}" for name, weight in weights)
 
 
 @dataclass(frozen=True)
