@@ -130,9 +130,10 @@ class Image(Method):
 
     def take(self, observation: Observation) -> Tensor | int:
         """Add one batch of training images to the sums. Images that are not finite are left out."""
-        numbers, finite = self._numbers(observation), observation.finite
-        if finite is None:
-            finite = torch.ones(len(numbers), dtype=torch.bool, device=numbers.device)
+        numbers = self._numbers(observation)
+        finite = numbers.isfinite().all(1)  # squares of huge values are not
+        if observation.finite is not None:
+            finite = finite & observation.finite
         numbers = torch.where(finite.unsqueeze(1), numbers, 0.0)
         states = {"count_": finite.sum(), "sum_": numbers.sum(0), "products_": numbers.T @ numbers}
         self.add_states(states)
@@ -205,8 +206,15 @@ class Image(Method):
         }
 
     def _check_state(self) -> None:
-        assert self.sum_ is not None
+        if self.sum_ is None or self.count_ is None:
+            return
         image_numbers.meaning(len(self.sum_))
+        if not self.count_:
+            raise ValueError("it has seen no image")
+        try:
+            self.usual(torch.device("cpu"))
+        except RuntimeError:
+            raise ValueError("products_ are not those of any images") from None
 
 
 @dataclass(frozen=True)
