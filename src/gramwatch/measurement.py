@@ -297,7 +297,9 @@ class Calibration:
 
     def with_rule(self, rule: Any, scores: Tensor, level: float, **facts: Any) -> "Calibration":
         """The calibration with another rule, which gives the examples that rank these scores."""
-        how = {**self.how, **facts, "tolerance": rounding_of(scores).tolist()}
+        facts["tolerance"] = rounding_of(scores).tolist()
+        before = {name: fact for name, fact in self.how.items() if name not in facts}
+        how = before | facts  # in the order of `facts_of`: a loaded detector is saved as the same file
         groups = self.ranks.group_of
         return Calibration.restored(rule, scores, level, how, self.predicted, groups)
 
