@@ -38,6 +38,7 @@ from gramwatch.errors import (
     GramwatchError,
     InputError,
     NotFittedError,
+    in_short,
     warn,
     warn_once,
 )
@@ -641,7 +642,7 @@ class Detector(ABC):
         except torch.cuda.OutOfMemoryError:
             raise
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
-            problem = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            problem = in_short(error)
         ranks = group.gather((largest, problem))
         largest = torch.stack([of_rank for of_rank, _ in ranks]).amax(0)
         if group.rank == 0:

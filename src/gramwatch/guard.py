@@ -25,7 +25,7 @@ from gramwatch.measurement import Calibration, Measurement, Rule, facts_of, how_
 from gramwatch.methods import METHODS, TRAINED
 from gramwatch.methods.base import Method
 from gramwatch.observation import Observation
-from gramwatch.rehearsal import check_facts, rehearse
+from gramwatch.rehearsal import check_facts, check_weights, rehearse
 from gramwatch.replay import Nest, Replay
 from gramwatch.split import KeptInputs
 from gramwatch.taps import Look, Network, unwrap
@@ -95,8 +95,9 @@ class Guard(Detector):
     """Tells whether a classifier is looking at something it was never trained on, by several scores at once.
 
     Gram sees texture. Profile sees how features go through the network. Class ratio sees how near the classes
-    are, and energy sees the logits. The scores are standardised on in-distribution data, and their sum is
-    ranked: see docs/guard.md.
+    are, and energy sees the logits. Mahalanobis++ sees the direction of the last features, and image sees the
+    input itself. Training labels serve Mahalanobis++ only, which takes predicted classes without them. The
+    scores are standardised on in-distribution data, and their weighted sum is ranked: see docs/guard.md.
 
     Example:
         >>> guard = gramwatch.Guard(model)
@@ -651,7 +652,10 @@ class Guard(Detector):
             fitted = {key: tensors[f"calibration.rule.{name}.{key}"] for key in fields}
             rules[name] = self._method(name).rule_from(fitted)
         medians = {name: tensors[f"calibration.medians.{name}"] for name in how.get("medians", {})}
-        rule = replace(rule, rules=rules, medians=medians, weights=tensors.get("calibration.weights"))
+        weights = tensors.get("calibration.weights")
+        if weights is not None:
+            check_weights(weights)
+        rule = replace(rule, rules=rules, medians=medians, weights=weights)
         for name in STANDARD:
             setattr(rule.standard, f"{name}_", tensors[f"calibration.{name}"])
         scores, predicted = tensors["calibration.scores"], tensors["calibration.predicted"]

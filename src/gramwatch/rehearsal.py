@@ -22,6 +22,7 @@ from torch import Tensor
 from gramwatch import artifact
 from gramwatch.batches import Inputs, mapped
 from gramwatch.distributed import Group
+from gramwatch.errors import in_short, warn
 from gramwatch.image_numbers import image_of
 from gramwatch.split import KeptInputs
 
@@ -35,6 +36,8 @@ LARGEST = 20.0
 """Higher standardised scores count as this: one huge score must not decide."""
 FEWEST = 16
 """With fewer inputs, all weights are equal."""
+LEAST_TOLD = 0.1
+"""With a smaller mean, before weights are scaled, scores tell little. Weights are the nearer to equal."""
 LEAST_TOKENS = 4
 """Shorter texts are not changed."""
 AT_ONCE = 32
@@ -65,6 +68,14 @@ def check_facts(facts: Any) -> None:
     if not isinstance(facts, dict):
         raise ValueError(f"its rehearsal is {facts!r:.60}")
     artifact.check_types(facts, inputs=int, outliers=int, families=list[str])
+    if min(facts["inputs"], facts["outliers"]) < 1:
+        raise ValueError(f"its rehearsal is {facts!r:.60}")
+
+
+def check_weights(weights: Tensor) -> None:
+    """Refuse weights of a file that are not one on average."""
+    if abs(float(weights.mean()) - 1) > 1e-6:
+        raise ValueError(f"the weights of its members are {weights.tolist()!r:.60}")
 
 
 def rehearse(
@@ -77,7 +88,8 @@ def rehearse(
 ) -> Rehearsal | None:
     """Make outliers of the kept inputs, run them, and learn the weights of members.
 
-    None if the inputs are too few, or if no outliers can be made of them.
+    None if the inputs are too few, if no outliers can be made of them, or if the network does not run on
+    them. A warning says so in the last case.
 
     Args:
         measured_scores: the standardised scores of inputs, `(N, members)`.
@@ -105,17 +117,30 @@ def rehearse(
     shown = tqdm(
         families, desc="rehearsing", unit="family", disable=None if progress and not group.rank else True
     )
-    for place, family in enumerate(shown):
-        start = place * each % len(order)
-        chosen = (order[start:] + order[:start])[:each]
-        for _, inputs in kept.batches(AT_ONCE, chosen):
-            outliers = maker.outliers(inputs, family, mask_of(inputs))
-            scores[family].append(measured_scores(outliers))
-    ranks = group.gather(scores)
-    found = {family: torch.cat([s for of_rank in ranks for s in of_rank[family]]) for family in families}
-    found = {family: s for family, s in found.items() if len(s)}
-    run = sum(map(len, found.values()))
-    return Rehearsal(learned_weights(usual, found), len(kept), run, tuple(found))
+    problem = ""
+    try:
+        for place, family in enumerate(shown):
+            start = place * each % len(order)
+            chosen = (order[start:] + order[:start])[:each]
+            for _, inputs in kept.batches(AT_ONCE, chosen):
+                outliers = maker.outliers(inputs, family, mask_of(inputs))
+                scores[family].append(measured_scores(outliers))
+    except torch.cuda.OutOfMemoryError:
+        raise
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        problem = in_short(error)
+    ranks = group.gather((scores, problem))
+    problem = next(filter(None, (p for _, p in ranks)), "")
+    if problem:
+        if group.rank == 0:
+            warn(f"outliers could not be run through the network, so all members count the same ({problem})")
+        return None
+    by_family = {family: torch.cat([s for of, _ in ranks for s in of[family]]) for family in families}
+    by_family = {family: s for family, s in by_family.items() if len(s)}
+    if not by_family:
+        return None
+    run = sum(map(len, by_family.values()))
+    return Rehearsal(learned_weights(usual, by_family), len(kept), run, tuple(by_family))
 
 
 def _extremes(kept: KeptInputs) -> tuple[Tensor, Tensor] | None:
@@ -167,9 +192,11 @@ def learned_weights(usual: Tensor, outliers: Mapping[str, Tensor]) -> Tensor:
     start = np.append(np.ones(members), -1.0)
     bounds = [(0.0, None)] * members + [(None, None)]
     weights = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds).x[:-1]
-    if not np.isfinite(weights).all() or weights.sum() <= 0:
-        weights = np.ones(members)
-    return torch.from_numpy(weights / weights.mean())
+    mean = weights.mean()
+    if not np.isfinite(weights).all() or mean <= 0:
+        return torch.ones(members, dtype=torch.float64)
+    trust = min(1.0, mean / LEAST_TOLD)
+    return torch.from_numpy(trust * weights / mean + (1 - trust))
 
 
 # --- outliers ----------------------------------------------------------------------------------------
@@ -316,12 +343,9 @@ def _tiles(images: Tensor, count: int) -> Tensor:
     """The tiles of images, `(N, count * count, channels, height, width)`. Pixels left over are cut off."""
     height, width = (side // count for side in images.shape[2:])
     images = images[:, :, : height * count, : width * count]
-    return (
-        images.unflatten(3, (count, width))
-        .unflatten(2, (count, height))
-        .permute(0, 2, 4, 1, 3, 5)
-        .flatten(1, 2)
-    )
+    split = images.unflatten(3, (count, width)).unflatten(2, (count, height))
+    tiles: Tensor = split.permute(0, 2, 4, 1, 3, 5).flatten(1, 2)
+    return tiles
 
 
 def _with_tiles(image: Tensor, tiles: Tensor, count: int) -> Tensor:
@@ -511,9 +535,8 @@ def _tokens_replaced(make: Maker, tokens: Tensor, mask: Tensor) -> Tensor:
 def _texts_joined(make: Maker, tokens: Tensor, mask: Tensor) -> Tensor:
     """The beginning of one text and the end of another."""
     others = torch.randperm(len(tokens), generator=make.generator)
-    later = torch.arange(tokens.shape[1]) >= (
-        mask.sum(1, keepdim=True) * (0.3 + 0.4 * make.rand(len(tokens), 1))
-    )
+    kept = mask.sum(1, keepdim=True) * (0.3 + 0.4 * make.rand(len(tokens), 1))
+    later = mask.cumsum(1) > kept  # padding may be on either side
     return torch.where(later & mask.bool() & mask[others].bool(), tokens[others], tokens)
 
 
