@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import gramwatch
 from gramwatch import GramwatchWarning, Guard, artifact, rehearsal
 from gramwatch.errors import ArtifactError
+from gramwatch.guard import REHEARSED
 from gramwatch.rehearsal import (
     FEWEST,
     IMAGES,
@@ -65,7 +66,9 @@ def network() -> nn.Module:
 
 
 def fitted(net: nn.Module | None = None, **options) -> Guard:
-    return Guard(net or network(), orders=(1, 2), **options).fit(images(400, 0).split(100), progress=False)
+    return Guard(net or network(), orders=(1, 2), **{"rehearse": True, **options}).fit(
+        images(400, 0).split(100), progress=False
+    )
 
 
 @cache
@@ -263,7 +266,7 @@ def test_without_rehearsal_the_score_is_the_plain_sum():
 
 def test_the_half_that_ranks_is_untouched():
     """Members have the scores and p-values that they have without rehearsal, and no outlier ranks."""
-    plain = fitted(rehearse=False).calibrate(images(200, 1).split(50), progress=False)
+    plain = fitted(rehearse=False, members=REHEARSED).calibrate(images(200, 1).split(50), progress=False)
     mine, theirs = ready().calibration(), plain.calibration()
     assert mine.scores.shape == theirs.scores.shape == (100, 1 + len(plain.members))
     assert mine.scores[:, 1:].equal(theirs.scores[:, 1:])
@@ -348,7 +351,7 @@ def test_contributions_add_up_to_the_score():
 def test_a_guard_of_texts_rehearses():
     net = texts.transformer("Bert").float()
     given = texts.texts(200, 0, least=6)
-    guard = Guard(net, members=("profile", "energy"))
+    guard = Guard(net, members=("profile", "energy"), rehearse=True)
     guard.fit(texts.batches(given[:100], 50), progress=False)
     guard.calibrate(texts.batches(given[100:], 50), progress=False)
     assert guard.calibration().how["rehearsal"]["families"] == list(TEXTS)
@@ -455,7 +458,7 @@ def test_rehearsal_keeps_the_promised_rate_of_false_alarms(monkeypatch):
     """100 images calibrate, 50 of which rank: the mean rate is floor(0.05 (n + 1)) / (n + 1), with n = 50."""
     monkeypatch.setattr(rehearsal, "BUDGET", 320)  # for speed: weights vary the more
     calibrations, count, fresh = 50, 100, 200
-    guard, rates, ranking = Guard(network(), members=("energy", "image")), [], 50
+    guard, rates, ranking = Guard(network(), members=("energy", "image"), rehearse=True), [], 50
     guard.fit([images(400, 0, 3, 8, 8)], progress=False)
     for seed in range(calibrations):
         x = images(count + fresh, 1000 + seed, 3, 8, 8)

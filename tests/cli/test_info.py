@@ -8,7 +8,7 @@ import torch
 
 import gramwatch
 from gramwatch import artifact
-from gramwatch.guard import MEMBERS
+from gramwatch.guard import MEMBERS, REHEARSED
 from gramwatch.models import resolve
 from tests.cli.invoking import invoke, told
 
@@ -24,19 +24,19 @@ def test_info_shows_what_a_guard_was_fitted_on(own):
     assert said["fitted_on"]["count"] == 240
 
 
-def test_info_shows_how_much_each_member_counts(own):
-    guard = gramwatch.load(own.guard, resolve(own.model, own.weights).network)
-    said = json.loads(invoke("info", own.guard, "--json").output)
+def test_info_shows_how_much_each_member_counts(own, rehearsed):
+    guard = gramwatch.load(rehearsed[0], resolve(own.model, own.weights).network)
+    said = json.loads(invoke("info", rehearsed[0], "--json").output)
     assert said["member_weights"] == pytest.approx(guard.weights_, abs=1e-4)
     first = f"gram: {said['member_weights']['gram']}"
-    assert f"member weights  {first}" in invoke("info", own.guard).output
+    assert f"member weights  {first}" in invoke("info", rehearsed[0]).output
 
 
-def test_info_of_a_guard_that_did_not_rehearse_knows_no_weights(own, tmp_path):
-    write_other_weights(own.guard, tmp_path / "earlier.safetensors", None)
+def test_info_of_a_guard_that_did_not_rehearse_knows_no_weights(rehearsed, tmp_path):
+    write_other_weights(rehearsed[0], tmp_path / "earlier.safetensors", None)
     said = json.loads(invoke("info", tmp_path / "earlier.safetensors", "--json").output)
     assert said["member_weights"] is None
-    assert said["members"] == list(MEMBERS)
+    assert said["members"] == list(REHEARSED)
 
 
 @pytest.mark.parametrize(
@@ -49,8 +49,8 @@ def test_info_of_a_guard_that_did_not_rehearse_knows_no_weights(own, tmp_path):
     ],
     ids=["negative", "no numbers", "too few", "integers"],
 )
-def test_weights_of_members_that_cannot_be_are_refused(own, tmp_path, weights, why):
-    write_other_weights(own.guard, tmp_path / "forged.safetensors", weights)
+def test_weights_of_members_that_cannot_be_are_refused(rehearsed, tmp_path, weights, why):
+    write_other_weights(rehearsed[0], tmp_path / "forged.safetensors", weights)
     result = invoke("info", tmp_path / "forged.safetensors")
     assert result.exit_code == 1
     assert why in told(result)

@@ -183,7 +183,7 @@ def test_a_guard_of_tables_works_without_the_member_and_says_nothing():
     with torch.no_grad():
         table[-1].weight *= 20  # so that all classes are predicted
         table[-1].bias -= table(torch.randn(500, 7)).mean(0)
-    guard = Guard(table).fit([torch.randn(300, 7)], progress=False)
+    guard = Guard(table, rehearse=True).fit([torch.randn(300, 7)], progress=False)
     guard.calibrate([torch.randn(200, 7)], progress=False)
     assert "image" not in guard.members
     assert set(guard.weights_.values()) == {1.0}

@@ -18,6 +18,8 @@ from gramwatch.observation import Needs, Observation
 
 RIDGE = 0.05
 """Added to the variances of the standardised numbers, so that no direction counts without bound."""
+MOST = 1e12
+"""An image with a larger number counts as not finite: its square would drown the sums."""
 TAIL = 0.99
 """The quantile at which the distance of every group is one."""
 
@@ -86,7 +88,8 @@ class Image(Method):
     name = "image"
     record = Record(
         title="image",
-        paper="part of Guard",
+        paper="part of Guard, 2026; the idea of Mittal, Soundararajan & Bovik: Making a Completely Blind "
+        "Image Quality Analyzer. IEEE Signal Processing Letters 2013",
         equation="max_g (s_g - median(s_g)) / (99th percentile(s_g) - median(s_g)), "
         "s_g = log (v_g - E[v_g])^T C_g^-1 (v_g - E[v_g]), v_g = the numbers of group g of the image; "
         f"E and C of training images, C of standardised numbers plus {RIDGE}; median and percentile of "
@@ -131,7 +134,7 @@ class Image(Method):
     def take(self, observation: Observation) -> Tensor | int:
         """Add one batch of training images to the sums. Images that are not finite are left out."""
         numbers = self._numbers(observation)
-        finite = numbers.isfinite().all(1)  # squares of huge values are not
+        finite = (numbers.abs() < MOST).all(1)
         if observation.finite is not None:
             finite = finite & observation.finite
         numbers = torch.where(finite.unsqueeze(1), numbers, 0.0)
@@ -170,7 +173,7 @@ class Image(Method):
                 "another number of channels, or a side below 16 pixels"
             )
         distances = usual.distances(numbers).clamp_min(TINY).log()
-        finite = distances.isfinite().all(1)
+        finite = (numbers.abs() < MOST).all(1)
         if observation.finite is not None:
             finite = finite & observation.finite
         return Measurement(distances, observation.logits, finite)
