@@ -672,7 +672,8 @@ def test_the_study_says_where_learned_weights_lose():
     ]
     rows.append({"network": "net", "set": "small", "kind": "control", "method": "Gram", "auroc": 99.0})
     figures = rehearsal.Figures("net", rows)
-    assert figures.best == "Gram"
+    assert figures.best() == "Gram"
+    assert figures.best(("far",)) == "MSP"
     assert figures.mean("Gram") == 75
     assert figures.behind == {"digits": (-6, "MSP"), "grey": (5, "Gram")}
     assert figures.gain()[0] == -2
