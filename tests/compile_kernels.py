@@ -6,6 +6,7 @@ compile the same kernels, each for itself.
 
 import torch
 
+from gramwatch.image_numbers import look
 from gramwatch.kernels import FAST, cpu
 
 
@@ -19,6 +20,7 @@ def main() -> None:
     minimum, maximum = torch.zeros(1, 3), torch.ones(1, 3)
     cpu.widen(values, predicted, minimum, maximum)
     cpu.deviations(values, predicted, minimum, maximum, torch.tensor([0, 3]), torch.ones(3))
+    look(torch.rand(1, 3, 8, 8))
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from benchmarks import (
     overhead,
     planted,
     react,
+    rehearsal,
     released,
     rival_maps,
     tables,
@@ -651,3 +652,41 @@ def test_a_table_of_ways_has_what_was_measured():
     assert table[0].endswith("| plain pass, ms | Guard | of the GPU's time: Guard |")
     assert table[2] == "| A, batch 2 | bfloat16, channels last | X | 10.0 | 0.10 (0.10 to 0.20) |  |"
     assert table[3] == "| B, batch 2 | bfloat16, compiled | X | 10.0 | 0.10 (0.10 to 0.20) | 0.25 |"
+
+
+def test_every_fault_is_judged_without_the_families_that_resemble_it():
+    images = torch.randint(0, 256, (3, 3, 32, 32), dtype=torch.uint8)
+    subject = rehearsal.Subject(torch.nn.Identity(), (0.5,) * 3, (0.25,) * 3, images, images, images, {})
+    faults = [name for name, _, inputs in rehearsal.faults_of(subject) if len(next(inputs)) == 3]
+    assert sorted(faults) == sorted(rehearsal.SAME)
+    families = [family for family, _ in rehearsal.rehearsal_of(subject, torch.arange(3))]
+    assert {family for left_out in rehearsal.SAME.values() for family in left_out} <= set(families)
+
+
+def test_the_study_says_where_learned_weights_lose():
+    values = {"rule before": (90, 80), "learned weights": (91, 75), "Gram": (70, 80), "MSP": (85, 60)}
+    rows = [
+        {"network": "net", "set": title, "kind": kind, "method": method, "auroc": float(of[i])}
+        for method, of in values.items()
+        for i, (title, kind) in enumerate((("digits", "far"), ("grey", "fault")))
+    ]
+    rows.append({"network": "net", "set": "small", "kind": "control", "method": "Gram", "auroc": 99.0})
+    figures = rehearsal.Figures("net", rows)
+    assert figures.best() == "Gram"
+    assert figures.best(("far",)) == "MSP"
+    assert figures.mean("Gram") == 75
+    assert figures.behind == {"digits": (-6, "MSP"), "grey": (5, "Gram")}
+    assert figures.gain()[0] == -2
+    told = rehearsal.losses({"net": figures})
+    assert "| net | grey | 80.00 | 75.00 | 80.00 (Gram) |" in told
+    assert "net: grey (-5.00)" in told
+    assert "digits" not in told
+
+
+def test_the_page_and_its_study_agree(tmp_path):
+    (tmp_path / "results").mkdir()
+    for name in ("results/rehearsal.csv", "results/rehearsal.json", "guard-study.md"):
+        (tmp_path / name).write_bytes((document.DOCS / name).read_bytes())
+    rehearsal.write_page(tmp_path)
+    page = (tmp_path / "guard-study.md").read_text(encoding="utf-8")
+    assert page == (document.DOCS / "guard-study.md").read_text(encoding="utf-8")

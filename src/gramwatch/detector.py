@@ -38,6 +38,7 @@ from gramwatch.errors import (
     GramwatchError,
     InputError,
     NotFittedError,
+    in_short,
     warn,
     warn_once,
 )
@@ -182,6 +183,10 @@ class Detector(ABC):
         """The `Rule` that turns a measurement into a score, not fitted yet."""
         return AsMeasured()
 
+    def taught_rule(self) -> Any:
+        """The rule, not fitted, with what a rehearsal taught, to be fitted to data without inputs."""
+        return self.rule()
+
     @abstractmethod
     def settings_as_json(self) -> dict[str, Any]:
         """The arguments of the constructor as plain values, without the network and its adapters."""
@@ -254,6 +259,10 @@ class Detector(ABC):
     def terms(self, observation: Observation) -> Tensor | None:
         """What each tap adds to the score, `(N, taps)`, if the rule does not show it; None without parts."""
         return None
+
+    def words(self, observation: Observation, rule: Any) -> tuple[str, ...]:
+        """What stands out in each example, in words, by detectors without terms that can say so."""
+        return ()
 
     def term_taps(self, plan: Plan) -> tuple[Tap, ...]:
         """The taps of the terms."""
@@ -528,7 +537,7 @@ class Detector(ABC):
         with together(self.model, "calibrate") as group:
             kept = KeptInputs(seed)
             measurement = self.measure_all(loader, "calibrating", progress, kept, sharded)
-            self.calibrate_kept(group, measurement, kept, split=split)
+            self.calibrate_kept(group, measurement, kept, split=split, progress=progress)
         return self
 
     @torch.inference_mode()
@@ -539,6 +548,7 @@ class Detector(ABC):
         kept: KeptInputs,
         numbers: Tensor | None = None,
         split: bool = True,
+        progress: bool = False,
     ) -> None:
         """`calibrate` from the measurement of all examples of a loader, and the inputs kept of it.
 
@@ -548,6 +558,7 @@ class Detector(ABC):
             kept: the sample of inputs. Those of the half that ranks are dropped.
             numbers: the running numbers of the examples that calibrate. None: all.
             split: as for `calibrate`.
+            progress: show a progress bar (on a terminal only).
 
         """
         numbers = torch.arange(len(measurement)) if numbers is None else numbers
@@ -558,6 +569,7 @@ class Detector(ABC):
         if calibration.how["split"]:
             standard = standard[halves(standard, kept.seed)[0]]
         kept.restrict(standard)
+        calibration = self.rehearsed(calibration, measurement[standard], kept, group, progress)
         rounding = self._rounding(group, calibration, measurement, kept)
         self.forget_calibration()
         self._calibration = calibration.tolerating(2 * rounding, self.level)
@@ -594,6 +606,21 @@ class Detector(ABC):
         self.check_rule(calibration.rule)
         return calibration
 
+    def rehearsed(
+        self, calibration: Calibration, standard: Measurement, kept: KeptInputs, group: Group, progress: bool
+    ) -> Calibration:
+        """The calibration after a rehearsal, by detectors that have one: see `rehearsal`.
+
+        Args:
+            calibration: before it.
+            standard: the measurement of the examples that fitted its rule.
+            kept: a sample of their inputs.
+            group: the ranks of this run.
+            progress: show a progress bar (on a terminal only).
+
+        """
+        return calibration
+
     def _rounding(
         self, group: Group, calibration: Calibration, measurement: Measurement, kept: KeptInputs
     ) -> Tensor:
@@ -615,7 +642,7 @@ class Detector(ABC):
         except torch.cuda.OutOfMemoryError:
             raise
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
-            problem = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            problem = in_short(error)
         ranks = group.gather((largest, problem))
         largest = torch.stack([of_rank for of_rank, _ in ranks]).amax(0)
         if group.rank == 0:

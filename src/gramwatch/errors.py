@@ -79,6 +79,12 @@ def warn_once(about: object, message: str) -> None:
         warn(message)
 
 
+def in_short(error: Exception) -> str:
+    """The kind of an error and the first line of its message."""
+    lines = str(error).splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"
+
+
 def _stacklevel() -> int:
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and (

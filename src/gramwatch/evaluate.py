@@ -318,7 +318,7 @@ def evaluate_sets(
     result = evaluate_measured(
         {name: inside[name] for name in detectors},
         sets,
-        {name: detector.rule() for name, detector in detectors.items()},
+        {name: detector.taught_rule() for name, detector in detectors.items()},
         check=lambda name, rule: detectors[name].check_rule(rule),
         **draws,
     )

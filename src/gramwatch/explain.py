@@ -89,11 +89,16 @@ class Member:
     """The contribution of each tap and the rest, `(N, taps + 1)`. None if the score has no parts."""
     why_no_parts: str = ""
     why_no_place: str = ""
+    words: tuple[str, ...] = ()
+    """What stands out in each example, if the member says so in words."""
 
     def chosen(self, index: Any) -> "Member":
         """The contributions to the chosen examples."""
         terms = None if self.terms is None else self.terms[index]
-        return replace(self, total=self.total[index], terms=terms)
+        total, words = self.total[index], self.words
+        if words:
+            words = tuple(words[i] for i in torch.arange(len(words))[index].tolist())
+        return replace(self, total=total, terms=terms, words=words)
 
 
 class Token(NamedTuple):
@@ -407,13 +412,16 @@ class Contribution:
     """The median of each term on calibration data, `(taps,)`."""
     divisor: float = 1.0
     """The tail of the member. Contributions are `(terms - usual) / divisor`."""
+    words: tuple[str, ...] = ()
+    """What stands out in each example, by members that say so in words."""
 
     def member(self, finite: Tensor, taps: tuple[Tap, ...]) -> Member:
         """The contributions of the member and of its taps. Those to inputs that are not finite are NaN."""
         total = torch.where(finite, self.total, torch.nan)
         if self.terms is None:
             why = self.part.why_no_parts
-            return Member(self.name, self.part.title, self.part.sees, total, why_no_parts=why)
+            words, sees = self.words, self.part.sees
+            return Member(self.name, self.part.title, sees, total, why_no_parts=why, words=words)
         terms = torch.where(finite[:, None], (self.terms - self.usual) / self.divisor, torch.nan)
         terms = torch.cat([terms, (total - terms.sum(1)).unsqueeze(1)], 1)
         return Member(self.name, self.part.title, self.part.sees, total, taps, terms)

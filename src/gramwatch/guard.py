@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gramwatch import artifact, export, pretrained
+from gramwatch import artifact, export, image_numbers, pretrained
 from gramwatch.artifact import Field
 from gramwatch.batches import Inputs, count_examples, on_device
 from gramwatch.detector import Detector
 from gramwatch.deviation import TotalDeviation
+from gramwatch.distributed import Group
 from gramwatch.errors import ArtifactError, NoTapError, TapError, warn
 from gramwatch.explain import Contribution
 from gramwatch.gram import GramDetector
@@ -24,12 +25,16 @@ from gramwatch.measurement import Calibration, Measurement, Rule, facts_of, how_
 from gramwatch.methods import METHODS, TRAINED
 from gramwatch.methods.base import Method
 from gramwatch.observation import Observation
+from gramwatch.rehearsal import check_facts, check_weights, rehearse
 from gramwatch.replay import Nest, Replay
+from gramwatch.split import KeptInputs
 from gramwatch.taps import Look, Network, unwrap
 from gramwatch.taps.running import InputsAdapter, LogitsAdapter, MaskAdapter
 
 MEMBERS = ("gram", "profile", "class_ratio", "energy")
 """The default members."""
+REHEARSED = (*MEMBERS, "mahalanobis_pp", "image")
+"""The default members of a guard that rehearses. A member that tells nothing gets a small weight."""
 EFFORTS: dict[str, dict[str, Any]] = {
     "lean": {"taps": "spread", "orders": (1, 2, 4, 8), "pixels": 256, "channels": 128},
     "full": {"taps": "all", "orders": range(1, 11), "pixels": None, "channels": None},
@@ -90,8 +95,9 @@ class Guard(Detector):
     """Tells whether a classifier is looking at something it was never trained on, by several scores at once.
 
     Gram sees texture. Profile sees how features go through the network. Class ratio sees how near the classes
-    are, and energy sees the logits. The scores are standardised on in-distribution data, and their sum is
-    ranked: see docs/guard.md.
+    are, and energy sees the logits. Mahalanobis++ sees the direction of the last features, and image sees the
+    input itself. Training labels serve Mahalanobis++ only, which takes predicted classes without them. The
+    scores are standardised on in-distribution data, and their weighted sum is ranked: see docs/guard.md.
 
     Example:
         >>> guard = gramwatch.Guard(model)
@@ -116,9 +122,13 @@ class Guard(Detector):
             class is a group by itself if it is predicted for at least 100 examples of the half that
             standardises. All rarer classes share one group. `groups_` lists the groups.
         members: the methods whose scores are joined: `"gram"`, and names of `gramwatch.methods.METHODS` that
-            need no passes of their own. A warning names the members that the network does not support:
-            members that need features, if the logits are not made by one linear layer; members that need
-            taps, if the network has none. They are left out.
+            need no passes of their own; None: `MEMBERS`, or `REHEARSED` with `rehearse`. A warning names the
+            members that the network does not support: members that need features, if the logits are not made
+            by one linear layer; members that need taps, if the network has none. They are left out. So are
+            members that look at images, without a warning, if the input is no image.
+        rehearse: let `calibrate` learn how much each member counts on this network, from outliers that it
+            makes of calibration inputs: see docs/guard.md. Without `members`, there are two more then: one
+            that looks at the image itself, and Mahalanobis++. With False, all members count the same.
         inputs: how a batch becomes the network's input: a function of the batch, or a key. It is not needed
             for a tensor, a tuple whose first item is the input, or a mapping of keyword arguments.
         logits: where the logits are in the network's output, if the network returns more than logits: a
@@ -151,7 +161,8 @@ class Guard(Detector):
         storage: str = "float32",
         level: float = 0.95,
         per_class: bool = False,
-        members: Iterable[str] = MEMBERS,
+        members: Iterable[str] | None = None,
+        rehearse: bool = False,
         inputs: InputsAdapter = None,
         logits: LogitsAdapter = None,
         mask: MaskAdapter = None,
@@ -164,7 +175,7 @@ class Guard(Detector):
             gram[name] = None if gram[name] == "all" else gram[name]
         detectors: dict[str, Detector] = {}
         network = Network.of(model, inputs, logits, mask)
-        for name in members:
+        for name in (REHEARSED if rehearse else MEMBERS) if members is None else members:
             if name == "gram":
                 detectors[name] = GramDetector(
                     network, statistic=statistic, storage=storage, level=level, **gram
@@ -173,19 +184,26 @@ class Guard(Detector):
                 detectors[name] = METHODS[name](network, level=level)
             else:
                 raise ValueError(f"there is no member '{name}': choose from gram, {', '.join(METHODS)}")
-        self._join(detectors, level, per_class)
+        self._join(detectors, level, per_class, rehearse)
 
     @classmethod
-    def of(cls, members: Mapping[str, Detector], *, level: float = 0.95, per_class: bool = False) -> "Guard":
+    def of(
+        cls,
+        members: Mapping[str, Detector],
+        *,
+        level: float = 0.95,
+        per_class: bool = False,
+        rehearse: bool = False,
+    ) -> "Guard":
         """A guard of existing detectors of one network, which may be in use elsewhere too.
 
         The guard shares their fit. After a further fit of a member, calibrate the guard again.
         """
         guard = cls.__new__(cls)
-        guard._join(dict(members), level, per_class)
+        guard._join(dict(members), level, per_class, rehearse)
         return guard
 
-    def _join(self, members: dict[str, Detector], level: float, per_class: bool) -> None:
+    def _join(self, members: dict[str, Detector], level: float, per_class: bool, rehearse: bool) -> None:
         if not members:
             raise ValueError("a guard needs at least one member")
         network = next(iter(members.values())).network
@@ -199,7 +217,7 @@ class Guard(Detector):
             if getattr(member, "confidence", "") == "subtract":
                 raise ValueError(f"'{name}' has confidence='subtract', which a guard cannot join")
         self._all_members, self.members = members, members
-        self.per_class = bool(per_class)
+        self.per_class, self.rehearse = bool(per_class), bool(rehearse)
         self._chosen = list(members)
         self._record_pass = False
         super().__init__(network, level=level)
@@ -291,7 +309,10 @@ class Guard(Detector):
         return {**vars(self), "_recorded": None}
 
     def _described_fit(self) -> str:
-        return " + ".join(self.members)
+        weights = None if self._calibration is None else self._calibration.rule.weights
+        if weights is None:
+            return " + ".join(self.members)
+        return " + ".join(f"{w:.2f} {name}" for name, w in zip(self.members, weights.tolist(), strict=True))
 
     def __repr__(self) -> str:
         state = "not calibrated"
@@ -330,6 +351,8 @@ class Guard(Detector):
             reasons = "; ".join(dict.fromkeys(unusable.values()))
             raise TapError(f"no member can be used, {', '.join(unusable)}: {reasons}")
         for why in dict.fromkeys(unusable.values()):
+            if why == image_numbers.WHY_NONE:
+                continue  # texts and tables are no images: nothing is missing
             names = [name for name, reason in unusable.items() if reason == why]
             warn(f"{', '.join(names)} is left out of the guard: {why}")
         if unusable:
@@ -375,10 +398,44 @@ class Guard(Detector):
             rules=self._rules(),
         )
 
+    def taught_rule(self) -> JointRule:
+        """The rule, not fitted, with the weights of the last rehearsal, if there was one."""
+        weights = None if self._calibration is None else self._calibration.rule.weights
+        return replace(self.rule(), weights=weights)
+
     def _rules(self) -> dict[str, Rule]:
         """The rules of the members that have one, Gram excepted, not fitted yet."""
         rules = {name: member.rule() for name, member in self.members.items() if name not in self.grams}
         return {name: rule for name, rule in rules.items() if rule.standardises}
+
+    def rehearsed(
+        self, calibration: Calibration, standard: Measurement, kept: KeptInputs, group: Group, progress: bool
+    ) -> Calibration:
+        """The calibration with the weights that a rehearsal found."""
+        if not self.rehearse or len(self.members) == 1:
+            return calibration
+        rule: JointRule = calibration.rule
+
+        def scores(inputs: Inputs) -> Tensor:
+            measured = self.measure(on_device(inputs, self.model)).changed(Tensor.cpu)
+            return rule.standard(rule.member_scores(measured)[measured.finite])
+
+        usual = rule.standard(rule.member_scores(standard, left_out=True))
+        rehearsal = rehearse(scores, usual, kept, group, self.network.mask_of, progress)
+        if rehearsal is None:
+            return calibration
+        rule = replace(rule, weights=rehearsal.weights)
+        of_members = calibration.scores[:, 1:]
+        ranking = torch.cat([rule.joined(of_members).unsqueeze(1), of_members], 1)
+        return calibration.with_rule(rule, ranking, self.level, rehearsal=rehearsal.facts)
+
+    @property
+    def weights_(self) -> dict[str, float]:
+        """How much each member counts, one on average: what the rehearsal found out about this network."""
+        weights = self.calibration().rule.weights
+        return dict(
+            zip(self.members, [1.0] * len(self.members) if weights is None else weights.tolist(), strict=True)
+        )
 
     def check_calibration(self, measured: Measurement) -> None:
         """Refuse training examples as calibration data."""
@@ -409,7 +466,7 @@ class Guard(Detector):
         """
         rule: JointRule = self.calibration(measured.logits.device).rule
         scores = rule.member_scores(measured)
-        standard, medians = rule.standard(scores), rule.standard.median_
+        weighted, medians = rule.weighted(scores), rule.standard.median_
         assert medians is not None
         assert rule.standard.tail_ is not None
         found = []
@@ -417,12 +474,17 @@ class Guard(Detector):
             terms = rule.terms_of(name, measured)
             if terms is None and member in observed:
                 terms = member.terms(observed[member])
+            own = rule.rules.get(name)
+            words: tuple[str, ...] = ()
+            if terms is None and member in observed:
+                words = member.words(observed[member], own)
             usual: Tensor | float = rule.medians.get(name, 0.0)
             if terms is not None and name not in rule.medians:
                 usual = float(medians[column]) / terms.shape[1]
-            tail = float(rule.standard.tail_[column])
-            total = standard[:, column]
-            found.append(Contribution(name, member, rule.rules.get(name), total, terms, usual, tail))
+            weight = 1.0 if rule.weights is None else float(rule.weights[column])
+            tail = float(rule.standard.tail_[column]) / weight if weight else torch.inf
+            total = weighted[:, column]
+            found.append(Contribution(name, member, own, total, terms, usual, tail, words))
         return found
 
     def _parts(self, p_values: Tensor) -> Mapping[str, Tensor]:
@@ -473,7 +535,12 @@ class Guard(Detector):
 
     def settings_as_json(self) -> dict[str, Any]:
         """The arguments of the guard. The members have their own settings."""
-        return {"members": self._chosen, "level": self.level, "per_class": self.per_class}
+        return {
+            "members": self._chosen,
+            "level": self.level,
+            "per_class": self.per_class,
+            "rehearse": self.rehearse,
+        }
 
     def contents(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """What to save: plain values, and tensors, of the guard and of all members."""
@@ -499,6 +566,8 @@ class Guard(Detector):
                     tensors[f"calibration.rule.{name}.{field}"] = getattr(rule, field)
             for name, medians in calibration.rule.medians.items():
                 tensors[f"calibration.medians.{name}"] = medians
+            if calibration.rule.weights is not None:
+                tensors["calibration.weights"] = calibration.rule.weights
         header = {
             "detector": self.name,
             "settings": self.settings_as_json(),
@@ -525,7 +594,10 @@ class Guard(Detector):
         artifact.check_types(settings, members=list[str], level=float, per_class=bool)
         if members.keys() - set(settings["members"]):
             raise ValueError(f"it was to have the members {settings['members']!r:.60}")
-        guard = cls.of(members, level=settings["level"], per_class=settings["per_class"])
+        rehearse = settings.get("rehearse", False)  # guards of earlier versions did not
+        if not isinstance(rehearse, bool):
+            raise ValueError(f"rehearse is {rehearse!r:.60}")
+        guard = cls.of(members, level=settings["level"], per_class=settings["per_class"], rehearse=rehearse)
         guard._chosen = settings["members"]
         if how is not None:
             ranking, classes, kind = how_many_rank(how), how["classes"], torch.float64
@@ -548,6 +620,9 @@ class Guard(Detector):
                 for key, field in guard._rule_fields(name, headers[name]).items():
                     shapes[f"calibration.rule.{name}.{key}"] = field
             tolerance_in(how, 1 + len(members))
+            if "rehearsal" in how:
+                check_facts(how["rehearsal"])
+                shapes["calibration.weights"] = Field((len(members),), kind, artifact.NOT_NEGATIVE)
             medians = how.get("medians", {})  # files of earlier versions have none
             if not artifact.fits(medians, dict[str, int]) or medians.keys() - members.keys():
                 raise ValueError(f"it has the medians of {medians!r:.60}")
@@ -577,13 +652,16 @@ class Guard(Detector):
             fitted = {key: tensors[f"calibration.rule.{name}.{key}"] for key in fields}
             rules[name] = self._method(name).rule_from(fitted)
         medians = {name: tensors[f"calibration.medians.{name}"] for name in how.get("medians", {})}
-        rule = replace(rule, rules=rules, medians=medians)
+        weights = tensors.get("calibration.weights")
+        if weights is not None:
+            check_weights(weights)
+        rule = replace(rule, rules=rules, medians=medians, weights=weights)
         for name in STANDARD:
             setattr(rule.standard, f"{name}_", tensors[f"calibration.{name}"])
         scores, predicted = tensors["calibration.scores"], tensors["calibration.predicted"]
         together = torch.zeros(int(how["classes"]), dtype=torch.int64)
         groups = tensors.get("calibration.groups", together)
-        how = facts_of(how, "classes")
+        how = facts_of(how, "classes", "rehearsal")
         self._calibration = Calibration.restored(rule, scores, self.level, how, predicted, groups)
 
     def _rule_fields(self, name: str, header: Mapping[str, Any]) -> artifact.Shapes:
@@ -654,6 +732,8 @@ class Guard(Detector):
 def why_not(member: Detector, look: Look) -> str:
     """Why a network does not support a member; empty if it does."""
     needs = member.needs
+    if needs.image and image_numbers.image_of(look.inputs) is None:
+        return image_numbers.WHY_NONE
     if needs.features and needs.features_at is None and look.head is None:
         name = type(unwrap(look.network.model)).__name__
         return f"the logits of {name} are not made by one linear layer, whose input it needs"

@@ -1,10 +1,10 @@
 """Joining: the rule that makes one score of the measurements of several members.
 
     s of Gram = mean over taps of sqrt(delta_l / E[delta_l]),    s of another member = its score
-    score = sum over members of (max(s, quartile(s)) - median(s)) / (99th percentile(s) - median(s))
+    score = sum over members of weight * (max(s, quartile(s)) - median(s)) / (99th percentile(s) - median(s))
 
-E, the lower quartile, the median and the percentile come from in-distribution data. The score is ranked among
-other in-distribution data (see `threshold`).
+E, the lower quartile, the median and the percentile come from in-distribution data. The weights come from
+a rehearsal (see `rehearsal`). The score is ranked among other in-distribution data (see `threshold`).
 """
 
 from collections.abc import Mapping
@@ -75,6 +75,7 @@ class JointRule:
         rules: how measurements become scores, by the names of further members whose rule must be fitted.
         medians: the medians of the terms of in-distribution examples, `(taps,)`, by the names of the members
             whose measurement shows a term per tap. Scores do not depend on them; explanations do.
+        weights: how much each member counts, `(members,)`; None: all the same.
 
     """
 
@@ -82,6 +83,7 @@ class JointRule:
     standard: Standard = field(default_factory=Standard)
     rules: Mapping[str, Rule] = field(default_factory=dict)
     medians: Mapping[str, Tensor] = field(default_factory=dict, kw_only=True)
+    weights: Tensor | None = field(default=None, kw_only=True)
     standardises = True
 
     def fit(self, measured: Measurement) -> "JointRule":
@@ -134,7 +136,12 @@ class JointRule:
 
     def joined(self, scores: Tensor) -> Tensor:
         """The joint score `(N,)` from the scores of the members, `(N, members)`."""
-        return self.standard(scores).sum(1)
+        return self.weighted(scores).sum(1)
+
+    def weighted(self, scores: Tensor) -> Tensor:
+        """What each member adds to the joint score, `(N, members)`."""
+        standard = self.standard(scores)
+        return standard if self.weights is None else standard * self.weights
 
     def __call__(self, measured: Measurement) -> Tensor:
         """The joint score, then the scores of the members, `(N, 1 + members)`; infinite if not `finite`."""
@@ -161,4 +168,11 @@ class JointRule:
                 setattr(standard, name, value.to(device))
         rules = {name: rule.to(device) for name, rule in self.rules.items()}
         medians = {name: tensor.to(device) for name, tensor in self.medians.items()}
-        return replace(self, totals=totals, standard=standard, rules=rules, medians=medians)
+        return replace(
+            self,
+            totals=totals,
+            standard=standard,
+            rules=rules,
+            medians=medians,
+            weights=moved(self.weights),
+        )

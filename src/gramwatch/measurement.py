@@ -295,6 +295,14 @@ class Calibration:
         limits = scores + tolerance_in(how, scores.shape[1])
         return Calibration(rule, scores, predicted, Ranks.of(limits, level, classes, groups), how)
 
+    def with_rule(self, rule: Any, scores: Tensor, level: float, **facts: Any) -> "Calibration":
+        """The calibration with another rule, which gives the examples that rank these scores."""
+        facts["tolerance"] = rounding_of(scores).tolist()
+        before = {name: fact for name, fact in self.how.items() if name not in facts}
+        how = before | facts  # in the order of `facts_of`: a loaded detector is saved as the same file
+        groups = self.ranks.group_of
+        return Calibration.restored(rule, scores, level, how, self.predicted, groups)
+
     def tolerating(self, tolerance: Tensor, level: float) -> "Calibration":
         """The calibration with at least this tolerance for each kind of score, `(1 + members,)`."""
         how = {**self.how, "tolerance": tolerance.maximum(self.tolerance).tolist()}

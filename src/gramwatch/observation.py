@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gramwatch import kernels
+from gramwatch import image_numbers, kernels
 from gramwatch.batches import (
     Inputs,
     Signature,
@@ -115,6 +115,8 @@ class Needs:
     """Which part of every tensor these means are of."""
     statistics: Statistics | None = None
     """The Gram statistics that are needed."""
+    image: bool = False
+    """Whether the numbers of the input itself are needed: see `image_numbers`."""
 
     @property
     def averaged(self) -> "_Averaged | None":
@@ -161,6 +163,8 @@ class Observation:
     """The Gram statistics of all taps side by side, `(N, statistics)`. `finite` does not cover them."""
     form: Signature | None = None
     """Shapes and dtypes of the inputs."""
+    image: Tensor | None = None
+    """The numbers of the input, if it is an image, `(N, numbers)`: see `image_numbers`."""
 
     def __len__(self) -> int:
         return len(self.logits)
@@ -198,6 +202,7 @@ class Observation:
             labels=applied(self.labels),
             finite=applied(self.finite),
             statistics=applied(self.statistics),
+            image=applied(self.image),
         )
 
     @cached_property
@@ -217,7 +222,13 @@ class Observation:
         logits = torch.cat([part.logits for part in parts])
         means = tuple(torch.cat(t) for t in zip(*(part.channel_means for part in parts), strict=True))
         return Observation(
-            logits, column("features"), parts[0].head, means, column("labels"), column("finite")
+            logits,
+            column("features"),
+            parts[0].head,
+            means,
+            column("labels"),
+            column("finite"),
+            image=column("image"),
         )
 
 
@@ -445,6 +456,7 @@ class Plan:
             self.head,
             labels=None if labels is None else labels.to(logits.device),
             form=form,
+            image=self._numbers_of(inputs),
         )
         tables = dict(zip(self.tables, read.tables, strict=True))
         distinct = list(dict.fromkeys(self.needs))
@@ -456,6 +468,15 @@ class Plan:
             for needs, observation, finite_examples in zip(distinct, observations, finite, strict=True)
         }
         return [by_needs[needs] for needs in self.needs]
+
+    def _numbers_of(self, inputs: Inputs) -> Tensor | None:
+        """The numbers of the input itself, if a detector needs them."""
+        if not any(need.image for need in self.needs):
+            return None
+        image = image_numbers.image_of(inputs)
+        if image is None:
+            raise InputError(image_numbers.WHY_NONE)
+        return image_numbers.look(image)
 
     def _read(self, inputs: Inputs, gradients: bool) -> "Read":
         """One forward pass. A compiled network stays compiled, unless gradients are needed."""
@@ -745,6 +766,7 @@ class Plan:
             head=head,
             channel_means=tuple([means[number] for number in numbers]),
             statistics=None if needs.statistics is None else tables[needs.statistics],
+            image=base.image if needs.image else None,
         )
 
 

@@ -80,6 +80,17 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Own]:
 
 
 @pytest.fixture(scope="session")
+def rehearsed(own: Own, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A guard that rehearsed, and what the command said."""
+    path = tmp_path_factory.mktemp("rehearsed") / "guard.safetensors"
+    result = invoke(
+        "fit", own.model, own.train, "--weights", own.weights, "-o", path, "--rehearse", *PREPARED, *QUICK
+    )
+    assert result.exit_code == 0, result.output
+    return path, result.output
+
+
+@pytest.fixture(scope="session")
 def robust(own: Own, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A guard that rounding hardly moves: channel means of this noise differ too little for the others."""
     path = tmp_path_factory.mktemp("guard") / "guard.safetensors"

@@ -29,6 +29,28 @@ def test_fit_says_what_it_did_and_what_the_calibration_is_worth(own):
     assert "right on 100.0% of the calibration images" in own.said
 
 
+def test_fit_says_in_one_line_what_the_rehearsal_found_out(rehearsed):
+    """Each member by its weight, the one that counts most first: the weights of the file."""
+    path, said = rehearsed
+    (line,) = (line for line in said.splitlines() if line.startswith("on this network: "))
+    told_weights = dict(part.split() for part in line.removeprefix("on this network: ").split(", "))
+    file = artifact.read(path)
+    weights = dict(zip(file.header["members"], file.file.tensor("calibration.weights").tolist(), strict=True))
+    assert {name: float(weight) for name, weight in told_weights.items()} == {
+        name: round(weight, 2) for name, weight in weights.items()
+    }
+    assert list(map(float, told_weights.values())) == sorted(map(float, told_weights.values()))[::-1]
+
+
+def test_fit_of_one_member_does_not_speak_of_a_rehearsal(own, tmp_path):
+    result = invoke(
+        "fit", own.model, own.train, "--weights", own.weights, "-o", tmp_path / "g.safetensors",
+        "--members", "energy", "--rehearse", *PREPARED, *QUICK,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert "on this network" not in result.output
+
+
 def test_fit_says_what_few_images_cost(own, tmp_path):
     """60 images calibrate the first guard; 24 images of each of two classes fit the second."""
     assert f"note: {few_to_calibrate(60)}" in own.said

@@ -54,7 +54,7 @@ def test_the_facts_are_those_of_the_guard(own):
     assert sorted(about.calibration) == pytest.approx(guard.calibration_scores_.tolist())
     facts = dict(about.facts)
     assert facts["network"] == own.model
-    assert facts["members"] == "gram, profile, class_ratio, energy"
+    assert facts["members"] == ", ".join(guard.members)
     assert "240" in facts["fitted on"]
 
 

@@ -59,7 +59,7 @@ def methods() -> dict[str, Any]:
         from gramwatch.methods import METHODS as KINDS
     except ImportError:
         from gramwatch.rivals import RIVALS as KINDS
-    return dict(KINDS)
+    return {name: kind for name, kind in KINDS.items() if name != "image"}  # the inputs are too small for it
 
 
 def detectors() -> dict[str, Any]:

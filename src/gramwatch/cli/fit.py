@@ -73,6 +73,14 @@ def fit(
     members: Annotated[
         str | None, typer.Option(help="The methods to join, with commas between them. By default Guard's.")
     ] = None,
+    rehearse: Annotated[
+        bool,
+        typer.Option(
+            "--rehearse",
+            help="Look at the images themselves, too, and learn how much each member counts on this network "
+            "from outliers made of calibration images: up to 2,400 further passes.",
+        ),
+    ] = False,
     taps: Annotated[str | None, WatchedTaps] = None,
     size: Annotated[int | None, Size] = None,
     resize: Annotated[str | None, Resize] = None,
@@ -128,7 +136,7 @@ def fit(
                 "them, more new images are flagged than stated: then give --calibrate, images it has not seen"
             )
     resolved.network.to(place)
-    detector = _detector(resolved, level, members, taps)
+    detector = _detector(resolved, level, members, taps, rehearse)
     job = Job(detector, preprocessing, batch_size, workers, voice)
     with interruptible(lambda: _kept(checkpoint)):
         fitted = job.fit(fitting, checkpoint)
@@ -211,12 +219,14 @@ def check_enough_images(count: int, level: float) -> None:
         )
 
 
-def _detector(resolved: "Model", level: float, members: str | None, taps: str | None) -> "Detector":
-    from gramwatch.guard import MEMBERS, Guard
+def _detector(
+    resolved: "Model", level: float, members: str | None, taps: str | None, rehearse: bool
+) -> "Detector":
+    from gramwatch.guard import Guard
 
-    names = MEMBERS if members is None else [name.strip() for name in members.split(",")]
+    names = None if members is None else [name.strip() for name in members.split(",")]
     with about("--members"):
-        return Guard(resolved.network, level=level, members=names, taps=chosen_taps(taps))
+        return Guard(resolved.network, level=level, members=names, taps=chosen_taps(taps), rehearse=rehearse)
 
 
 def _origin(
@@ -252,6 +262,8 @@ class Job:
             images, lambda inputs: self.detector.calibrate(inputs, seed=seed, progress=not quiet)
         )
         self.voice.say(worth(tally.read, self.detector))
+        if learnt := rehearsal_of(self.detector):
+            self.voice.say(learnt)
         if few := few_to_calibrate(tally.read):
             self.voice.note(few)
         return tally
@@ -295,6 +307,19 @@ def worth(images: int, detector: "Detector") -> str:
         f"this kind is at most {1 - level:.2%} on average, and from {low:.2%} to {high:.2%} in nine of ten "
         "calibrations of this size"
     )
+
+
+def rehearsal_of(detector: "Detector") -> str:
+    """How much each member of a guard counts on its network, the one that counts most first.
+
+    Empty if nothing was rehearsed.
+    """
+    from gramwatch.guard import Guard
+
+    if not isinstance(detector, Guard) or detector.calibration().rule.weights is None:
+        return ""
+    weights = sorted(detector.weights_.items(), key=lambda item: -item[1])
+    return "on this network: " + ", ".join(f"{name} {weight:.2f}" for name, weight in weights)
 
 
 @dataclass(frozen=True)

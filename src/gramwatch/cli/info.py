@@ -19,6 +19,7 @@ NAMES = {
     "calibrated_on": "calibrated on",
     "level": "level",
     "members": "members",
+    "member_weights": "weights of the members",
     "preprocessing": "images",
     "classes": "classes",
     "file": "file",
@@ -73,11 +74,30 @@ def facts(saved: "Saved") -> dict[str, Any]:
         "fingerprint": str(network.get("weights"))[:16],
         "preprocessing": None if preprocessing is None else str(preprocessing),
         "members": None if said["members"] is None else list(said["members"]),
+        "member_weights": _member_weights(saved, said["members"]),
         "level": settings.get("level"),
         "fitted_on": images if isinstance(images, dict) else None,
         "calibrated_on": calibration.get("examples") if isinstance(calibration, dict) else None,
         "classes": metadata.get("classes"),
     }
+
+
+def _member_weights(saved: "Saved", members: dict[str, Any] | None) -> dict[str, float] | None:
+    """How much each member counts, by a rehearsal. None in files of guards that did not rehearse."""
+    import torch
+
+    from gramwatch.artifact import reading
+
+    stored = saved.file.layout.get("calibration.weights")
+    if stored is None or members is None:
+        return None
+    with reading(saved.path):
+        if stored.shape != (len(members),) or stored.dtype != torch.float64:
+            raise ValueError(f"its weights of {len(members)} members are {stored.shape}, {stored.dtype}")
+        weights = saved.file.tensor("calibration.weights")
+        if not (weights.isfinite() & (weights >= 0)).all():
+            raise ValueError("a weight of its members is negative or not finite")
+        return {name: round(weight, 4) for name, weight in zip(members, weights.tolist(), strict=True)}
 
 
 def named_facts(saved: "Saved") -> list[tuple[str, str]]:

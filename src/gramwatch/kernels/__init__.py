@@ -180,6 +180,21 @@ def widen(statistics: Tensor, predicted: Tensor, minimum: Tensor, maximum: Tenso
     return False
 
 
+def image_sums(
+    images: Tensor, pairs: Sequence[tuple[int, int]], block: int, clipped: float, out: Sequence[Tensor]
+) -> bool:
+    """Write the sums of images, those of `image_numbers.Sums`, in float64. False if there is no kernel."""
+    signature = ("cpu", "image_sums", images.dtype)
+    if _kernels(signature) is None:
+        return False
+    try:
+        importlib.import_module("gramwatch.kernels.images").image_sums(images, pairs, block, clipped, out)
+    except Exception as error:
+        _give_up(signature, error)
+        return False
+    return True
+
+
 def _kernels(signature: tuple[Hashable, ...]) -> ModuleType | None:
     """The module with the kernels of a signature, whose first entry is a device. None if it has no kernel."""
     device = signature[0]

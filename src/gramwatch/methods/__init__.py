@@ -12,6 +12,7 @@ from gramwatch.methods.energy import Energy
 from gramwatch.methods.fdbd import FDBD
 from gramwatch.methods.fgsm import fgsm
 from gramwatch.methods.gen import GEN
+from gramwatch.methods.image import Image
 from gramwatch.methods.knn import KNN
 from gramwatch.methods.mahalanobis import Mahalanobis
 from gramwatch.methods.mahalanobis_pp import MahalanobisPP
@@ -60,6 +61,7 @@ METHODS: dict[str, type[Method]] = {
         EarlyMahalanobis,
         ClassRatio,
         Profile,
+        Image,
     )
 }
 """The methods for any network, by their names."""

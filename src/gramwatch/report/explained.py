@@ -35,6 +35,7 @@ KINDS = {
     "texture": "Unusual texture",
     "the logits": "The network is unsure",
     "features": "Unusual features",
+    "the image itself": "Unusual images, whatever they show",
     "the course of the features": "Unusual features on the way through the network",
 }
 """The title of a group by what the member sees that adds most to its scores."""

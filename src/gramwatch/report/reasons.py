@@ -76,7 +76,7 @@ def _balance(one: Any, part: Any) -> str:
 
 def _where(one: Any, part: Any) -> str:
     if part.terms is None:
-        return ""
+        return f", {part.words[0]}" if part.words else ""
     amounts = part.terms[0, :-1]
     largest = [i for i in amounts.argsort(descending=True).tolist()[:MOST_TAPS] if float(amounts[i]) > 0]
     if not largest:

@@ -92,7 +92,7 @@ class Look:
     """
 
     def __init__(self, network: Network, inputs: Inputs) -> None:
-        self.network, self._given = network, inputs
+        self.network, self.inputs = network, inputs
         self._model = unwrap(network.model)
         self.head_layer: tuple[Tensor, Tensor | None] | None = None
         """The weight `(classes, features)` and the bias of the head, after `head` has found it."""
@@ -100,7 +100,7 @@ class Look:
     @functools.cached_property
     def _inputs(self) -> Inputs:
         """The first example. Values that are not finite become zero, because the probe compares values."""
-        first = repeated(self._given, 1)
+        first = repeated(self.inputs, 1)
         return mapped(first, lambda t: t.nan_to_num(0.0, 0.0, 0.0) if t.is_floating_point() else t)
 
     @functools.cached_property
@@ -216,7 +216,7 @@ class Look:
 
     def warn_of_padding(self, taps: Taps) -> None:
         """Warn if padding counts in spite of a mask: at some of these taps, or in the network itself."""
-        mask = self.network.mask_of(self._given)
+        mask = self.network.mask_of(self.inputs)
         if mask is None:
             return
         sizes = {tap.call: tap.pixels for tap in self._every} if taps else {}  # for these inputs
@@ -250,7 +250,7 @@ class Look:
         try:
             with judging(self._model):
                 padded, without = (
-                    self.network.logits_of(call(self._model, ordinary(mapped(self._given, change))))
+                    self.network.logits_of(call(self._model, ordinary(mapped(self.inputs, change))))
                     for change in (alone, cut)
                 )
         except (TypeError, RuntimeError, ValueError, IndexError):
