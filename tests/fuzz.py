@@ -84,9 +84,9 @@ def _network(semantic: bool = False) -> nn.Module:
     return network
 
 
-def _judged(detector: Any) -> list[Tensor]:
+def _judged(detector: Any, fresh: Tensor = FRESH) -> list[Tensor]:
     """Everything that a detector says of a batch."""
-    found = detector(FRESH)
+    found = detector(fresh)
     return [found.score, found.p_value, found.is_ood, found.logits]
 
 
@@ -100,6 +100,25 @@ def _detector(make: Callable[[nn.Module], Any], semantic: bool = False, calibrat
     def read(path: Path) -> list[Tensor]:
         detector = gramwatch.load(path, _network(semantic))
         return _judged(detector if calibrate else detector.calibrate([CALIBRATION], progress=False))
+
+    return Kind(write, read, forged=True)
+
+
+def _of_images() -> Kind:
+    """The detector that looks at the images themselves, which are too small for it elsewhere."""
+
+    def enlarged(images: Tensor) -> Tensor:
+        return images.repeat_interleave(2, 2).repeat_interleave(2, 3)
+
+    def network() -> nn.Module:
+        return nn.Sequential(nn.AvgPool2d(2), _network()).eval()
+
+    def write(path: Path) -> None:
+        detector = METHODS["image"](network()).fit(enlarged(TRAIN).split(80), progress=False)
+        detector.calibrate([enlarged(CALIBRATION)], progress=False).save(path)
+
+    def read(path: Path) -> list[Tensor]:
+        return _judged(gramwatch.load(path, network()), enlarged(FRESH))
 
     return Kind(write, read, forged=True)
 
@@ -418,6 +437,7 @@ def kinds() -> dict[str, Kind]:
         found[name] = _detector(
             lambda net, method=method, options=options: method(net, **options), name == "semantic"
         )
+    found["image"] = _of_images()
     found |= {f"weights {name}": _weights(name) for name in ("cross_entropy", "semantic")}
     found["metadata of a guard"] = Kind(_write_with_metadata, _read_by_commands, forge=_forge_metadata)
     found["facts of an export"] = Kind(_write_export, _read_export, "guard.onnx", forge=_forge_export)
