@@ -34,7 +34,7 @@ from gramwatch.datasets import load
 from gramwatch.datasets.faults import FAULTS, NORMALISATIONS
 from gramwatch.datasets.resize import resized, through
 from gramwatch.datasets.scenes import CLASSES
-from gramwatch.guard import REHEARSED
+from gramwatch.guard import MEMBERS
 from gramwatch.joint import JointRule
 from gramwatch.measurement import Measurement
 from gramwatch.metrics import auroc
@@ -285,7 +285,7 @@ class Scores:
 
 def study(name: str, subject: Subject) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """The rows of one network, and the weights that its rehearsal learned."""
-    guard = Guard(subject.network, members=(*REHEARSED, *SINGLE))
+    guard = Guard(subject.network, members=(*MEMBERS, *SINGLE))
     guard.fit(subject.inputs(subject.fit))
 
     def measured(inputs: Iterator[Tensor]) -> Measurement:
@@ -302,7 +302,7 @@ def study(name: str, subject: Subject) -> tuple[list[dict[str, Any]], dict[str, 
     }
     print(f"{name}: rehearsed", flush=True)
     members, titles = list(guard.members), [member.title for member in guard.members.values()]
-    shipped = [members.index(member) for member in REHEARSED if member in members]
+    shipped = [members.index(member) for member in MEMBERS if member in members]
     before = [members.index(member) for member in BEFORE]
 
     def weights(without: Sequence[str] = ()) -> Tensor:
@@ -420,9 +420,9 @@ def gains(figures: Mapping[str, Figures]) -> str:
 
 def weights_table(facts: Mapping[str, Any]) -> str:
     """What the rehearsal found out about each network."""
-    lines = ["| network | " + " | ".join(REHEARSED) + " |", "| --- |" + " ---: |" * len(REHEARSED)]
+    lines = ["| network | " + " | ".join(MEMBERS) + " |", "| --- |" + " ---: |" * len(MEMBERS)]
     for name, of in facts.items():
-        cells = [f"{of['weights'].get(member, 0):.2f}" for member in REHEARSED]
+        cells = [f"{of['weights'].get(member, 0):.2f}" for member in MEMBERS]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gramwatch import image_numbers, kernels
-from gramwatch.image_numbers import _fast_sums_of, _measured, columns, look, numbers, sums_of
+from gramwatch.image_numbers import _fast_sums_of, _measured, columns, large_enough, look, numbers, sums_of
 
 SIZES = [(8, 8), (9, 13), (17, 16), (32, 32), (33, 70), (224, 224)]
 
@@ -20,7 +20,7 @@ def picture(count, channels, height, width, seed=0):
 
 def defined(x):
     """The numbers by the definition, in the precision of `x`."""
-    values = _measured(sums_of(x)).values
+    values = _measured(sums_of(large_enough(x))).values
     return torch.cat([value for group in image_numbers.GROUPS for value in values[group]], 1)
 
 
@@ -50,7 +50,7 @@ def test_the_kernel_gives_what_the_definition_gives(size, channels):
     """Not farther from 0 than 20: float32 is too coarse there to tell whether a pixel is just clipped."""
     x = picture(2, channels, *size)
     for scaled in (x, (x - 0.45) / 0.22, (x * 255).round(), 1e-3 * x, 20 + x):
-        assert _fast_sums_of(scaled) is not None
+        assert _fast_sums_of(large_enough(scaled)) is not None
         assert_as_defined(scaled)
 
 
@@ -80,12 +80,22 @@ def test_rounding_does_not_decide_which_pixels_are_clipped(highest):
         torch.testing.assert_close(_fast_sums_of(scaled).clipped, sums_of(x.double()).clipped)
 
 
+def test_the_pixels_of_small_images_are_repeated():
+    x = picture(2, 3, 9, 20)
+    larger = large_enough(x)
+    assert larger.shape == (2, 3, 18, 40)
+    for row, column in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        assert torch.equal(larger[:, :, row::2, column::2], x)
+    assert torch.equal(look(x), look(larger))
+    assert large_enough(larger) is larger
+
+
 def test_every_size_and_number_of_channels_has_numbers_with_meanings():
     for channels in (1, 2, 3, 4, 16):
         for side in (8, 15, 16, 40):
             x = picture(2, channels, side, side + 3)
             assert look(x).isfinite().all()
-            assert len(numbers(channels, side)) == look(x).shape[1]
+            assert len(numbers(channels)) == look(x).shape[1]
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf, 3e38])

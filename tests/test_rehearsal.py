@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import gramwatch
 from gramwatch import GramwatchWarning, Guard, artifact, rehearsal
 from gramwatch.errors import ArtifactError
-from gramwatch.guard import REHEARSED
+from gramwatch.guard import MEMBERS
 from gramwatch.rehearsal import (
     FEWEST,
     IMAGES,
@@ -266,7 +266,7 @@ def test_without_rehearsal_the_score_is_the_plain_sum():
 
 def test_the_half_that_ranks_is_untouched():
     """Members have the scores and p-values that they have without rehearsal, and no outlier ranks."""
-    plain = fitted(rehearse=False, members=REHEARSED).calibrate(images(200, 1).split(50), progress=False)
+    plain = fitted(rehearse=False, members=MEMBERS).calibrate(images(200, 1).split(50), progress=False)
     mine, theirs = ready().calibration(), plain.calibration()
     assert mine.scores.shape == theirs.scores.shape == (100, 1 + len(plain.members))
     assert mine.scores[:, 1:].equal(theirs.scores[:, 1:])

@@ -106,6 +106,8 @@ class Detector(ABC):
     """Whether the detector was tuned on outliers. Tables say so."""
     per_class: bool = False
     """Whether the false-alarm rate holds for each group of classes."""
+    uses_labels: bool = True
+    """Whether its leaves see the labels of training data, if the loader has any."""
     record_pass: bool = False
     """Whether a GPU replays the forward pass as a CUDA graph: see `Guard.record_pass`."""
 
@@ -1195,6 +1197,8 @@ class _TrainingPass:
         self._detectors, self._fits = detectors, fits
         self._plan: Plan | None = None
         self._left_out: dict[Detector, Tensor | int] = {}
+        joined = {leaf for detector in detectors if not detector.uses_labels for leaf in detector.leaves}
+        self._labelled = set(leaves_of(detectors)) - joined
         self._sums: list[Tensor] = []
         """Checksums of examples that are not counted yet: to wait for a GPU after each batch takes time."""
         self.learning: list[Detector] = []
@@ -1244,9 +1248,12 @@ class _TrainingPass:
             return
         sums = checksums(batch[0])
         record = any(detector.record_pass for detector in self._detectors)
-        for observations in plan.run(*batch, record):
+        inputs, labels = batch
+        for observations in plan.run(inputs, labels if self._labelled else None, record):
             self._fits.torn = True
             for leaf, observation in zip(self.learning, observations, strict=True):
+                if leaf not in self._labelled and observation.labels is not None:
+                    observation = replace(observation, labels=None)
                 leaf.note(observation)
                 self._left_out[leaf] = self._left_out.get(leaf, 0) + leaf.take(observation)
         self._fits.torn = False

@@ -31,10 +31,8 @@ from gramwatch.split import KeptInputs
 from gramwatch.taps import Look, Network, unwrap
 from gramwatch.taps.running import InputsAdapter, LogitsAdapter, MaskAdapter
 
-MEMBERS = ("gram", "profile", "class_ratio", "energy")
-"""The default members."""
-REHEARSED = (*MEMBERS, "mahalanobis_pp", "image")
-"""The default members of a guard that rehearses. A member that tells nothing gets a small weight."""
+MEMBERS = ("gram", "profile", "class_ratio", "energy", "mahalanobis_pp", "knn", "image")
+"""The default members. A member that tells little about a network gets a small weight."""
 EFFORTS: dict[str, dict[str, Any]] = {
     "lean": {"taps": "spread", "orders": (1, 2, 4, 8), "pixels": 256, "channels": 128},
     "full": {"taps": "all", "orders": range(1, 11), "pixels": None, "channels": None},
@@ -95,9 +93,10 @@ class Guard(Detector):
     """Tells whether a classifier is looking at something it was never trained on, by several scores at once.
 
     Gram sees texture. Profile sees how features go through the network. Class ratio sees how near the classes
-    are, and energy sees the logits. Mahalanobis++ sees the direction of the last features, and image sees the
-    input itself. Training labels serve Mahalanobis++ only, which takes predicted classes without them. The
-    scores are standardised on in-distribution data, and their weighted sum is ranked: see docs/guard.md.
+    are, and energy sees the logits. Mahalanobis++ and KNN compare the last features with those of training
+    examples, and image sees the input itself. Labels are not used. The scores are standardised on
+    in-distribution data. Each is weighted by how much it tells about outliers that the guard makes itself.
+    The weighted sum is ranked: see docs/guard.md.
 
     Example:
         >>> guard = gramwatch.Guard(model)
@@ -122,13 +121,12 @@ class Guard(Detector):
             class is a group by itself if it is predicted for at least 100 examples of the half that
             standardises. All rarer classes share one group. `groups_` lists the groups.
         members: the methods whose scores are joined: `"gram"`, and names of `gramwatch.methods.METHODS` that
-            need no passes of their own; None: `MEMBERS`, or `REHEARSED` with `rehearse`. A warning names the
-            members that the network does not support: members that need features, if the logits are not made
-            by one linear layer; members that need taps, if the network has none. They are left out. So are
-            members that look at images, without a warning, if the input is no image.
+            need no passes of their own; None: `MEMBERS`. A warning names the members that the network does
+            not support: members that need features, if the logits are not made by one linear layer; members
+            that need taps, if the network has none. They are left out. So are members that look at images,
+            without a warning, if the input is no image.
         rehearse: let `calibrate` learn how much each member counts on this network, from outliers that it
-            makes of calibration inputs: see docs/guard.md. Without `members`, there are two more then: one
-            that looks at the image itself, and Mahalanobis++. With False, all members count the same.
+            makes of calibration inputs: see docs/guard.md. With False, all members count the same.
         inputs: how a batch becomes the network's input: a function of the batch, or a key. It is not needed
             for a tensor, a tuple whose first item is the input, or a mapping of keyword arguments.
         logits: where the logits are in the network's output, if the network returns more than logits: a
@@ -146,6 +144,7 @@ class Guard(Detector):
     name = "Guard"
     title = "Guard"
     stands_beside_baseline = True
+    uses_labels = False
     _recorded: Replay[Any] | None
 
     def __init__(
@@ -162,7 +161,7 @@ class Guard(Detector):
         level: float = 0.95,
         per_class: bool = False,
         members: Iterable[str] | None = None,
-        rehearse: bool = False,
+        rehearse: bool = True,
         inputs: InputsAdapter = None,
         logits: LogitsAdapter = None,
         mask: MaskAdapter = None,
@@ -175,7 +174,7 @@ class Guard(Detector):
             gram[name] = None if gram[name] == "all" else gram[name]
         detectors: dict[str, Detector] = {}
         network = Network.of(model, inputs, logits, mask)
-        for name in (REHEARSED if rehearse else MEMBERS) if members is None else members:
+        for name in MEMBERS if members is None else members:
             if name == "gram":
                 detectors[name] = GramDetector(
                     network, statistic=statistic, storage=storage, level=level, **gram
@@ -193,7 +192,7 @@ class Guard(Detector):
         *,
         level: float = 0.95,
         per_class: bool = False,
-        rehearse: bool = False,
+        rehearse: bool = True,
     ) -> "Guard":
         """A guard of existing detectors of one network, which may be in use elsewhere too.
 

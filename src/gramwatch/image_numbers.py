@@ -12,7 +12,7 @@ constant to a logarithm.
 `sums_of` reads the pixels, `_measured` makes numbers of the sums. The first one has a kernel for the CPU.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import lru_cache
 from itertools import product
 from typing import NamedTuple
@@ -30,8 +30,8 @@ BUSY = (1, 2)
 """At these scales, the plainest and the busiest region count."""
 LEAST_SIDE = 8
 """Smaller images are not looked at."""
-LEAST_REDUCED = 4
-"""Images are not reduced to a smaller side."""
+SMALL = 4 * SCALES[-1]
+"""The pixels of images with a smaller side are repeated."""
 MOST_CHANNELS = 16
 """A tensor with more channels is no image."""
 REGIONS = 4
@@ -147,26 +147,30 @@ def look(images: Tensor) -> Tensor:
 
     They are computed in float32. On the CPU, sums are kept in float64.
     """
-    x = images.float()
+    x = large_enough(images.float())
     values = _measured(_fast_sums_of(x) or sums_of(x)).values
     return torch.cat([value for group in GROUPS for value in values[group]], 1).float()
 
 
+def large_enough(images: Tensor) -> Tensor:
+    """Small images with every pixel repeated, so that they can be reduced. Other images as they are."""
+    factor = -(-SMALL // min(images.shape[2:]))
+    return images if factor == 1 else images.repeat_interleave(factor, 2).repeat_interleave(factor, 3)
+
+
 @lru_cache(maxsize=64)
-def numbers(channels: int, side: int) -> tuple[Number, ...]:
-    """What the numbers of images mean, by their channels and their shorter side."""
-    side = min(side, LEAST_REDUCED * SCALES[-1])  # more pixels give no further numbers
-    meanings = _measured(sums_of(torch.zeros(1, channels, side, side))).meanings
+def numbers(channels: int) -> tuple[Number, ...]:
+    """What the numbers of images mean, by their channels."""
+    meanings = _measured(sums_of(torch.zeros(1, channels, SMALL, SMALL))).meanings
     return tuple(number for group in GROUPS for part in meanings[group] for number in part)
 
 
 @lru_cache(maxsize=64)
 def meaning(width: int) -> tuple[Number, ...]:
     """What so many numbers mean."""
-    for side in (LEAST_REDUCED * scale for scale in SCALES if LEAST_REDUCED * scale >= LEAST_SIDE):
-        for channels in range(1, MOST_CHANNELS + 1):
-            if len(numbers(channels, side)) == width:
-                return numbers(channels, side)
+    for channels in range(1, MOST_CHANNELS + 1):
+        if len(numbers(channels)) == width:
+            return numbers(channels)
     raise ValueError(f"no image has {width} numbers")
 
 
@@ -179,7 +183,7 @@ def columns(width: int, group: str) -> slice:
 
 
 def sums_of(x: Tensor) -> Sums:
-    """The sums of images, in their own precision. This is the definition."""
+    """The sums of images of at least `SMALL` pixels a side, in their own precision. This is the definition."""
     channels, (first, second) = x.shape[1], _of_pairs(x.shape[1])
     planes = torch.cat([x, x[:, first] - x[:, second]], 1) if first else x
     high, low = x.amax((2, 3), keepdim=True), x.amin((2, 3), keepdim=True)
@@ -190,7 +194,7 @@ def sums_of(x: Tensor) -> Sums:
     clipped = [at.to(x.dtype).mean((2, 3)) for at in (x >= high - near, x <= low + near)]
     by_scale, busy, slopes, lines, steps = [], [], [], [], []
     y = planes
-    for scale in _scales(x):
+    for scale in SCALES:
         y = y if scale == 1 else F.avg_pool2d(y, 2)
         squares = []
         for axis in AXES:
@@ -242,16 +246,15 @@ def _fast_sums_of(x: Tensor) -> Sums | None:
         return None
     if torch.compiler.is_compiling():
         return None
-    shapes = _shapes(x.shape[1], min(x.shape[2:]))
+    shapes = _shapes(x.shape[1])
     sums = Sums(*(x.new_empty((len(x), *shape), dtype=torch.float64) for shape in shapes))
     return sums if kernels.image_sums(x, pairs_of(x.shape[1]), BLOCK, CLIPPED, sums) else None
 
 
 @lru_cache(maxsize=64)
-def _shapes(channels: int, side: int) -> list[torch.Size]:
+def _shapes(channels: int) -> list[torch.Size]:
     """The shapes of the sums of one image."""
-    side = min(side, LEAST_REDUCED * SCALES[-1])
-    return [part.shape[1:] for part in sums_of(torch.zeros(1, channels, side, side))]
+    return [part.shape[1:] for part in sums_of(torch.zeros(1, channels, SMALL, SMALL))]
 
 
 class _Numbers:
@@ -275,16 +278,15 @@ def _measured(sums: Sums) -> _Numbers:
     channels = sums.mean.shape[1]
     each = [str(channel) for channel in range(channels)]
     both = [f"{i} and {j}" for i, j in pairs_of(channels)]
-    scales = SCALES[: sums.square.shape[1]]
-    _add_detail(numbers, sums, floor, scales, each)
+    _add_detail(numbers, sums, floor, each)
     if both:
-        _add_pairs(numbers, sums, floor, scales, both)
+        _add_pairs(numbers, sums, floor, both)
     _add_lines(numbers, sums)
     _add_tones(numbers, sums, floor, each)
     return numbers
 
 
-def _add_detail(numbers: _Numbers, sums: Sums, floor: Tensor, scales: Sequence[int], each: list[str]) -> None:
+def _add_detail(numbers: _Numbers, sums: Sums, floor: Tensor, each: list[str]) -> None:
     """How large differences are, and how much regions differ: the plainest one and the busiest one."""
     least = floor[:, None, None]
     square = (sums.square[..., : len(each)] + least).log()
@@ -295,7 +297,7 @@ def _add_detail(numbers: _Numbers, sums: Sums, floor: Tensor, scales: Sequence[i
         "log mean square of second {} differences",
         "log mean over root mean square of {} differences",
     )
-    meanings = ((what.format(way), s, c) for s, way, what, c in product(scales, WAYS, whats, each))
+    meanings = ((what.format(way), s, c) for s, way, what, c in product(SCALES, WAYS, whats, each))
     numbers.add("detail", meanings, square, curved, spread)
     energy = (sums.busy + floor.unsqueeze(1)).log()
     spread = (energy - energy.mean(2, keepdim=True)).square().mean(2).sqrt()
@@ -305,13 +307,13 @@ def _add_detail(numbers: _Numbers, sums: Sums, floor: Tensor, scales: Sequence[i
     numbers.add("detail", meanings, extremes)
 
 
-def _add_pairs(numbers: _Numbers, sums: Sums, floor: Tensor, scales: Sequence[int], both: list[str]) -> None:
+def _add_pairs(numbers: _Numbers, sums: Sums, floor: Tensor, both: list[str]) -> None:
     """How two channels differ from one another."""
     channels = sums.mean.shape[1]
     correlation = _correlation(sums.square, channels, floor[:, None, None])
     meanings = (
         (f"log of 1 - correlation of {way} differences", s, pair)
-        for s, way, pair in product(scales, WAYS, both)
+        for s, way, pair in product(SCALES, WAYS, both)
     )
     numbers.add("grain", meanings, ((1 - correlation).clamp_min(0) + SHARE).log())
     correlation = _correlation(sums.variance, channels, floor)
@@ -381,11 +383,6 @@ def _of_pairs(channels: int) -> tuple[list[int], list[int]]:
     """The first channels of the pairs, and the second ones."""
     pairs = pairs_of(channels)
     return [i for i, _ in pairs], [j for _, j in pairs]
-
-
-def _scales(x: Tensor) -> list[int]:
-    """The factors by which images are reduced."""
-    return [scale for scale in SCALES if min(x.shape[2:]) >= LEAST_REDUCED * scale]
 
 
 def _difference(x: Tensor, axis: int) -> Tensor:

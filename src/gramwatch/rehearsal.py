@@ -2,9 +2,9 @@
 
 The outliers are made of calibration inputs that standardise, never of those that rank: p-values keep their
 guarantee. A family is one way of making them. The weights separate these inputs from their outliers by
-logistic regression on standardised scores. All families weigh the same. No weight is negative. The penalty
-pulls the weights towards each other, and more so with few inputs: with no information, all members count the
-same.
+logistic regression on standardised scores. A family that changes what an image shows counts as three others.
+No weight is negative. The penalty pulls the weights towards each other, and more so with few inputs: with no
+information, all members count the same.
 
 No outlier data and no labels are used.
 """
@@ -42,6 +42,10 @@ LEAST_TOKENS = 4
 """Shorter texts are not changed."""
 AT_ONCE = 32
 """The number of outliers in a batch."""
+CONTENTS = ("shuffled tiles", "quilted", "mixed", "phases scrambled")
+"""The families that change what an image shows. Other families resemble faults of the camera."""
+CONTENTS_COUNT = 3
+"""How many times as much as another family one of `CONTENTS` counts: there are few of them."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +116,7 @@ def rehearse(
     if len(kept) < FEWEST or not families:
         return None
     each = min(len(kept), max(1, BUDGET // len(families)))
-    order = kept.numbers.roll(1).tolist()
+    order = kept.numbers.tolist()
     scores: dict[str, list[Tensor]] = {family: [] for family in families}
     shown = tqdm(
         families, desc="rehearsing", unit="family", disable=None if progress and not group.rank else True
@@ -175,7 +179,9 @@ def learned_weights(usual: Tensor, outliers: Mapping[str, Tensor]) -> Tensor:
     sets = [usual, *outliers.values()]
     scores = torch.cat(sets).clamp_max(LARGEST).numpy()
     signs = np.concatenate([np.full(len(s), -1.0 if s is usual else 1.0) for s in sets])
-    shares = [0.5 / len(usual), *(0.5 / len(outliers) / len(s) for s in outliers.values())]
+    counts = [CONTENTS_COUNT if family in CONTENTS else 1 for family in outliers]
+    per_family = zip(counts, outliers.values(), strict=True)
+    shares = [0.5 / len(usual), *(0.5 * count / sum(counts) / len(s) for count, s in per_family)]
     share = np.concatenate([np.full(len(s), of) for s, of in zip(sets, shares, strict=True)])
     members = scores.shape[1]
     penalty = PENALTY * max(1.0, ENOUGH / len(usual)) ** 2

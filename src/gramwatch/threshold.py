@@ -23,8 +23,8 @@ LEAST_OF_A_CLASS = 100
 """A class is ranked by itself only if it has at least this many of the examples that do not rank."""
 
 
-ROUNDING = 64 * torch.finfo(torch.float32).eps
-"""The relative rounding of a score that is assumed where it cannot be measured: 64 units of float32."""
+ROUNDING = 128 * torch.finfo(torch.float32).eps
+"""The relative rounding of a score that is assumed where it cannot be measured: 128 units of float32."""
 
 
 def rounding_of(scores: Tensor) -> Tensor:

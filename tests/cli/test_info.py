@@ -8,7 +8,7 @@ import torch
 
 import gramwatch
 from gramwatch import artifact
-from gramwatch.guard import MEMBERS, REHEARSED
+from gramwatch.guard import MEMBERS
 from gramwatch.models import resolve
 from tests.cli.invoking import invoke, told
 
@@ -36,7 +36,7 @@ def test_info_of_a_guard_that_did_not_rehearse_knows_no_weights(rehearsed, tmp_p
     write_other_weights(rehearsed[0], tmp_path / "earlier.safetensors", None)
     said = json.loads(invoke("info", tmp_path / "earlier.safetensors", "--json").output)
     assert said["member_weights"] is None
-    assert said["members"] == list(REHEARSED)
+    assert said["members"] == list(MEMBERS)
 
 
 @pytest.mark.parametrize(

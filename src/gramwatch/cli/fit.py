@@ -76,11 +76,10 @@ def fit(
     rehearse: Annotated[
         bool,
         typer.Option(
-            "--rehearse",
-            help="Look at the images themselves, too, and learn how much each member counts on this network "
-            "from outliers made of calibration images: up to 2,400 further passes.",
+            help="Learn how much each member counts on this network, from outliers made of calibration images: "
+            "up to 2,400 further passes. Without, all count the same.",
         ),
-    ] = False,
+    ] = True,
     taps: Annotated[str | None, WatchedTaps] = None,
     size: Annotated[int | None, Size] = None,
     resize: Annotated[str | None, Resize] = None,

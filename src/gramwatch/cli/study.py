@@ -83,11 +83,11 @@ def study(
 
 def _check(name: str, options: "Options") -> None:
     """Make sure that the network exists, and that the study of Guard has Guard's members."""
-    from gramwatch.guard import MEMBERS
+    from gramwatch.paper.guard_study import STUDIED
 
     known_network(options.chosen_network(), "--network")
     chosen = [method.strip() for method in (options.methods or "all").split(",")]
-    if name == "guard" and chosen != ["all"] and not set(MEMBERS) <= set(chosen):
+    if name == "guard" and chosen != ["all"] and not set(STUDIED) <= set(chosen):
         raise typer.BadParameter(
-            f"Guard's members must be among the methods: {', '.join(MEMBERS)}", param_hint="--methods"
+            f"Guard's members must be among the methods: {', '.join(STUDIED)}", param_hint="--methods"
         )

@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import cached_property
 from types import ModuleType
 from typing import Any, ClassVar
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from torch.amp.autocast_mode import is_autocast_available
 
 from gramwatch.artifact import FINITE, NOT_NEGATIVE, Field
-from gramwatch.errors import InputError, TapError
+from gramwatch.errors import InputError, TapError, warn
 from gramwatch.methods.base import Method
 from gramwatch.observation import Head, Observation
 
@@ -20,6 +21,8 @@ PIECE = 2**24
 """The number of products with a bank in memory at a time."""
 NEAR = 2**19
 """The number of values of neighbours in memory at a time: they fit into a processor's cache."""
+MOST_WAITING = 2**13
+"""At most about so many rows wait, on their device, before they take part in a sample."""
 ROWS = 4096
 """The number of features in float64 at a time while fitting."""
 TINY = 1e-12
@@ -212,12 +215,12 @@ def _full_precision() -> bool:
         return False
 
 
-def check_neighbours(name: str, examples: int, k: int) -> None:
-    """Refuse fewer training examples than k neighbours."""
+def warn_of_few(name: str, examples: int, k: int) -> None:
+    """Warn of fewer training examples than k neighbours."""
     if examples < k:
-        raise InputError(
-            f"{name} has {examples} training example(s), fewer than the k={k} neighbours it looks for: "
-            f"fit on more data, or pass k={examples} or less"
+        warn(
+            f"{name} has {examples} training example(s), fewer than the k={k} neighbours it looks for: it takes "
+            "them all. Fit on more data"
         )
 
 
@@ -256,6 +259,23 @@ def _scrambled(x: Tensor) -> Tensor:
     return x ^ (x >> 31 & (2**33 - 1))
 
 
+@dataclass(frozen=True)
+class _Rows:
+    """The rows of one batch, on its device."""
+
+    rows: Tensor
+    finite: Tensor | None
+    """Whether a row is finite, `(N,)`; None: all are."""
+
+    def kept(self) -> Tensor:
+        """The finite rows, on the CPU."""
+        rows = self.rows.cpu()
+        return rows if self.finite is None else rows[self.finite.cpu()]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
 class BankMethod(Method):
     """A method that compares inputs with the nearest examples in a bank of training examples.
 
@@ -288,7 +308,7 @@ class BankMethod(Method):
         self._neighbours: Neighbours | None = None
 
     def _begin(self) -> None:
-        self._waiting: list[tuple[Tensor, Tensor]] = []  # rows and keys that are not in the bank yet
+        self._waiting: list[_Rows] = []  # not in the bank yet
         super()._begin()
 
     @abstractmethod
@@ -296,24 +316,25 @@ class BankMethod(Method):
         """What the bank holds of training examples, a row for each, `(N, D)`, float32."""
 
     def take(self, observation: Observation) -> Tensor | int:
-        """Take in one batch of training examples. Examples that are not finite are left out."""
-        training = observation.kept
-        if len(training):
-            rows = self._bank(training)
-            waiting = sum(len(keys) for _, keys in self._waiting)
-            first = waiting + (0 if self.count_ is None else int(self.count_))
-            self._waiting.append((rows, sample_keys(rows, first, self.seed)))
-            # Few large steps: every one sorts the bank.
-            if self.keys_ is None or waiting + len(rows) >= len(self.keys_):
-                self._add_waiting()
-        return len(observation) - len(training)
+        """Take in one batch of training examples. Examples that are not finite are left out.
+
+        Batches wait on their device. A step that adds them to the bank sorts it, and waits for a GPU. So steps
+        are few.
+        """
+        self._waiting.append(_Rows(self._bank(observation), observation.finite))
+        if self.keys_ is None or sum(map(len, self._waiting)) >= min(len(self.keys_), MOST_WAITING):
+            self._add_waiting()
+        return 0 if observation.finite is None else (~observation.finite).sum()
 
     def _add_waiting(self) -> None:
         """Let the examples that wait take part in the sample."""
         if self._waiting:
-            rows, keys = (torch.cat(parts) for parts in zip(*self._waiting, strict=True))
-            self.add_states({"bank_": rows, "keys_": keys, "count_": torch.tensor(len(keys))})
+            rows = torch.cat([batch.kept() for batch in self._waiting])
+            first = 0 if self.count_ is None else int(self.count_)
+            keys = sample_keys(rows, first, self.seed)
             self._waiting = []
+            if len(rows):
+                self.add_states({"bank_": rows, "keys_": keys, "count_": torch.tensor(len(keys))})
 
     def state(self) -> dict[str, Tensor]:
         """The fitted tensors by name. During a fit they include all examples so far."""
@@ -329,7 +350,7 @@ class BankMethod(Method):
         """Complete the sample."""
         self._add_waiting()
         if self.bank_ is not None:
-            check_neighbours(self.name, len(self.bank_), self.k)
+            warn_of_few(self.name, len(self.bank_), self.k)
         super().finish(left_out)
 
     @property

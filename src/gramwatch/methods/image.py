@@ -170,7 +170,7 @@ class Image(Method):
             now, then = numbers.shape[1], len(usual.mean)
             raise InputError(
                 f"{self.name} was fitted on images with {then} numbers, and these have {now}: they have "
-                "another number of channels, or a side below 16 pixels"
+                "another number of channels"
             )
         distances = usual.distances(numbers).clamp_min(TINY).log()
         finite = (numbers.abs() < MOST).all(1)
