@@ -183,7 +183,7 @@ def columns(width: int, group: str) -> slice:
 
 
 def sums_of(x: Tensor) -> Sums:
-    """The sums of images of at least `SMALL` pixels a side, in their own precision. This is the definition."""
+    """The sums of images with sides of at least `SMALL`, in their own precision. This is the definition."""
     channels, (first, second) = x.shape[1], _of_pairs(x.shape[1])
     planes = torch.cat([x, x[:, first] - x[:, second]], 1) if first else x
     high, low = x.amax((2, 3), keepdim=True), x.amin((2, 3), keepdim=True)

@@ -76,8 +76,8 @@ def fit(
     rehearse: Annotated[
         bool,
         typer.Option(
-            help="Learn how much each member counts on this network, from outliers made of calibration images: "
-            "up to 2,400 further passes. Without, all count the same.",
+            help="Learn how much each member counts on this network, from outliers made of calibration "
+            "images: up to 2,400 further passes. Without, all count the same.",
         ),
     ] = True,
     taps: Annotated[str | None, WatchedTaps] = None,

@@ -219,8 +219,8 @@ def warn_of_few(name: str, examples: int, k: int) -> None:
     """Warn of fewer training examples than k neighbours."""
     if examples < k:
         warn(
-            f"{name} has {examples} training example(s), fewer than the k={k} neighbours it looks for: it takes "
-            "them all. Fit on more data"
+            f"{name} has {examples} training example(s), fewer than the k={k} neighbours it looks for: it "
+            "takes them all. Fit on more data"
         )
 
 
@@ -318,8 +318,8 @@ class BankMethod(Method):
     def take(self, observation: Observation) -> Tensor | int:
         """Take in one batch of training examples. Examples that are not finite are left out.
 
-        Batches wait on their device. A step that adds them to the bank sorts it, and waits for a GPU. So steps
-        are few.
+        Batches wait on their device. A step that adds them to the bank sorts it, and waits for a GPU. So
+        steps are few.
         """
         self._waiting.append(_Rows(self._bank(observation), observation.finite))
         if self.keys_ is None or sum(map(len, self._waiting)) >= min(len(self.keys_), MOST_WAITING):
