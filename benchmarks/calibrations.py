@@ -6,9 +6,9 @@
 A guard with default settings is fitted to the small convolutional network for MNIST, whose weights
 `--weights` holds. It is calibrated again and again, each time on other test images and with another seed, and
 judges test images that are left. The mean rate is compared with what is promised,
-floor(0.05 (n + 1)) / (n + 1) for n images that rank. The time is that of `calibrate` over that of a plain pass
-over the same images, on ResNet-50 at 224 x 224 pixels. Writes docs/data/calibrations.json and its figures
-into docs/guard.md. Takes about an hour on one core.
+floor(0.05 (n + 1)) / (n + 1) for n images that rank. The time is that of `calibrate` over that of a plain
+pass over the same images, on ResNet-50 at 224 x 224 pixels. Writes docs/data/calibrations.json and its
+figures into docs/guard.md. Takes about an hour on one core.
 """
 
 import argparse
@@ -105,8 +105,8 @@ def time_told(seconds: dict[str, float]) -> str:
     with_it, without = (seconds[kind] / seconds["plain"] for kind in ("rehearsed", "not_rehearsed"))
     return (
         f"On the CPU, with ResNet-50 at 224 x 224, `calibrate` on {seconds['images']:,} images takes "
-        f"{with_it:.1f} times as long as the plain network takes for these images; {without:.1f} times without "
-        "rehearsal."
+        f"{with_it:.1f} times as long as the plain network takes for these images; {without:.1f} times "
+        "without rehearsal."
     )
 
 
