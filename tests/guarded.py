@@ -78,6 +78,16 @@ def class_ratio(net: Net, classes: list, x: torch.Tensor) -> np.ndarray:
     return np.array([each[-1][:-1].min() / each[-1][-1] for each in distances(net, classes, x)])
 
 
+def mahalanobis_pp(net: Net, classes: list, x: torch.Tensor) -> np.ndarray:
+    """The last stage's end is the input of the linear layer."""
+    return np.array([row[-1][:-1].min() ** 2 for row in distances(net, classes, x)])
+
+
+def knn(net: Net, train: torch.Tensor, x: torch.Tensor, k: int = 10) -> np.ndarray:
+    bank, queries = stage_ends(net, train)[-1], stage_ends(net, x)[-1]
+    return np.array([np.sort(np.linalg.norm(bank - u, axis=1))[k - 1] for u in queries])
+
+
 def channel_means(net: Net, x: torch.Tensor) -> list[np.ndarray]:
     """The channel means at all four tensors of the network, in float64."""
     with torch.no_grad():

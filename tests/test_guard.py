@@ -26,6 +26,7 @@ from gramwatch import (
 )
 from gramwatch.detector import leaves_of
 from gramwatch.evaluate import Together, fit_together
+from gramwatch.guard import MEMBERS
 from gramwatch.joint import JointRule, Standard
 from gramwatch.measurement import Calibration
 from gramwatch.methods import FDBD, METHODS, MSP, Energy, Mahalanobis, ViM
@@ -39,13 +40,19 @@ from tests.guarded import (
     class_ratio,
     fitted_classes,
     images,
+    knn,
     largest_share,
     made,
+    mahalanobis_pp,
     profile_distance,
     profiles,
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fewer than 20:gramwatch.GramwatchWarning")
+
+
+SEEN = ("gram", "profile", "class_ratio", "energy", "mahalanobis_pp", "knn")
+"""The default members that are no strangers to images of 7 x 7 pixels: `image` needs larger ones."""
 
 
 class Cosine(Net):
@@ -118,7 +125,9 @@ def test_scores_and_p_values_equal_the_transcription(net):
         profile = profiles(net, train, x)
         each["profile"] = np.array([profile_distance(fitting, row) for row in profile])
         each["class_ratio"] = class_ratio(net, classes, x)
-    names = ("gram", "profile", "class_ratio", "energy")
+        each["mahalanobis_pp"] = mahalanobis_pp(net, classes, x)
+        each["knn"] = knn(net, train, x)
+    names = SEEN
     standard = {name: known[name][normalising] for name in names}
     for i, row in enumerate(fitting):  # examples that fitted the rule are standardised as if left out
         others = profile_distance(fitting, row) ** 2
@@ -199,7 +208,7 @@ def test_per_class_ranks_within_the_group(net, tmp_path):
 
 def test_parts_tell_which_member_raised_the_alarm(ready):
     found = ready(images(20, 3))
-    assert list(found.parts) == ["gram", "profile", "class_ratio", "energy"]
+    assert tuple(found.parts) == SEEN
     for p in (*found.parts.values(), found.p_value):
         assert p.shape == (20,)
         assert ((p > 0) & (p <= 1)).all()
@@ -326,7 +335,7 @@ def test_what_comes_first_is_said(net):
         guard.save("nowhere.safetensors")
     with pytest.raises(InputError, match="nothing to fit"):
         guard.fit([], progress=False)
-    assert repr(guard) == "Guard(Net: gram + profile + class_ratio + energy, not calibrated)"
+    assert repr(guard) == f"Guard(Net: {' + '.join(MEMBERS)}, not calibrated)"
 
 
 def test_settings_are_checked(net):
@@ -387,9 +396,10 @@ def test_training_and_calibration_data_that_are_not_finite(net, ready):
 
 def test_a_network_without_a_linear_head(tmp_path):
     net = made(Cosine)
-    plain = (
-        Guard(net).fit(images(300, 0).split(64), progress=False).calibrate([images(100, 1)], progress=False)
-    )
+    with pytest.warns(GramwatchWarning, match="mahalanobis_pp, knn are left out of the guard") as said:
+        plain = Guard(net).fit(images(300, 0).split(64), progress=False)
+    assert sum("left out of the guard" in str(each.message) for each in said) == 1
+    plain.calibrate([images(100, 1)], progress=False)
     assert len(plain(images(5, 2)).parts) == 4
     guard = Guard(net, members=("gram", "fdbd", "energy"))
     with pytest.warns(GramwatchWarning, match=r"fdbd is left out of the guard: the logits of Cosine") as said:
@@ -617,11 +627,12 @@ def test_an_interruption_between_two_members_leaves_a_checkpoint_that_is_whole(n
     assert_same(resumed, whole, images(20, 2))
 
 
-def test_a_guard_is_not_merged_with_itself(ready):
+def test_a_guard_is_not_merged_with_itself(net):
+    guard = Guard(net, members=SEEN).fit(images(300, 0).split(64), progress=False)
     with pytest.raises(ValueError, match="cannot be merged with itself"):
-        ready.merge(ready)
+        guard.merge(guard)
     with pytest.raises(ValueError, match="cannot be merged with itself"):
-        ready.merge(Guard.of(ready.members))  # the same members
+        guard.merge(Guard.of(guard.members))  # the same members
 
 
 def test_an_interrupted_fit_goes_on_with_running_sums(net, tmp_path):
@@ -684,7 +695,7 @@ def test_members_are_nested_and_checked(ready, tmp_path):
     ready.save(path)
     saved = artifact.read(path)
     assert saved.header["detector"] == "Guard"
-    assert list(saved.header["members"]) == ["gram", "profile", "class_ratio", "energy"]
+    assert tuple(saved.header["members"]) == SEEN
     _, shapes = Guard.described(saved.header, ready.model)
     tensors = saved.tensors(shapes)
     assert {"members.gram.bounds.minimum", "members.class_ratio.state.sums_", "calibration.scores"} <= set(
@@ -710,7 +721,16 @@ def test_members_are_nested_and_checked(ready, tmp_path):
 def test_evaluating_a_guard_is_the_protocol_written_out(fitted):
     inside, outside = images(360, 1), images(50, 2, scale=1.3)
     result = gramwatch.evaluate(fitted, [inside], {"wide": [outside]}, draws=3, seed=4, progress=False)
-    assert result.methods == ["Guard", "Gram", "profile", "class ratio", "energy", "MSP"]
+    assert result.methods == [
+        "Guard",
+        "Gram",
+        "profile",
+        "class ratio",
+        "energy",
+        "Mahalanobis++",
+        "KNN",
+        "MSP",
+    ]
     measured, other = fitted.measure(inside), fitted.measure(outside)
     generator, figures = torch.Generator().manual_seed(4), []
     for _ in range(3):
@@ -792,7 +812,7 @@ def test_compare_has_guard_share_its_members(net):
     assert list(found) == ["Guard", "Gram", "energy", "MSP"]
     assert found["Guard"].members["gram"] is found["Gram"]
     assert found["Guard"].members["energy"] is found["energy"]
-    assert list(found["Guard"].members) == ["gram", "profile", "class_ratio", "energy"]
+    assert tuple(found["Guard"].members) == SEEN
     assert list(compare.fitted(net, list(images(300, 0).split(100)), ["guard"], print)) == ["Guard"]
     said = []
     found = compare.fitted(made(Cosine), list(images(300, 0).split(100)), ["guard", "fdbd"], said.append)

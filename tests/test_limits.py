@@ -70,8 +70,9 @@ def test_members_that_need_one_linear_head_are_left_out() -> None:
         guard.fit(images, progress=False)
     assert list(guard.members) == ["gram", "energy"]
     usual = Guard(TwoHeads().eval())
-    usual.fit(images, progress=False)
-    assert list(usual.members) == ["gram", "profile", "class_ratio", "energy"]
+    with pytest.warns(GramwatchWarning, match="mahalanobis_pp, knn are left out"):
+        usual.fit(images, progress=False)
+    assert list(usual.members) == ["gram", "profile", "class_ratio", "energy", "image"]
 
 
 class Branching(nn.Module):

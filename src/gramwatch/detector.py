@@ -1249,13 +1249,20 @@ class _TrainingPass:
         sums = checksums(batch[0])
         record = any(detector.record_pass for detector in self._detectors)
         inputs, labels = batch
+        first = 0
         for observations in plan.run(inputs, labels if self._labelled else None, record):
             self._fits.torn = True
+            last = first + len(observations[0])
+            shown: dict[tuple[int, bool], Observation] = {}  # leaves of one observation share it
             for leaf, observation in zip(self.learning, observations, strict=True):
-                if leaf not in self._labelled and observation.labels is not None:
-                    observation = replace(observation, labels=None)
+                key = id(observation), leaf in self._labelled
+                if key not in shown:
+                    labels_shown = observation.labels if leaf in self._labelled else None
+                    shown[key] = replace(observation, labels=labels_shown, checksums=sums[first:last])
+                observation = shown[key]
                 leaf.note(observation)
                 self._left_out[leaf] = self._left_out.get(leaf, 0) + leaf.take(observation)
+            first = last
         self._fits.torn = False
         self._sums.append(sums)
         if len(self._sums) == UNCOUNTED:

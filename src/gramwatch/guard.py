@@ -353,7 +353,8 @@ class Guard(Detector):
             if why == image_numbers.WHY_NONE:
                 continue  # texts and tables are no images: nothing is missing
             names = [name for name, reason in unusable.items() if reason == why]
-            warn(f"{', '.join(names)} is left out of the guard: {why}")
+            verb = "is" if len(names) == 1 else "are"
+            warn(f"{', '.join(names)} {verb} left out of the guard: {why}")
         if unusable:
             self.members = {name: member for name, member in self.members.items() if name not in unusable}
             self._plan = None

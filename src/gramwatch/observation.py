@@ -165,6 +165,8 @@ class Observation:
     """Shapes and dtypes of the inputs."""
     image: Tensor | None = None
     """The numbers of the input, if it is an image, `(N, numbers)`: see `image_numbers`."""
+    checksums: Tensor | None = None
+    """The checksums of the inputs, `(N,)`, while fitting: see `counted`."""
 
     def __len__(self) -> int:
         return len(self.logits)
@@ -203,6 +205,7 @@ class Observation:
             finite=applied(self.finite),
             statistics=applied(self.statistics),
             image=applied(self.image),
+            checksums=applied(self.checksums),
         )
 
     @cached_property

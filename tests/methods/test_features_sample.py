@@ -1,5 +1,7 @@
 """The bank of KNN and NNGuide: a uniform sample of bounded size, which grows and merges."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -84,14 +86,25 @@ def test_merged_shards_are_a_uniform_sample_of_all_examples(net: Net) -> None:
     assert abs(pairs - by_chance) < 4 * by_chance**0.5
 
 
-def test_equal_examples_are_sampled_like_others(net: Net) -> None:
-    """A tenth of the examples are copies of one: about a tenth of the bank, not all of it or nothing."""
+def test_copies_of_an_example_count_once(net: Net) -> None:
     copies = numbered(400)
     assert copies.features is not None
-    copies.features[:40] = copies.features[0]
-    shares = [float((numbers(fitted(net, copies, seed=seed)) == 0).float().mean()) for seed in range(60)]
-    assert max(shares) < 0.4
-    assert abs(sum(shares) / 60 - 0.1) < 0.025
+    copies.features[40:300] = copies.features[0]
+    for seed in range(20):
+        assert (numbers(fitted(net, copies, seed=seed)) == 0).sum() <= 1
+    few = fitted(net, copies[:300])
+    assert sorted(numbers(few).tolist()) == list(range(40))
+    few.take(copies[:300])
+    few.finish()
+    assert sorted(numbers(few).tolist()) == list(range(40))
+
+
+def test_the_checksums_of_inputs_decide_the_sample(net: Net) -> None:
+    """Features differ in their last digits from batch to batch, inputs do not."""
+    rows = replace(numbered(400), checksums=torch.arange(400) * 7919)
+    rounded = replace(rows, features=rows.features * (1 + 1e-7))
+    torch.testing.assert_close(bank(fitted(net, rows)), bank(fitted(net, rounded)))
+    assert torch.equal(bank(fitted(net, rows)), bank(fitted(net, rows[torch.randperm(400)])))
 
 
 def test_a_rank_with_fewer_examples_than_neighbours_counts(net: Net) -> None:

@@ -106,6 +106,7 @@ class Method(Detector):
         self.most_examples, self.seed, self.features = most_examples, seed, features
         self.selection = taps if isinstance(taps, str) else list(taps)
         self.width_: Tensor | None = None  # of the features, after `fit`
+        self._known_width: tuple[Tensor | None, int] = (None, 0)
         self.tuned_: Tensor | None = None  # true after `tune`, by methods that have it
         super().__init__(model, level=level, inputs=inputs, logits=logits, mask=mask)
 
@@ -290,7 +291,11 @@ class Method(Detector):
             else:
                 joined[name] = REDUCTIONS[rule](before[name], states[name])
         if "sample" in how.values():
-            rows = joined["keys_"].argsort(stable=True)[: self.most_examples]
+            order = joined["keys_"].argsort(stable=True)
+            keys = joined["keys_"][order]
+            first = torch.ones_like(keys, dtype=torch.bool)  # of the copies of an example
+            first[1:] = keys[1:] != keys[:-1]
+            rows = order[first][: self.most_examples]
             joined |= {name: joined[name][rows] for name, rule in how.items() if rule == "sample"}
         self._set(joined)
 
@@ -348,10 +353,18 @@ class Method(Detector):
                 "call detector.score_inputs(inputs)"
             )
         if self.width_ is not None and observation.features is not None:
-            now, then = observation.features.shape[1], int(self.width_)
+            now, then = observation.features.shape[1], self._width(self.width_)
             if now != then:
                 raise InputError(f"{self.name} was fitted on {then} features, {now} were given")
         return self._infinite_where_broken(self.score(observation), observation.finite)
+
+    def _width(self, stored: Tensor) -> int:
+        """The number of features. It is read once: reading it again and again would wait for a GPU."""
+        known, width = self._known_width
+        if known is not stored:
+            width = int(stored)
+            self._known_width = (stored, width)
+        return width
 
     def on(self, device: torch.device, name: str) -> Tensor:
         """A fitted tensor on a device. The copy is kept there."""

@@ -232,24 +232,26 @@ def check_k(k: int, most_examples: int) -> None:
         raise ValueError(f"most_examples={most_examples} leaves fewer training examples than k={k}")
 
 
-def sample_keys(rows: Tensor, first: int, seed: int) -> Tensor:
+def sample_keys(checksums: Tensor, seed: int) -> Tensor:
     """A random key for each example: those with the smallest keys are a uniform sample, `(N,)`.
 
-    A key depends on the seed, on the number of the example in its fit, and on the example itself. So the
-    examples of two shards have different keys although both are counted from zero, and equal examples have
-    different keys.
+    A key depends on the seed and on the example only. So the sample depends neither on the order of examples
+    nor on the process that reads them, and copies of an example have one key.
 
     Args:
-        rows: the examples, `(N, D)`, float32.
-        first: the number of the first of them.
+        checksums: of the examples, `(N,)`.
         seed: the seed of the sample.
 
     """
+    salt = _scrambled(torch.tensor(seed, device=checksums.device))
+    return _scrambled(checksums ^ salt) & (2**63 - 1)
+
+
+def checksums_of(rows: Tensor) -> Tensor:
+    """The checksum of each row `(N, D)`, float32: `(N,)`."""
     bits = rows.contiguous().view(torch.int32).long()
     columns = _scrambled(torch.arange(rows.shape[1], device=rows.device)) | 1
-    numbers = torch.arange(first, first + len(rows), device=rows.device)
-    salt = _scrambled(numbers + _scrambled(torch.tensor(seed, device=rows.device)))
-    return _scrambled((bits * columns).sum(1) ^ salt) & (2**63 - 1)
+    return (bits * columns).sum(1)
 
 
 def _scrambled(x: Tensor) -> Tensor:
@@ -264,13 +266,14 @@ class _Rows:
     """The rows of one batch, on its device."""
 
     rows: Tensor
+    checksums: Tensor
     finite: Tensor | None
     """Whether a row is finite, `(N,)`; None: all are."""
 
-    def kept(self) -> Tensor:
-        """The finite rows, on the CPU."""
-        rows = self.rows.cpu()
-        return rows if self.finite is None else rows[self.finite.cpu()]
+    def kept(self) -> tuple[Tensor, Tensor]:
+        """The finite rows and their checksums, on the CPU."""
+        both = self.rows.cpu(), self.checksums.cpu()
+        return both if self.finite is None else (both[0][self.finite.cpu()], both[1][self.finite.cpu()])
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -279,8 +282,8 @@ class _Rows:
 class BankMethod(Method):
     """A method that compares inputs with the nearest examples in a bank of training examples.
 
-    The bank is a uniform sample of all training examples, of at most `most_examples`. Fitting again adds to
-    it. The banks of two detectors merge to a sample of both.
+    The bank is a uniform sample of all training examples, of at most `most_examples`. Copies of an input
+    count once. Fitting again adds to the bank. The banks of two detectors merge to a sample of both.
 
     Args:
         model: any classifier that returns logits.
@@ -321,17 +324,19 @@ class BankMethod(Method):
         Batches wait on their device. A step that adds them to the bank sorts it, and waits for a GPU. So
         steps are few.
         """
-        self._waiting.append(_Rows(self._bank(observation), observation.finite))
-        if self.keys_ is None or sum(map(len, self._waiting)) >= min(len(self.keys_), MOST_WAITING):
+        rows = self._bank(observation)
+        checksums = checksums_of(rows) if observation.checksums is None else observation.checksums
+        self._waiting.append(_Rows(rows, checksums, observation.finite))
+        if sum(map(len, self._waiting)) >= min(self.most_examples, MOST_WAITING):
             self._add_waiting()
         return 0 if observation.finite is None else (~observation.finite).sum()
 
     def _add_waiting(self) -> None:
         """Let the examples that wait take part in the sample."""
         if self._waiting:
-            rows = torch.cat([batch.kept() for batch in self._waiting])
-            first = 0 if self.count_ is None else int(self.count_)
-            keys = sample_keys(rows, first, self.seed)
+            parts = zip(*(batch.kept() for batch in self._waiting), strict=True)
+            rows, checksums = (torch.cat(part) for part in parts)
+            keys = sample_keys(checksums, self.seed)
             self._waiting = []
             if len(rows):
                 self.add_states({"bank_": rows, "keys_": keys, "count_": torch.tensor(len(keys))})
