@@ -36,6 +36,7 @@ class _Run:
     """A pass of the network that can be differentiated, with the tensors of all taps."""
 
     def __init__(self, guard: Guard, inputs: Tensor) -> None:
+        self.guard = guard
         self.sample, self.kept = guard.members["gram"]._statistics.sample, {}
         self.of_score = _gradients_of_score(guard, guard._observed(inputs))
         self.leaf = inputs.clone().requires_grad_()
@@ -50,7 +51,7 @@ class _Run:
 
     def gradient_of_score(self) -> Tensor:
         """The gradient by statistics, channel means and logits, handed back through the network."""
-        of_statistics, of_means, of_logits = self.of_score
+        of_statistics, of_means, of_logits, of_others = self.of_score
         tensors, grads = [self.logits], [of_logits]
         for number, tap in enumerate(self.taps):
             tensor = self.kept[number]
@@ -62,7 +63,27 @@ class _Run:
                 grads.append(grad)
         torch.autograd.backward(tensors, grads)
         assert self.leaf.grad is not None
-        return self.leaf.grad
+        return self.leaf.grad + self._gradient_of(of_others)
+
+    def _gradient_of(self, of_others: dict[str, Tensor]) -> Tensor:
+        """The part of members that look at features or at the image itself."""
+        inputs = self.leaf.detach().clone().requires_grad_()
+        observations = self.guard.planned(inputs.detach()).differentiable(inputs)
+        seen = dict(zip(self.guard._observers, observations, strict=True))
+        with torch.enable_grad():
+            parts = [
+                (self._score_of(name, seen[self.guard.members[name]]) * grad).sum()
+                for name, grad in of_others.items()
+            ]
+        (gradient,) = torch.autograd.grad(sum(parts), inputs) if parts else (torch.zeros_like(inputs),)
+        return gradient
+
+    def _score_of(self, name: str, seen: Observation) -> Tensor:
+        member, rule = self.guard.members[name], self.guard.calibration().rule
+        if name in rule.rules:
+            with_gradients = type(member).measured.__wrapped__  # outside of inference mode
+            return rule.rules[name](with_gradients(member, seen))[:, 0]
+        return member.score(seen)
 
 
 Powers = tuple[tuple[int, ...], Tensor]
@@ -71,14 +92,18 @@ Means = tuple[Sample, Tensor]
 
 def _gradients_of_score(
     guard: Guard, observed: dict[object, Observation]
-) -> tuple[dict[int, Powers], dict[int, list[Means]], Tensor]:
-    """The gradient of the score by statistics and channel means at each call, and by logits."""
+) -> tuple[dict[int, Powers], dict[int, list[Means]], Tensor, dict[str, Tensor]]:
+    """The gradient of the score by statistics and channel means at each call, and by logits.
+
+    And by the scores of members that look at features or at the image itself.
+    """
     rule = guard.calibration().rule
     gram, plan = guard.members["gram"], guard._plan
     assert plan is not None
     logits = observed[gram].logits.clone().requires_grad_()
     table = observed[gram].statistics.clone().requires_grad_()
     leaves: dict[str, list[Tensor]] = {}
+    others: dict[str, Tensor] = {}
     scores = []
     with torch.enable_grad():
         probability = logits.double().softmax(1).amax(1)
@@ -86,6 +111,12 @@ def _gradients_of_score(
             seen = observed[member]
             if member is gram:
                 scores.append(_gram_score(gram, rule.totals[name], table, logits, probability))
+                continue
+            if member.needs.features or member.needs.image:
+                own_rule = rule.rules.get(name)
+                score = member.score(seen) if own_rule is None else own_rule(member.measured(seen))[:, 0]
+                others[name] = score.detach().clone().requires_grad_()
+                scores.append(others[name])
                 continue
             leaves[name] = [means.clone().requires_grad_() for means in seen.channel_means]
             own = Observation(logits, channel_means=tuple(leaves[name]))
@@ -95,8 +126,9 @@ def _gradients_of_score(
             else:
                 scores.append(member.score(own))
         total = rule.joined(torch.stack(scores, 1)).sum()
-    flat = [logits, table, *(leaf for each in leaves.values() for leaf in each)]
-    by_logits, by_table, *by_leaves = torch.autograd.grad(total, flat, allow_unused=True)
+    flat = [logits, table, *others.values(), *(leaf for each in leaves.values() for leaf in each)]
+    by_logits, by_table, *rest = torch.autograd.grad(total, flat, allow_unused=True)
+    by_others, by_leaves = dict(zip(others, rest, strict=False)), rest[len(others) :]
     of_means: dict[int, list[Means]] = {}
     left = iter(by_leaves)
     for name in leaves:
@@ -112,7 +144,7 @@ def _gradients_of_score(
         if at.statistic == "row_sums":
             part = by_table[:, starts[number] : starts[number + 1]]
             of_statistics[tap.call] = (at.orders, part.unflatten(1, (len(at.orders), -1)))
-    return of_statistics, of_means, by_logits
+    return of_statistics, of_means, by_logits, by_others
 
 
 def _gram_score(gram, total, table: Tensor, logits: Tensor, probability: Tensor) -> Tensor:

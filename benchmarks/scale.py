@@ -31,7 +31,9 @@ from benchmarks.networks import build, images
 from gramwatch import Guard, distributed
 from gramwatch.cli import launch
 from gramwatch.demo import digits, small_convnet, train
+from gramwatch.methods.features import BankMethod
 from gramwatch.methods.gaussians import ClassDistances
+from gramwatch.methods.image import Image
 from gramwatch.methods.profile import Profile
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -263,10 +265,16 @@ WATCHED: dict[str, dict[str, Any]] = {
 """What Gram watches inside a guard, in words, and the options of the guard."""
 
 
-def state_bytes(guard: Guard, classes: int, half: bool = False) -> int:
-    """The size of a fitted guard's state with another number of classes."""
+def state_bytes(guard: Guard, classes: int, examples: int, half: bool = False) -> int:
+    """The size of a fitted guard's state with another number of classes and of training examples."""
     total = 0
     for member in guard.leaves:
+        if isinstance(member, BankMethod):
+            assert member.bank_ is not None
+            total += min(examples, member.most_examples) * (4 * member.bank_.shape[1] + 8)
+        if isinstance(member, Image):
+            assert member.sum_ is not None
+            total += 8 * (len(member.sum_) + len(member.sum_) ** 2)
         if isinstance(member, ClassDistances):
             assert member.widths_ is not None
             widths, means = member.widths_.tolist(), 1 if isinstance(member, Profile) else classes
@@ -305,10 +313,10 @@ def large() -> dict[str, Any]:
             guard = Guard(model, **options).fit([images(8, 224, seed=1)], progress=False)
             sizes = {
                 data: {
-                    "float32": state_bytes(guard, classes),
-                    "float16": state_bytes(guard, classes, half=True),
+                    "float32": state_bytes(guard, classes, examples),
+                    "float16": state_bytes(guard, classes, examples, half=True),
                 }
-                for data, (_, classes) in SETS.items()
+                for data, (examples, classes) in SETS.items()
             }
             rows.append({"network": name, "taps": taps, "states": sizes})
             print(json.dumps(rows[-1]), flush=True)

@@ -64,7 +64,14 @@ def test_the_size_of_a_state_is_computed_for_any_number_of_classes(storage):
     guard = Guard(made(), orders=(1, 2), storage=storage)
     quietly(guard.fit, images(200, 1).split(50), progress=False)
     tensors = guard.contents()[1]
-    small = ("exponent", "ranks_", "classes_", "widths_")  # a few bytes for each class, order or tap
+    small = (
+        "exponent",
+        "ranks_",
+        "classes_",
+        "widths_",
+        "width_",
+        "count_",
+    )  # a few bytes for each class, order or tap
     kept = [tensor for name, tensor in tensors.items() if not name.endswith(small)]
     actual = sum(tensor.numel() * tensor.element_size() for tensor in kept)
     full = all(
@@ -72,7 +79,7 @@ def test_the_size_of_a_state_is_computed_for_any_number_of_classes(storage):
     )
     classes = len(guard.members["gram"].class_counts_)
     assert full  # else the whitening is smaller than computed
-    assert scale.state_bytes(guard, classes, half=storage == "float16") == actual
+    assert scale.state_bytes(guard, classes, 200, half=storage == "float16") == actual
 
 
 def test_the_large_sets_are_those_of_the_default(result):

@@ -88,10 +88,10 @@ def _medians(detector):
     if not isinstance(detector, Guard):
         return lambda member, column, taps: 0.0
     rule = detector.calibration().rule
-    names = list(detector.members)
+    names, weights = list(detector.members), detector.weights_
 
     def median(member: str, column: int, taps: int) -> float:
-        tail = float(rule.standard.tail_[names.index(member)])
+        tail = float(rule.standard.tail_[names.index(member)]) / weights[member]
         if member in rule.medians:
             return float(rule.medians[member][column]) / tail
         return float(rule.standard.median_[names.index(member)]) / taps / tail

@@ -61,7 +61,7 @@ def assert_same(one: Monitor, other: Monitor) -> None:
 
 def detection(guard: Guard, scores: torch.Tensor, predicted: torch.Tensor) -> Detection:
     """A detection with these scores."""
-    p, is_ood = guard.calibration().ranks.judged(scores[:, None].expand(-1, 5), predicted)
+    p, is_ood = guard.calibration().ranks.judged(scores[:, None].expand(-1, 1 + len(guard.members)), predicted)
     logits = torch.nn.functional.one_hot(predicted, 4).float()
     parts = dict(zip(guard.members, p.T[1:], strict=True))
     return Detection(logits, predicted, scores, p[:, 0], is_ood, parts=parts)
@@ -164,7 +164,7 @@ def test_a_changed_mix_of_classes_raises_no_alarm_per_class():
         guard = guarded(per_class=per_class, level=0.9)
         calibration = guard.calibration()
         rare = torch.randint(0, 4, (400,), generator=rng)
-        scores = torch.randn(400, 5, generator=rng).double() + 3 * (rare == 0)[:, None]
+        scores = torch.randn(400, 1 + len(guard.members), generator=rng).double() + 3 * (rare == 0)[:, None]
         groups = torch.arange(4) if per_class else torch.zeros(4, dtype=torch.int64)
         ranks = gramwatch.threshold.Ranks.of(scores, 0.9, rare, groups)
         guard._calibration = type(calibration)(calibration.rule, scores, rare, ranks, calibration.how)

@@ -9,6 +9,7 @@ import torch
 
 import gramwatch
 from gramwatch import ArtifactError, Guard, InputError
+from gramwatch.guard import MEMBERS
 from gramwatch.pretrained import BEGIN, END
 from gramwatch.threshold import range_of_rates
 from tests import small
@@ -63,7 +64,7 @@ def test_the_card_states_data_level_calibration_and_limits(guard, tmp_path):
     assert row(card, "preprocessing") == r"size: \[8, 8\], resize: bilinear"
     assert row(card, "fitted on") == r"photos/\*new\* \<\!-- end gramwatch --\>, 300 examples"
     assert row(card, "classes") == r"cat, a\|b, dog"
-    assert row(card, "members") == r"gram, profile, class\_ratio, energy"
+    assert row(card, "members") == ", ".join(MEMBERS).replace("_", r"\_")
     assert row(card, "level") == "0.95: at most 5.00% false alarms, on average"
     assert row(card, "calibrated on") == "200 examples, of which 100 rank"
     low, high = range_of_rates(100, 0.95)

@@ -2,7 +2,7 @@
 
 The outliers are made of calibration inputs that standardise, never of those that rank: p-values keep their
 guarantee. A family is one way of making them. The weights separate these inputs from their outliers by
-logistic regression on standardised scores. A family that changes what an image shows counts as three others.
+logistic regression on standardised scores. A family that changes what an image shows counts as six others.
 No weight is negative. The penalty pulls the weights towards each other, and more so with few inputs: with no
 information, all members count the same.
 
@@ -44,7 +44,7 @@ AT_ONCE = 32
 """The number of outliers in a batch."""
 CONTENTS = ("shuffled tiles", "quilted", "mixed", "phases scrambled")
 """The families that change what an image shows. Other families resemble faults of the camera."""
-CONTENTS_COUNT = 3
+CONTENTS_COUNT = 6
 """How many times as much as another family one of `CONTENTS` counts: there are few of them."""
 
 

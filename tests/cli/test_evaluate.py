@@ -100,7 +100,8 @@ def test_the_saved_guard_is_judged_first_as_score_judges(words, own, noise, tmp_
         scores.append([float(line["score"]) for line in rows])
     assert found["rows"][0]["auroc"] == {}
     assert found["rows"][1]["auroc"]["Guard"] == pytest.approx(auroc(*scores), abs=1e-9)
-    assert list(found["rows"][1]["auroc"]) == ["Guard", "Gram", "profile", "class ratio", "energy", "MSP"]
+    members = ["Gram", "profile", "class ratio", "energy", "Mahalanobis++", "KNN", "image"]
+    assert list(found["rows"][1]["auroc"]) == ["Guard", *members, "MSP"]
 
 
 def test_the_interval_of_a_share_is_that_of_clopper_and_pearson(in_python, own):
@@ -160,9 +161,9 @@ def test_methods_beside_a_guard_are_fitted_on_the_training_images(words, own, no
 
 
 def test_methods_that_need_training_images_ask_for_them(words, own):
-    result = invoke(*words, "--methods", "energy,knn,guard")
+    result = invoke(*words, "--methods", "energy,vim,guard")
     assert result.exit_code == 2
-    assert "knn must be fitted on training images: give --train" in told(result)
+    assert "vim must be fitted on training images: give --train" in told(result)
     assert str(own.train) in told(result)
     result = invoke(*words, "--methods", "energy,gram,msp", "-q")  # the file has them, or nothing is learnt
     assert result.exit_code == 0, result.output

@@ -42,10 +42,10 @@ def test_info_of_a_guard_that_did_not_rehearse_knows_no_weights(rehearsed, tmp_p
 @pytest.mark.parametrize(
     ("weights", "why"),
     [
-        (torch.full((6,), -1.0, dtype=torch.float64), "a weight of its members is negative"),
-        (torch.full((6,), torch.nan, dtype=torch.float64), "not finite"),
-        (torch.ones(5, dtype=torch.float64), "(5,)"),
-        (torch.ones(6, dtype=torch.int64), "int64"),
+        (torch.full((7,), -1.0, dtype=torch.float64), "a weight of its members is negative"),
+        (torch.full((7,), torch.nan, dtype=torch.float64), "not finite"),
+        (torch.ones(6, dtype=torch.float64), "(6,)"),
+        (torch.ones(7, dtype=torch.int64), "int64"),
     ],
     ids=["negative", "no numbers", "too few", "integers"],
 )

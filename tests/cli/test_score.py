@@ -20,12 +20,14 @@ import gramwatch
 from gramwatch.cli.score import Scoring
 from gramwatch.models import resolve
 from gramwatch.networks.foreign import import_torchvision
+from gramwatch.guard import MEMBERS
 from gramwatch.preprocessing import Preprocessing
 from gramwatch.threshold import rank_of_threshold
 from tests.cli.invoking import invoke, told
 from tests.cli.own import PREPARED, QUICK, picture, write_classes
 
-COLUMNS = "path predicted class score p_value is_ood p_gram p_profile p_class_ratio p_energy note error"
+PARTS = " ".join(f"p_{name}" for name in MEMBERS)
+COLUMNS = f"path predicted class score p_value is_ood {PARTS} note error"
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:

@@ -31,12 +31,14 @@ GRAMS: dict[str, dict[str, Any]] = {
     "gram-mean_variance": {"bounds": "mean_variance", "orders": [1, 2, 3]},
     "gram-float16": {"storage": "float16"},
 }
+FOUR = ["gram", "profile", "class_ratio", "energy"]
+"""The default members when these files were made. Guards did not rehearse."""
 GUARDS: dict[str, dict[str, Any]] = {
     "guard": {"effort": "full", "members": ["gram", "early_mahalanobis", "class_ratio", "energy"]},
-    "guard-lean": {},
-    "guard-few-pixels": {"pixels": 9},
+    "guard-lean": {"members": FOUR},
+    "guard-few-pixels": {"members": FOUR, "pixels": 9},
     "guard-two": {"members": ["gram", "energy"], "orders": [1, 2], "level": 0.9},
-    "guard-profile": {"effort": "full", "members": ["gram", "profile", "class_ratio", "energy"]},
+    "guard-profile": {"effort": "full", "members": FOUR},
     "guard-features": {
         "effort": "full",
         "members": ["gram", "fdbd", "knn", "mahalanobis"],
@@ -66,7 +68,7 @@ def detectors() -> dict[str, Any]:
     """Every detector, not fitted."""
     made: dict[str, Any] = {name: gramwatch.GramDetector(TinyNet(), **how) for name, how in GRAMS.items()}
     made |= {name: method(TinyNet(), **METHODS.get(name, {})) for name, method in methods().items()}
-    made |= {name: gramwatch.Guard(TinyNet(), **how) for name, how in GUARDS.items()}
+    made |= {name: gramwatch.Guard(TinyNet(), rehearse=False, **how) for name, how in GUARDS.items()}
     made["guard-features"].members["knn"].k = METHODS["knn"]["k"]
     return made
 

@@ -157,13 +157,11 @@ def test_forged_sums_are_refused(net, ready, tmp_path):
 
 
 def test_images_of_another_form_are_refused(ready, net):
-    with pytest.raises(InputError, match="fitted on images with 137 numbers"):
-        ready(images(2, 0, size=12))
     grey = Image(Net(1)).fit([images(50, 0, channels=1)], progress=False)
     with pytest.raises(InputError, match="another number of channels"):
         grey.measured(observed(images(3, 1)))
-    larger = ready(images(2, 0, size=24))
-    assert larger.score.isfinite().all()
+    for size in (12, 24):
+        assert ready(images(2, 0, size=size)).score.isfinite().all()
 
 
 def observed(x: Tensor) -> gramwatch.observation.Observation:
