@@ -1,8 +1,8 @@
 """The examples run, without a warning, and say what they promise."""
 
+import ast
 import io
 import random
-import ast
 import re
 import runpy
 import struct

@@ -61,7 +61,8 @@ def assert_same(one: Monitor, other: Monitor) -> None:
 
 def detection(guard: Guard, scores: torch.Tensor, predicted: torch.Tensor) -> Detection:
     """A detection with these scores."""
-    p, is_ood = guard.calibration().ranks.judged(scores[:, None].expand(-1, 1 + len(guard.members)), predicted)
+    all_scores = scores[:, None].expand(-1, 1 + len(guard.members))
+    p, is_ood = guard.calibration().ranks.judged(all_scores, predicted)
     logits = torch.nn.functional.one_hot(predicted, 4).float()
     parts = dict(zip(guard.members, p.T[1:], strict=True))
     return Detection(logits, predicted, scores, p[:, 0], is_ood, parts=parts)

@@ -18,9 +18,9 @@ from safetensors.torch import save_file
 
 import gramwatch
 from gramwatch.cli.score import Scoring
+from gramwatch.guard import MEMBERS
 from gramwatch.models import resolve
 from gramwatch.networks.foreign import import_torchvision
-from gramwatch.guard import MEMBERS
 from gramwatch.preprocessing import Preprocessing
 from gramwatch.threshold import rank_of_threshold
 from tests.cli.invoking import invoke, told
