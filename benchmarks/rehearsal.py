@@ -18,6 +18,7 @@ import argparse
 import csv
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
@@ -27,8 +28,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.document import DOCS, filled
-from benchmarks.subjects import NETWORKS, Places, Subject
-from gramwatch import Guard
+from benchmarks.subjects import FAMILIES, NETWORKS, Places, Subject
+from gramwatch import Guard, rehearsal
 from gramwatch.datasets.faults import FAULTS, NORMALISATIONS
 from gramwatch.guard import MEMBERS
 from gramwatch.measurement import Measurement
@@ -47,6 +48,8 @@ SINGLE = (
 )
 """The single methods beside the members of a guard that rehearses."""
 RULES = {"before": "rule before", "equal": "equal weights", "learned": "learned weights"}
+IN_USE = "weights in use"
+"""Learned with all families of outliers, as a guard learns them, although some resemble the fault."""
 FAULTY = 200
 """The test images with each fault."""
 KINDS = ("far", "near", "fault")
@@ -70,6 +73,40 @@ SAME = {
     "normalisation_done_twice": DARK,
 }
 """The families of self-made outliers that resemble a fault."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A rule that might have been chosen."""
+
+    members: tuple[str, ...] = MEMBERS
+    penalty: float = rehearsal.PENALTY
+    contents: float = rehearsal.CONTENTS_COUNT
+    learns: bool = True
+
+
+def without(name: str) -> tuple[str, ...]:
+    return tuple(member for member in MEMBERS if member != name)
+
+
+SHIPPED = "the rule"
+VARIANTS = {
+    SHIPPED: Variant(),
+    "equal weights": Variant(learns=False),
+    "four members, learned weights": Variant(BEFORE),
+    **{f"without {name}": Variant(without(name)) for name in MEMBERS},
+    "with NNGuide": Variant((*MEMBERS, "nnguide")),
+    "with CADRef": Variant((*MEMBERS, "cadref")),
+    "with unit Mahalanobis": Variant((*MEMBERS, "unit_mahalanobis")),
+    "penalty 0.03": Variant(penalty=0.03),
+    "penalty 0.3": Variant(penalty=0.3),
+    "contents once": Variant(contents=1),
+    "contents threefold": Variant(contents=3),
+}
+DRAWS = 200
+"""The draws of a bootstrap over images."""
+COSTLY = 0.1
+"""A fault is costly if it changes at least this share of the predictions."""
 
 
 # --- measuring ---------------------------------------------------------------------------------------
@@ -175,17 +212,84 @@ def measured_once(name: str, places: Places) -> Measured:
     return Measured(**torch.load(path, weights_only=True))
 
 
+def changed_once(name: str, places: Places) -> dict[str, float]:
+    """The share of test images whose prediction each fault changes, from an earlier run if there was one."""
+    path = places.kept / f"{name}.json"
+    if not path.is_file():
+        subject = NETWORKS[name](places)
+
+        @torch.inference_mode()
+        def predicted(inputs: Iterator[Tensor]) -> Tensor:
+            return torch.cat([subject.network(batch).argmax(1) for batch in inputs])
+
+        plain = predicted(subject.inputs(subject.test[:FAULTY]))
+        shares = {
+            title: float((predicted(inputs) != plain).double().mean())
+            for _, title, inputs in faults_of(subject)
+        }
+        path.write_text(json.dumps(shares), encoding="utf-8")
+    return dict(json.loads(path.read_text(encoding="utf-8")))
+
+
+@contextmanager
+def settings_of(variant: Variant) -> Iterator[None]:
+    """Learn weights with the settings of a variant."""
+    before = rehearsal.PENALTY, rehearsal.CONTENTS_COUNT
+    rehearsal.PENALTY, rehearsal.CONTENTS_COUNT = variant.penalty, variant.contents
+    try:
+        yield
+    finally:
+        rehearsal.PENALTY, rehearsal.CONTENTS_COUNT = before
+
+
+def kinds_of(measured: Measured, variant: Variant) -> dict[str, float]:
+    """The mean AUROC of a variant, by kind of outliers."""
+    columns = measured.columns(variant.members)
+    by_kind: dict[str, list[float]] = {}
+    with settings_of(variant):
+        for of in measured.sets:
+            weights = torch.ones(len(columns), dtype=torch.float64)
+            if variant.learns:
+                weights = measured.weights(variant.members, SAME.get(of["fault"], ()))
+            pair = [joined(s["standard"][:, columns], weights) for s in (measured.test, of)]
+            by_kind.setdefault(of["kind"], []).append(100 * auroc(*pair))
+    return {kind: round(mean(by_kind[kind]), 3) for kind in KINDS}
+
+
+def gain_interval(measured: Measured) -> tuple[float, float]:
+    """The 95 % interval of the mean gain over the rule before, by a bootstrap over images."""
+    shipped, before = measured.columns(MEMBERS), measured.columns(BEFORE)
+    random = torch.Generator().manual_seed(0)
+    draws = torch.zeros(DRAWS, dtype=torch.float64)
+    sets = [of for of in measured.sets if of["kind"] in KINDS]
+    for of in sets:
+        weights = measured.weights(MEMBERS, SAME.get(of["fault"], ()))
+        new, old = (
+            [joined(s["standard"][:, columns], w) for s in (measured.test, of)]
+            for columns, w in ((shipped, weights), (before, torch.ones(len(before), dtype=torch.float64)))
+        )
+        for draw in range(DRAWS):
+            chosen = [torch.randint(len(s), (len(s),), generator=random) for s in new]
+            gain = auroc(*(s[i] for s, i in zip(new, chosen, strict=True)))
+            gain -= auroc(*(s[i] for s, i in zip(old, chosen, strict=True)))
+            draws[draw] += 100 * gain / len(sets)
+    low, high = draws.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+    return round(low, 3), round(high, 3)
+
+
 def study(name: str, measured: Measured) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """The rows of one network, and the weights that its rehearsal learned."""
     shipped, before = measured.columns(MEMBERS), measured.columns(BEFORE)
-    titles = ["Gram" if member == "gram" else METHODS[member].title for member in measured.members]
+    titles = ["Gram" if member == "gram" else METHODS[member].record.title for member in measured.members]
     rows: list[dict[str, Any]] = []
+    in_use = measured.weights(MEMBERS)
     for of in measured.sets:
         learned = measured.weights(MEMBERS, SAME.get(of["fault"], ()))
         pairs = {
             RULES["before"]: [s["standard"][:, before].sum(1) for s in (measured.test, of)],
             RULES["equal"]: [s["standard"][:, shipped].sum(1) for s in (measured.test, of)],
             RULES["learned"]: [joined(s["standard"][:, shipped], learned) for s in (measured.test, of)],
+            IN_USE: [joined(s["standard"][:, shipped], in_use) for s in (measured.test, of)],
             **{title: [s["raw"][:, i] for s in (measured.test, of)] for i, title in enumerate(titles)},
         }
         for method, pair in pairs.items():
@@ -193,9 +297,14 @@ def study(name: str, measured: Measured) -> tuple[list[dict[str, Any]], dict[str
             rows.append(
                 {"network": name, "set": of["title"], "kind": of["kind"], "method": method, "auroc": value}
             )
-    learned = measured.weights(MEMBERS)
-    of_members = zip([measured.members[i] for i in shipped], learned.tolist(), strict=True)
-    return rows, {**measured.sizes, "weights": {member: round(weight, 3) for member, weight in of_members}}
+    of_members = zip([measured.members[i] for i in shipped], in_use.tolist(), strict=True)
+    facts = {
+        **measured.sizes,
+        "weights": {member: round(weight, 3) for member, weight in of_members},
+        "gain over images": gain_interval(measured),
+        "variants": {title: kinds_of(measured, variant) for title, variant in VARIANTS.items()},
+    }
+    return rows, facts
 
 
 def joined(standard: Tensor, weights: Tensor) -> Tensor:
@@ -234,7 +343,7 @@ class Figures:
         self.kinds = {row["set"]: row["kind"] for row in mine}
         self.of = {(row["method"], row["set"]): row["auroc"] for row in mine}
         methods = dict.fromkeys(row["method"] for row in mine)
-        self.singles = [method for method in methods if method not in RULES.values()]
+        self.singles = [method for method in methods if method not in (*RULES.values(), IN_USE)]
 
     def best(self, kinds: Sequence[str] = KINDS) -> str:
         """The single method with the highest mean over the sets of some kinds."""
@@ -278,12 +387,138 @@ def table(figures: Mapping[str, Figures]) -> str:
     return "\n".join(lines)
 
 
-def gains(figures: Mapping[str, Figures]) -> str:
-    """The gain over the rule before, by network."""
-    lines = ["| network | gain over the rule before | 95 % interval over sets |", "| --- | ---: | ---: |"]
+def family_of(name: str) -> str:
+    """The family of a network."""
+    return next(f for f, starts in FAMILIES.items() if name.startswith(starts))
+
+
+def over_families(by_network: Mapping[str, float]) -> float:
+    """The mean over families of networks, which weigh the same."""
+    families: dict[str, list[float]] = {}
+    for name, value in by_network.items():
+        families.setdefault(family_of(name), []).append(value)
+    return mean(map(mean, families.values()))
+
+
+def overall_table(figures: Mapping[str, Figures], most: int = 6) -> str:
+    """The means over families of the rules, and of the best single methods."""
+
+    def cells(method: str) -> list[float]:
+        kinds: list[Sequence[str]] = [KINDS, *((kind,) for kind in KINDS)]
+        return [over_families({n: of.mean(method, kind) for n, of in figures.items()}) for kind in kinds]
+
+    singles = [
+        m for m in next(iter(figures.values())).singles if all(m in of.singles for of in figures.values())
+    ]
+    best = sorted(singles, key=lambda method: -cells(method)[0])[:most]
+    lines = ["| | mean | far | near | faults |", "| --- |" + " ---: |" * 4]
+    methods = (*RULES.values(), IN_USE, *best)
+    lines += [f"| {method} | {' | '.join(f'{cell:.2f}' for cell in cells(method))} |" for method in methods]
+    return "\n".join(lines)
+
+
+def overall_gain(figures: Mapping[str, Figures], draws: int = 2000) -> tuple[float, float, float]:
+    """The gain over the rule before, over families, with its 95 % interval over networks."""
+    gains: dict[str, list[float]] = {}
     for name, of in figures.items():
-        gain, low, high = of.gain()
-        lines.append(f"| {name} | {gain:+.2f} | {low:+.2f} to {high:+.2f} |")
+        gains.setdefault(family_of(name), []).append(of.gain()[0])
+    families, random = list(gains.values()), torch.Generator().manual_seed(0)
+
+    def draw() -> float:
+        chosen = torch.randint(len(families), (len(families),), generator=random).tolist()
+        some = [families[i] for i in chosen]
+        return mean(mean(f[i] for i in torch.randint(len(f), (len(f),), generator=random)) for f in some)
+
+    drawn = torch.tensor([draw() for _ in range(draws)])
+    low, high = drawn.quantile(torch.tensor([0.025, 0.975])).tolist()
+    return mean(map(mean, families)), low, high
+
+
+def summary(figures: Mapping[str, Figures]) -> str:
+    """On how many networks the rule is ahead, and what it gains over the rule before."""
+    learned = RULES["learned"]
+    ahead = [name for name, of in figures.items() if of.mean(learned) > of.mean(of.best())]
+    gain, low, high = overall_gain(figures)
+    lowest = min(figures, key=lambda name: figures[name].gain()[0])
+    behind = "; ".join(f"{n}: {of.best()}" for n, of in figures.items() if n not in ahead)
+    return (
+        f"On {len(ahead)} of {len(figures)} networks the mean with learned weights is ahead of every single "
+        "method's"
+        + (f" (not on {behind}). " if behind else ". ")
+        + f"The gain over the rule before is {gain:+.2f} on average over families of networks (95 % interval "
+        f"by a bootstrap over families and networks: {low:+.2f} to {high:+.2f}). It is lowest on {lowest}: "
+        f"{figures[lowest].gain()[0]:+.2f}."
+    )
+
+
+def gains(figures: Mapping[str, Figures], facts: Mapping[str, Any]) -> str:
+    """The gain over the rule before, by network."""
+    lines = [
+        "| network | gain over the rule before | 95 % interval over sets | over images |",
+        "| --- | ---: | ---: | ---: |",
+    ]
+    for name, of in figures.items():
+        gain, *over_sets = of.gain()
+        intervals = [over_sets, facts[name]["gain over images"]]
+        cells = [f"{low:+.2f} to {high:+.2f}" for low, high in intervals]
+        lines.append(f"| {name} | {gain:+.2f} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def criterion(facts: Mapping[str, Any], variant: str, kinds: Sequence[str] = KINDS) -> float:
+    """By what a rule is chosen: the mean over kinds of outliers, over families of networks."""
+    return over_families(
+        {n: mean(of["variants"][variant][kind] for kind in kinds) for n, of in facts.items()}
+    )
+
+
+def left_out(facts: Mapping[str, Any]) -> str:
+    """What would be chosen without a family of networks or a kind of outliers, and its mean there."""
+
+    def row(title: str, known: Mapping[str, Any], rest: Mapping[str, Any], kinds: Any, others: Any) -> str:
+        chosen = max(VARIANTS, key=lambda variant: criterion(known, variant, kinds))
+        here, shipped = criterion(rest, chosen, others), criterion(rest, SHIPPED, others)
+        return f"| {title} | {chosen} | {here:.2f} | {shipped:.2f} |"
+
+    ranked = sorted(VARIANTS, key=lambda variant: -criterion(facts, variant))
+    lines = ["| rule | mean over kinds and families | far | near | faults |", "| --- |" + " ---: |" * 4]
+    for variant in ranked:
+        cells = [criterion(facts, variant), *(criterion(facts, variant, (kind,)) for kind in KINDS)]
+        lines.append(f"| {variant} | {' | '.join(f'{cell:.2f}' for cell in cells)} |")
+    lines += ["", "| left out | chosen on the rest | its mean on what was left out | the rule's |"]
+    lines.append("| --- | --- | ---: | ---: |")
+    for family in dict.fromkeys(map(family_of, facts)):
+        mine = {name: of for name, of in facts.items() if family_of(name) == family}
+        others = {name: of for name, of in facts.items() if name not in mine}
+        if others:
+            lines.append(row(f"networks: {family}", others, mine, KINDS, KINDS))
+    for kind in KINDS:
+        rest = [other for other in KINDS if other != kind]
+        lines.append(row(f"outliers: {kind}", facts, facts, rest, (kind,)))
+    place = ranked.index(SHIPPED) + 1
+    return f"By the criterion the rule is number {place} of {len(ranked)}:\n\n" + "\n".join(lines)
+
+
+def costly(figures: Mapping[str, Figures], facts: Mapping[str, Any]) -> str:
+    """Faults that change many predictions."""
+    pairs = [
+        (of, title)
+        for n, of in figures.items()
+        for title, share in facts[n]["changed"].items()
+        if share >= COSTLY
+    ]
+    groups = {"all that change a tenth of the predictions or more": pairs}
+    titles = dict.fromkeys(title.split(",")[0] for _, title in pairs)
+    groups |= {title: [pair for pair in pairs if pair[1].split(",")[0] == title] for title in titles}
+    methods = (*RULES.values(), IN_USE)
+    lines = [
+        f"| fault | networks | {' | '.join(methods)} | best single of each, known afterwards |",
+        "| --- | ---: |" + " ---: |" * (len(methods) + 1),
+    ]
+    for title, chosen in groups.items():
+        cells = [mean(of.of[method, fault] for of, fault in chosen) for method in methods]
+        cells.append(mean(max(of.of[single, fault] for single in of.singles) for of, fault in chosen))
+        lines.append(f"| {title} | {len(chosen)} | {' | '.join(f'{cell:.2f}' for cell in cells)} |")
     return "\n".join(lines)
 
 
@@ -366,7 +601,12 @@ def write_page(docs: Path) -> None:
     picture(figures, results / "rehearsal.png")
     sizes = "; ".join(f"{n}: {f['fit']:,}, {f['calibrate']:,}, {f['test']:,}" for n, f in facts.items())
     generated = {
-        "rehearsal": f"Images that fit, calibrate and test: {sizes}.\n\n{table(figures)}\n\n{gains(figures)}",
+        "rehearsal": "\n\n".join(
+            [summary(figures), overall_table(figures), gains(figures, facts), table(figures)]
+        ),
+        "rehearsal sizes": f"Images that fit, calibrate and test: {sizes}.",
+        "rehearsal left out": left_out(facts),
+        "rehearsal faults": costly(figures, facts),
         "rehearsal weights": weights_table(facts),
         "rehearsal losses": losses(figures),
     }
@@ -389,6 +629,7 @@ def main() -> None:
     places = Places(args.data or nowhere, args.weights or nowhere, args.pretrained or nowhere, args.kept)
     for name in [] if args.page else args.networks:
         new, facts_of = study(name, measured_once(name, places))
+        facts_of["changed"] = changed_once(name, places)
         rows, facts = held(args.docs / "results")
         others = [row for row in rows if row["network"] != name]
         write([*others, *new], {**facts, name: facts_of}, args.docs / "results")
