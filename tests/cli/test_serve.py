@@ -240,4 +240,3 @@ def test_the_production_section_of_the_readme_runs_as_it_stands(of_page, monkeyp
     assert (found["images"], found["alarm"]) == (watched["images"], watched["alarm"]) == (1, False)
     assert later["alarm"]
     assert 6 <= later["alarm_at"] <= 10
-    assert "at the eighth photograph here" in section
