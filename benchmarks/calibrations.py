@@ -33,24 +33,28 @@ TIMED = 1_000
 """The number of calibration images of the timed calibration."""
 
 
-def rates_of(data: Path, weights: Path, times: int) -> list[dict[str, Any]]:
-    """For each number of calibration images, the rate of false alarms of each calibration."""
+def measure_rates(results: dict[str, Any], data: Path, weights: Path, times: int) -> None:
+    """Add the rate of false alarms of calibrations that are not in `results` yet, and write them."""
     loaded = networks.load("mnist_convnet", weights / "mnist_convnet_baseline.pth")
     train = datasets.load("mnist", data, split="train", count=FITTED).images
     pool = loaded.prepare(datasets.load("mnist", data, split="test").images)
     guard = Guard(loaded.network, level=LEVEL)
     guard.fit(map(loaded.prepare, train.split(BATCH)), progress=False)
-    results = []
-    for size in SIZES:
-        rates, ranking = [], 0
-        for seed in trange(times, desc=f"{size} images", unit="calibration"):
+    rows = results.setdefault("alarms", [{"images": size, "ranking": 0, "rates": []} for size in SIZES])
+    for row in rows:
+        size = row["images"]
+        for seed in trange(len(row["rates"]), times, desc=f"{size} images", unit="calibration"):
             order = torch.randperm(len(pool), generator=torch.Generator().manual_seed(seed))
             guard.calibrate(pool[order[:size]].split(BATCH), seed=seed, progress=False)
-            ranking = len(guard.calibration_scores_)
+            row["ranking"] = len(guard.calibration_scores_)
             alarms = guard(pool[order[size : size + JUDGED]]).is_ood
-            rates.append(float(alarms.double().mean()))
-        results.append({"images": size, "ranking": ranking, "rates": rates})
-    return results
+            row["rates"].append(float(alarms.double().mean()))
+            write(results)
+
+
+def write(results: dict[str, Any]) -> None:
+    """Write the results. A further run goes on from there."""
+    RESULTS.write_text(json.dumps(results) + "\n", encoding="utf-8")
 
 
 def seconds_of(count: int) -> dict[str, float]:
@@ -121,10 +125,10 @@ def main() -> None:
     args = parser.parse_args()
     results: dict[str, Any] = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
     if not args.page and args.only != "time":
-        results["alarms"] = rates_of(args.data, args.weights, args.times)
+        measure_rates(results, args.data, args.weights, args.times)
     if not args.page and args.only != "alarms":
         results["seconds"] = seconds_of(TIMED)
-    RESULTS.write_text(json.dumps(results) + "\n", encoding="utf-8")
+    write(results)
     parts = {}
     if "alarms" in results:
         parts["calibrations"] = alarms_table(results["alarms"])
