@@ -94,7 +94,7 @@ def run(folder: str | PathLike[str] = "gramwatch-demo", say: Callable[[str], Non
             f"digits to rank by, {low:.1%} to {high:.1%} is within chance)\n"
         )
         alone = float(result.detector(data.test).is_ood.double().mean())
-        say(f"The same for Gram, which Guard joins with three others: {alone:.1%} flagged\n")
+        say(f"The same for Gram alone, one of the members of Guard: {alone:.1%} flagged\n")
         say(str(result.evaluation))
         result.evaluation.to_csv(folder / f"{name}.csv")
         result.detector.save(folder / f"{name}.safetensors")
