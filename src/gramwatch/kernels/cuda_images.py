@@ -227,14 +227,15 @@ def _read_part(
     v = lower - line
     if PAIRED:
         other_line = _pixels(other, start, height, stride_h)
-    for row in range(start, stop):
-        place = x + row * stride_h
-        lowest = _pixels(x, row + 2, height, stride_h)
+    at_row, at_last = start * stride_h, (height - 1) * stride_h
+    for row in tl.range(start, stop, loop_unroll_factor=2):
+        place = x + at_row
+        lowest = tl.load(x + tl.minimum(at_row + 2 * stride_h, at_last)).to(tl.float32)
         right = tl.load(place + STRIDE_W, mask=has_right).to(tl.float32)
         h = right - line
         squared_v, squared_h = v * v, h * h
         if PAIRED:
-            other_lower = _pixels(other, row + 1, height, stride_h)
+            other_lower = tl.load(other + tl.minimum(at_row + stride_h, at_last)).to(tl.float32)
         if (row >= first) & (row < last):
             beyond = tl.load(place + 2 * STRIDE_W, mask=has_beyond).to(tl.float32)
             bend_v = tl.where(row < height - 2, (lowest - lower) - v, 0.0)
@@ -246,7 +247,7 @@ def _read_part(
             length_v += tl.abs(v)
             length_h += tl.abs(h)
             if PAIRED:
-                other_right = tl.load(other + row * stride_h + STRIDE_W, mask=has_right).to(tl.float32)
+                other_right = tl.load(other + at_row + STRIDE_W, mask=has_right).to(tl.float32)
                 d_v, d_h = v - (other_lower - other_line), h - (other_right - other_line)
                 apart_v += d_v * d_v
                 apart_h += d_h * d_h
@@ -274,6 +275,7 @@ def _read_part(
             in_region += tl.where(row >= last, line - about, 0.0)
         v = lowest - lower
         line, lower = lower, lowest
+        at_row += stride_h
         if PAIRED:
             other_line = other_lower
 
