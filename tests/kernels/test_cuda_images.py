@@ -6,6 +6,8 @@ images are small and few.
 
 import importlib
 import os
+import subprocess
+import sys
 import warnings
 
 import pytest
@@ -171,6 +173,39 @@ def test_without_a_working_kernel_one_warning_says_so(monkeypatch):
         warnings.simplefilter("error")
         assert kernels.image_numbers(x) is None
         assert look(x).isfinite().all()
+
+
+COMPILE = """
+import sys, torch, triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from gramwatch.kernels.cuda_images import _Plan
+kind, channels, capability = sys.argv[1], *map(int, sys.argv[2:])
+images = torch.empty(2, channels, 30, 48).contiguous(memory_format=torch.channels_last)
+plan = _Plan(images.shape, images.stride())
+for launch in [*plan.first, plan.last]:
+    arguments = zip(launch.kernel.params, [kind, "*fp32", "*fp64", *launch.rest], strict=True)
+    constants, signature = {}, {}
+    for place, (parameter, argument) in enumerate(arguments):
+        constant = parameter.is_constexpr or argument == 1
+        signature[parameter.name] = "constexpr" if constant else "i32" if place > 2 else argument
+        if constant:
+            constants[place,] = argument
+    source = ASTSource(launch.kernel, signature, constants)
+    compiled = triton.compile(source, GPUTarget("cuda", capability, 32), {"num_warps": launch.warps})
+    assert compiled.asm["cubin"]
+    print(launch.kernel.__name__)
+"""
+
+
+@pytest.mark.parametrize("form", ["*bf16 3 90", "*fp32 1 80", "*fp16 4 75"])
+def test_the_programs_compile_without_a_gpu(form, tmp_path):
+    """The interpreter takes more than the compiler does."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["TRITON_CACHE_DIR"] = str(tmp_path)
+    command = [sys.executable, "-c", COMPILE, *form.split()]
+    got = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert got.stdout.split() == ["halve", "read_parts", "add_parts", "write_numbers"], got.stderr
 
 
 @on_a_gpu
