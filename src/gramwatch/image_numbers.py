@@ -9,7 +9,8 @@ and a quarter.
 Logarithms need a floor. It is relative to the largest value of the image, so that scaling the input adds a
 constant to a logarithm.
 
-`sums_of` reads the pixels, `_measured` makes numbers of the sums. The first one has a kernel for the CPU.
+`sums_of` reads the pixels, `_measured` makes numbers of the sums. The first one has a kernel for the CPU, and
+both together have kernels for NVIDIA GPUs.
 """
 
 from collections.abc import Iterable
@@ -145,9 +146,14 @@ class Sums(NamedTuple):
 def look(images: Tensor) -> Tensor:
     """The numbers of images `(N, channels, height, width)`: `(N, numbers)`.
 
-    They are computed in float32. On the CPU, sums are kept in float64.
+    They are computed in float32. With a kernel, sums are kept in float64.
     """
-    x = large_enough(images.float())
+    x = large_enough(images)
+    if x.device.type == "cuda" and _may_have_kernel(x):
+        fast = kernels.image_numbers(x)
+        if fast is not None:
+            return fast
+    x = x.float()
     values = _measured(_fast_sums_of(x) or sums_of(x)).values
     return torch.cat([value for group in GROUPS for value in values[group]], 1).float()
 
@@ -242,13 +248,17 @@ def _lines(length: Tensor) -> Tensor:
 
 def _fast_sums_of(x: Tensor) -> Sums | None:
     """The same in float64, by a kernel for the CPU. None without a kernel, and while a graph is traced."""
-    if x.device.type != "cpu" or type(x) is not Tensor or (x.requires_grad and torch.is_grad_enabled()):
-        return None
-    if torch.compiler.is_compiling():
+    if x.device.type != "cpu" or not _may_have_kernel(x):
         return None
     shapes = _shapes(x.shape[1])
     sums = Sums(*(x.new_empty((len(x), *shape), dtype=torch.float64) for shape in shapes))
     return sums if kernels.image_sums(x, pairs_of(x.shape[1]), BLOCK, CLIPPED, sums) else None
+
+
+def _may_have_kernel(x: Tensor) -> bool:
+    """Not if gradients are wanted, and not while a graph is traced."""
+    wants_gradients = x.requires_grad and torch.is_grad_enabled()
+    return type(x) is Tensor and not wants_gradients and not torch.compiler.is_compiling()
 
 
 @lru_cache(maxsize=64)

@@ -195,6 +195,18 @@ def image_sums(
     return True
 
 
+def image_numbers(images: Tensor) -> Tensor | None:
+    """The numbers of images on a GPU, those of `image_numbers.look`. None if there is no kernel."""
+    signature = ("cuda", "image_numbers", images.dtype, images.shape[1])
+    if _kernels(signature) is None:
+        return None
+    try:
+        return importlib.import_module("gramwatch.kernels.cuda_images").image_numbers(images)  # type: ignore[no-any-return]
+    except Exception as error:
+        _give_up(signature, error)
+        return None
+
+
 def _kernels(signature: tuple[Hashable, ...]) -> ModuleType | None:
     """The module with the kernels of a signature, whose first entry is a device. None if it has no kernel."""
     device = signature[0]
