@@ -588,9 +588,9 @@ def behind_in_short(figures: Mapping[str, Figures]) -> str:
     names = {"far": "far sets", "near": "near sets", "fault": "faults"}
     told = ", ".join(f"{gap:.1f} on {names[kind]}" for kind, gap in by_kind.items())
     return (
-        f"Guard is at most 0.5 points behind the best single method of a set on {close} of {len(behind)} pairs "
-        f"of a network and a set. On average it is behind by this much: {told} (which method that is, is known only "
-        "afterwards)."
+        f"Guard is at most 0.5 points behind the best single method of a set on {close} of {len(behind)} "
+        f"pairs of a network and a set. On average it is behind by this much: {told}. Which method is the best "
+        "is known only afterwards."
     )
 
 
