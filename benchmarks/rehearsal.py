@@ -589,7 +589,7 @@ def behind_in_short(figures: Mapping[str, Figures]) -> str:
     told = ", ".join(f"{gap:.1f} on {names[kind]}" for kind, gap in by_kind.items())
     return (
         f"Guard is at most 0.5 points behind the best single method of a set on {close} of {len(behind)} "
-        f"pairs of a network and a set. On average it is behind by this much: {told}. Which method is the best "
+        f"pairs of a network and a set. On average it is behind by this much: {told}. Which method is best "
         "is known only afterwards."
     )
 
