@@ -220,7 +220,7 @@ def changed_once(name: str, places: Places) -> dict[str, float]:
 
         @torch.inference_mode()
         def predicted(inputs: Iterator[Tensor]) -> Tensor:
-            return torch.cat([subject.network(batch).argmax(1) for batch in inputs])
+            return torch.cat([subject.network(batch.to(places.device)).argmax(1).cpu() for batch in inputs])
 
         plain = predicted(subject.inputs(subject.test[:FAULTY]))
         shares = {
@@ -671,11 +671,12 @@ def main() -> None:
         "--kept", type=Path, default=Path("rehearsal"), help="the folder of trained networks and measurements"
     )
     parser.add_argument("--networks", nargs="*", choices=list(NETWORKS), default=list(NETWORKS))
+    parser.add_argument("--device", default="cpu", help="where networks run, such as cuda")
     parser.add_argument("--docs", type=Path, default=DOCS, help="the folder of the pages")
     parser.add_argument("--page", action="store_true", help="only write the table and the picture again")
     args = parser.parse_args()
-    nowhere = Path()
-    places = Places(args.data or nowhere, args.weights or nowhere, args.pretrained or nowhere, args.kept)
+    given = (args.data, args.weights, args.pretrained, args.kept)
+    places = Places(*(path or Path() for path in given), args.device)
     for name in [] if args.page else args.networks:
         new, facts_of = study(name, measured_once(name, places))
         facts_of["changed"] = changed_once(name, places)

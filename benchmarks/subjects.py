@@ -19,6 +19,7 @@ from tqdm.auto import trange
 from gramwatch.datasets import load
 from gramwatch.datasets.resize import resized, through
 from gramwatch.datasets.scenes import CLASSES
+from gramwatch.networks import Loaded
 from gramwatch.networks import load as load_network
 from gramwatch.networks.foreign import imported
 
@@ -73,12 +74,18 @@ class Places:
     pretrained: Path
     kept: Path
     """For networks that are trained here."""
+    device: str = "cpu"
 
 
 def normalised(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
     """The network's input of uint8 images."""
-    channels = (torch.tensor(c)[:, None, None] for c in (mean, std))
+    channels = (torch.tensor(c, device=images.device)[:, None, None] for c in (mean, std))
     return (images.float() / 255 - next(channels)) / next(channels)
+
+
+def of_device(network: nn.Module, images: Tensor, normalisation: Sequence[Any]) -> Tensor:
+    """The network's input of uint8 images, on its device."""
+    return normalised(images.to(next(network.parameters()).device), *normalisation)
 
 
 def images_of(name: str, data: Path, side: int, count: int, **how: Any) -> Tensor:
@@ -170,28 +177,44 @@ def small_sets(places: Places, test: Tensor) -> dict[str, tuple[str, Tensor]]:
     return others
 
 
-def cifar10(places: Places, name: str, file: str) -> Subject:
-    """A network for CIFAR-10."""
-    loaded = load_network(name, places.weights / file)
-    known = images_of("cifar10", places.data, 32, CALIBRATE + TEST)
-    others = {
-        "CIFAR-100": ("near", "cifar100_subset"),
-        "Tiny ImageNet": ("near", "tiny_imagenet"),
-        "SVHN": ("far", "svhn_subset"),
-        "iSUN": ("far", "isun"),
-        "MiniPlaces": ("far", "miniplaces"),
-        "textures": ("far", "dtd_10_classes"),
-        "digits": ("far", "mnist"),
-    }
+CIFAR_SETS = {
+    "CIFAR-100": ("near", "cifar100_subset"),
+    "Tiny ImageNet": ("near", "tiny_imagenet"),
+    "SVHN": ("far", "svhn_subset"),
+    "iSUN": ("far", "isun"),
+    "MiniPlaces": ("far", "miniplaces"),
+    "textures": ("far", "dtd_10_classes"),
+    "digits": ("far", "mnist"),
+}
+"""The outlier sets of networks for CIFAR-10."""
+
+
+def of_cifar10(
+    places: Places, loaded: Loaded, fit: int = FIT, test: int = TEST, each: int = OUTLIERS
+) -> Subject:
+    """A network for CIFAR-10, with its images."""
+    known = images_of("cifar10", places.data, 32, CALIBRATE + test)
+    others = {t: (kind, images_of(n, places.data, 32, each)) for t, (kind, n) in CIFAR_SETS.items()}
     return Subject(
-        loaded.network,
+        loaded.network.to(places.device),
         loaded.mean,
         loaded.std,
-        images_of("cifar10", places.data, 32, FIT, split="train"),
+        images_of("cifar10", places.data, 32, fit, split="train"),
         known[:CALIBRATE],
         known[CALIBRATE:],
-        {title: (kind, images_of(n, places.data, 32, OUTLIERS)) for title, (kind, n) in others.items()},
+        others,
     )
+
+
+def cifar10(places: Places, name: str, file: str) -> Subject:
+    """A network for CIFAR-10 that others have trained."""
+    return of_cifar10(places, load_network(name, places.weights / file))
+
+
+def openood(places: Places, seed: int) -> Subject:
+    """The ResNet-18 of OpenOOD's benchmark for CIFAR-10, which `gramwatch train resnet18` trains."""
+    loaded = load_network("resnet18", places.kept / f"resnet18_{seed}.safetensors")
+    return of_cifar10(places, loaded, fit=10_000, test=2_000, each=2_000)
 
 
 # --- networks ----------------------------------------------------------------------------------------
@@ -246,8 +269,8 @@ def with_head(network: Any, task: Task, normalisation: Sequence[Any]) -> None:
     width = getattr(holder, place).in_features
     setattr(holder, place, nn.Identity())
     with torch.no_grad():
-        batches = [network(normalised(b, *normalisation)) for b in task.train.split(BATCH)]
-    features = torch.cat(batches)
+        features = torch.cat([network(of_device(network, b, normalisation)) for b in task.train.split(BATCH)])
+    features = features.cpu()
     head = nn.Linear(width, int(task.labels.max()) + 1)
     optimiser = torch.optim.AdamW(head.parameters(), 2e-3, weight_decay=1e-2)
     for _ in range(30):
@@ -255,7 +278,7 @@ def with_head(network: Any, task: Task, normalisation: Sequence[Any]) -> None:
             optimiser.zero_grad()
             F.cross_entropy(head(features[chosen]), task.labels[chosen]).backward()
             optimiser.step()
-    setattr(holder, place, head)
+    setattr(holder, place, head.to(next(network.parameters()).device))
 
 
 def trained(network: nn.Module, task: Task, normalisation: Sequence[Any], epochs: int, rate: float) -> None:
@@ -267,14 +290,14 @@ def trained(network: nn.Module, task: Task, normalisation: Sequence[Any], epochs
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, rate, steps, pct_start=0.15)
     for _ in trange(epochs, desc="training", unit="epoch"):
         for chosen in torch.randperm(len(task.train)).split(64):
-            images = normalised(task.train[chosen], *normalisation)
+            images = of_device(network, task.train[chosen], normalisation)
             images = images.flip(3) if torch.rand(()) < 0.5 else images
             shift = side // 10
             down, across = torch.randint(0, 2 * shift + 1, (2,)).tolist()
             padded = F.pad(images, [shift] * 4, mode="reflect")
             images = padded[:, :, down : down + side, across : across + side]
             optimiser.zero_grad()
-            F.cross_entropy(network(images), task.labels[chosen]).backward()
+            F.cross_entropy(network(images), task.labels[chosen].to(images.device)).backward()
             optimiser.step()
             schedule.step()
     network.eval()
@@ -283,7 +306,7 @@ def trained(network: nn.Module, task: Task, normalisation: Sequence[Any], epochs
 def once(network: nn.Module, path: Path, train: Callable[[], None]) -> None:
     """Train the network, or read what an earlier run trained."""
     if path.is_file():
-        network.load_state_dict(torch.load(path, weights_only=True))
+        network.load_state_dict(torch.load(path, weights_only=True, map_location="cpu"))
         network.eval()
         return
     train()
@@ -296,7 +319,7 @@ def of_task(network: nn.Module, normalisation: Sequence[Any], task: Task) -> Sub
     mean, std = normalisation
     with torch.inference_mode():
         right = [
-            (network(normalised(images, mean, std)).argmax(1) == labels).sum()
+            (network(of_device(network, images, normalisation)).argmax(1).cpu() == labels).sum()
             for images, labels in zip(
                 task.train[:FIT].split(BATCH), task.labels[:FIT].split(BATCH), strict=True
             )
@@ -307,17 +330,18 @@ def of_task(network: nn.Module, normalisation: Sequence[Any], task: Task) -> Sub
 
 def head_only(places: Places, build: Any, normalisation: Any, images: Any) -> Subject:
     """A pretrained network with a new head."""
-    network, task = build(places), images(places)
+    network, task = build(places).to(places.device), images(places)
     with_head(network, task, normalisation)
     return of_task(network, normalisation, task)
 
 
 def all_layers(places: Places, build: Any, normalisation: Any, images: Any, name: str) -> Subject:
     """A pretrained network with a new head, trained further in all layers."""
-    network, task = build(places), images(places)
+    network, task = build(places).to(places.device), images(places)
     holder, place = head_of(network)
     torch.manual_seed(0)
-    setattr(holder, place, nn.Linear(getattr(holder, place).in_features, int(task.labels.max()) + 1))
+    head = nn.Linear(getattr(holder, place).in_features, int(task.labels.max()) + 1)
+    setattr(holder, place, head.to(places.device))
     path = places.kept / f"{name}.pt"
     once(network, path, lambda: trained(network, task, normalisation, epochs=4, rate=1e-3))
     return of_task(network, normalisation, task)
@@ -328,7 +352,7 @@ def as_it_is(places: Places, build: Any, normalisation: Any, side: int) -> Subje
     task = imagenette(places, side, count=HEAD)
     of_ten = torch.tensor([0, 217, 482, 491, 497, 566, 569, 571, 574, 701])
     known = Task(task.train, of_ten[task.labels], task.calibrate, task.test, task.others)
-    return of_task(build(places), normalisation, known)
+    return of_task(build(places).to(places.device), normalisation, known)
 
 
 def from_scratch(
@@ -338,12 +362,15 @@ def from_scratch(
     task = images(places)
     torch.manual_seed(0)
     network = imported("timm").create_model(name, num_classes=int(task.labels.max()) + 1, **options)
+    network.to(places.device)
     path = places.kept / f"{name}_{len(task.train)}.pt"
     once(network, path, lambda: trained(network, task, IMAGENET, epochs, rate))
     return of_task(network, IMAGENET, task)
 
 
 VIT = {"img_size": 64, "patch_size": 8, "embed_dim": 128, "depth": 6, "num_heads": 4}
+OPENOOD = {f"OpenOOD's ResNet-18, CIFAR-10, seed {seed}": partial(openood, seed=seed) for seed in range(3)}
+"""Networks by the recipe of a public benchmark. They are tabled by themselves."""
 NETWORKS: Mapping[str, Callable[[Places], Subject]] = {
     "ResNet-20, CIFAR-10": partial(cifar10, name="resnet20", file="resnet20_cifar10.pth"),
     "DenseNet, CIFAR-10": partial(cifar10, name="densenet", file="densenet_bc_100_12_cifar10.pth"),
