@@ -14,13 +14,15 @@ figures into docs/guard.md. Takes about an hour on one core.
 import argparse
 import json
 import math
+import multiprocessing
 import time
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
 import torch
-from tqdm.auto import trange
+from tqdm.auto import tqdm
 
 from benchmarks.document import DOCS, filled
 from gramwatch import Guard, datasets, networks
@@ -33,23 +35,41 @@ TIMED = 1_000
 """The number of calibration images of the timed calibration."""
 
 
-def measure_rates(results: dict[str, Any], data: Path, weights: Path, times: int) -> None:
-    """Add the rate of false alarms of calibrations that are not in `results` yet, and write them."""
+_MADE: dict[str, Any] = {}
+"""What a process makes once: the fitted guard, and the images that calibrate it or are judged."""
+
+
+def prepare(data: Path, weights: Path) -> None:
+    """Fit the guard of this process. Every process fits the same."""
+    torch.set_num_threads(1)
     loaded = networks.load("mnist_convnet", weights / "mnist_convnet_baseline.pth")
     train = datasets.load("mnist", data, split="train", count=FITTED).images
-    pool = loaded.prepare(datasets.load("mnist", data, split="test").images)
-    guard = Guard(loaded.network, level=LEVEL)
-    guard.fit(map(loaded.prepare, train.split(BATCH)), progress=False)
+    _MADE["pool"] = loaded.prepare(datasets.load("mnist", data, split="test").images)
+    _MADE["guard"] = Guard(loaded.network, level=LEVEL)
+    _MADE["guard"].fit(map(loaded.prepare, train.split(BATCH)), progress=False)
+
+
+def rate_of(task: tuple[int, int]) -> tuple[int, float]:
+    """How many images rank, and the rate of false alarms, in one calibration: its size and its seed."""
+    size, seed = task
+    guard, pool = _MADE["guard"], _MADE["pool"]
+    order = torch.randperm(len(pool), generator=torch.Generator().manual_seed(seed))
+    guard.calibrate(pool[order[:size]].split(BATCH), seed=seed, progress=False)
+    alarms = guard(pool[order[size : size + JUDGED]]).is_ood
+    return len(guard.calibration_scores_), float(alarms.double().mean())
+
+
+def measure_rates(results: dict[str, Any], data: Path, weights: Path, times: int, workers: int) -> None:
+    """Add the rate of false alarms of calibrations that are not in `results` yet, and write them."""
     rows = results.setdefault("alarms", [{"images": size, "ranking": 0, "rates": []} for size in SIZES])
-    for row in rows:
-        size = row["images"]
-        for seed in trange(len(row["rates"]), times, desc=f"{size} images", unit="calibration"):
-            order = torch.randperm(len(pool), generator=torch.Generator().manual_seed(seed))
-            guard.calibrate(pool[order[:size]].split(BATCH), seed=seed, progress=False)
-            row["ranking"] = len(guard.calibration_scores_)
-            alarms = guard(pool[order[size : size + JUDGED]]).is_ood
-            row["rates"].append(float(alarms.double().mean()))
-            write(results)
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, context, prepare, (data, weights)) as pool:
+        for row in rows:
+            tasks = [(row["images"], seed) for seed in range(len(row["rates"]), times)]
+            about = {"desc": f"{row['images']} images", "unit": "calibration", "total": len(tasks)}
+            for row["ranking"], rate in tqdm(pool.map(rate_of, tasks), **about):
+                row["rates"].append(rate)
+                write(results)
 
 
 def write(results: dict[str, Any]) -> None:
@@ -120,12 +140,13 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="the folder of the expanded sets")
     parser.add_argument("--weights", type=Path, help="the folder of the weights")
     parser.add_argument("--times", type=int, default=300, help="the number of calibrations of each size")
+    parser.add_argument("--workers", type=int, default=1, help="the number of processes")
     parser.add_argument("--only", choices=("alarms", "time"), help="measure only these")
     parser.add_argument("--page", action="store_true", help="only write the page again")
     args = parser.parse_args()
     results: dict[str, Any] = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
     if not args.page and args.only != "time":
-        measure_rates(results, args.data, args.weights, args.times)
+        measure_rates(results, args.data, args.weights, args.times, args.workers)
     if not args.page and args.only != "alarms":
         results["seconds"] = seconds_of(TIMED)
     write(results)
