@@ -154,10 +154,10 @@ def ways_table(results: list[dict[str, Any]]) -> str:
         for row in sorted(result["rows"], key=lambda row: list(WAYS).index(row["way"]))
     ]
     names = [name for name in columns if any(name in row for _, row in rows)]
-    head = ["network", "run as", "on", "plain pass, ms", *(columns[name] for name in names)]
+    head = ["network", "run as", "on", "members", "plain pass, ms", *(columns[name] for name in names)]
     lines = [f"| {' | '.join(head)} |", "| --- | --- | --- |" + " ---: |" * (len(head) - 3)]
     for device, row in rows:
-        cells = [f"{row['network']}, batch {row['batch']}", WAYS[row["way"]], device]
+        cells = [f"{row['network']}, batch {row['batch']}", WAYS[row["way"]], device, f"{row['members']}"]
         cells.append(f"{1e3 * row['plain_seconds']['median']:.1f}")
         for name in names:
             value = row.get(name, "")

@@ -173,6 +173,7 @@ def row(name: str, way: str, args: argparse.Namespace) -> dict[str, Any]:
     times = clock.in_turns(functions, args.rounds)
     plain = times.pop("plain")
     found: dict[str, Any] = {"network": name, "way": way, "batch": batch, "plain_seconds": summary(plain)}
+    found["members"] = len(subject.guard.members)
     for each, seconds in times.items():
         found[each] = summary([x - 1 for x in ratios(seconds, plain)])
     if clock.cuda:
@@ -198,8 +199,8 @@ def show_kernels(name: str, way: str, plain: dict[str, float], guard: dict[str, 
 
 
 def added(rows: list[dict[str, Any]], new: dict[str, Any]) -> list[dict[str, Any]]:
-    """The rows with a new one, in place of an older one of the same network, way and batch."""
-    key = ("network", "way", "batch")
+    """The rows with a new one, in place of an older one of the same network, way, batch and members."""
+    key = ("network", "way", "batch", "members")
     kept = [each for each in rows if any(each[k] != new[k] for k in key)]
     return [*kept, new]
 

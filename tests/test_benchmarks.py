@@ -646,12 +646,13 @@ def test_the_words_about_ways_are_those_of_the_results():
 
 def test_a_table_of_ways_has_what_was_measured():
     spread = {"median": 0.1, "low": 0.1, "high": 0.2, "rounds": 3}
-    row = {"network": "A", "way": "bfloat16", "batch": 2, "plain_seconds": {"median": 0.01}, "guard": spread}
+    row = {"network": "A", "way": "bfloat16", "batch": 2, "members": 7, "guard": spread}
+    row["plain_seconds"] = {"median": 0.01}
     other = {**row, "network": "B", "way": "compiled", "busy_guard": 0.25}
     table = tables.ways_table([{"device_name": "NVIDIA X", "rows": [other, row]}]).splitlines()
     assert table[0].endswith("| plain pass, ms | Guard | of the GPU's time: Guard |")
-    assert table[2] == "| A, batch 2 | bfloat16, channels last | X | 10.0 | 0.10 (0.10 to 0.20) |  |"
-    assert table[3] == "| B, batch 2 | bfloat16, compiled | X | 10.0 | 0.10 (0.10 to 0.20) | 0.25 |"
+    assert table[2] == "| A, batch 2 | bfloat16, channels last | X | 7 | 10.0 | 0.10 (0.10 to 0.20) |  |"
+    assert table[3] == "| B, batch 2 | bfloat16, compiled | X | 7 | 10.0 | 0.10 (0.10 to 0.20) | 0.25 |"
 
 
 def test_every_fault_is_judged_without_the_families_that_resemble_it():
