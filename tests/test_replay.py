@@ -5,8 +5,9 @@ import torch
 from torch import Tensor, nn
 
 import gramwatch
-from gramwatch.detector import Fits, _TrainingPass
 from gramwatch.distributed import Group
+from gramwatch.fitting import TrainingPass
+from gramwatch.progress import Fits
 from gramwatch.replay import Nest, Replay, asks_for_values
 
 
@@ -135,7 +136,7 @@ def test_a_batch_of_a_fit_asks_for_no_values() -> None:
     some = batches(1)[0]
     broken = {name: tensor.clone() for name, tensor in some.items()}
     broken["image"][3] = torch.nan
-    passed = _TrainingPass([guard], Fits())
+    passed = TrainingPass([guard], Fits())
     passed.take((some, None))
     assert not asks_for_values(lambda: passed.take((broken, None)), "cpu")
     assert [int(n) for n in passed.left_out_by_all(guard.leaves, Group())[0]] == [1, 1, 1, 0, 1, 1, 1]

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from gramwatch.deviation import TotalDeviation
+from gramwatch.gram_rules import MeanOfRoots
 from gramwatch.joint import JointRule
 from gramwatch.measurement import Measurement
 from gramwatch.paper import false_alarms
@@ -63,7 +64,7 @@ def test_the_rates_in_the_docs_are_those_measured():
 
 def test_false_alarms_of_fresh_examples_are_as_chance_has_them() -> None:
     examples = simulated(3000, torch.Generator().manual_seed(5))
-    rule = JointRule({"gram": TotalDeviation()})
+    rule = JointRule({"gram": MeanOfRoots(TotalDeviation())})
     together, per_class = (shares(examples, rule, 1500, each, splits=60) for each in (False, True))
     for each in (*together, *per_class):
         assert (each.calibration, each.fresh) == (1500, 1500)
@@ -84,7 +85,7 @@ def test_false_alarms_of_fresh_examples_are_as_chance_has_them() -> None:
 def test_a_p_value_that_does_not_hold_is_seen() -> None:
     """Fresh examples score higher than those that calibrate."""
     examples = simulated(1200, torch.Generator().manual_seed(6))
-    rule = JointRule({"gram": TotalDeviation()})
+    rule = JointRule({"gram": MeanOfRoots(TotalDeviation())})
 
     class Optimistic(JointRule):
         def __call__(self, measured: Measurement) -> torch.Tensor:

@@ -11,6 +11,7 @@ import torch
 
 from benchmarks import effort, photographs
 from gramwatch.deviation import TotalDeviation
+from gramwatch.gram_rules import MeanOfRoots
 from gramwatch.guard import Guard
 from gramwatch.joint import JointRule, Standard
 from gramwatch.measurement import Measurement
@@ -28,7 +29,7 @@ def measured() -> Measurement:
 
 
 def scores_by(measured: Measurement, standard: Standard) -> torch.Tensor:
-    return JointRule({"gram": TotalDeviation()}, standard).fit(measured)(measured)[:, 0]
+    return JointRule({"gram": MeanOfRoots(TotalDeviation())}, standard).fit(measured)(measured)[:, 0]
 
 
 def test_every_rule_differs_from_guards_in_what_it_says() -> None:
@@ -84,20 +85,21 @@ def test_gram_is_compressed_tap_by_tap(measured: Measurement) -> None:
         guard_study.RootOfMean: lambda x: x.mean().sqrt(),
         guard_study.LogarithmOfMean: lambda x: (1 + x.mean()).log(),
         guard_study.Plain: lambda x: x.mean(),
-        TotalDeviation: lambda x: x.sqrt().mean(),
+        MeanOfRoots: lambda x: x.sqrt().mean(),
     }
     for way, formula in ways.items():
-        total = way().fit(gram.deviations, gram.probability)
-        assert total.expectation_ is not None
-        found = total.mean_of_roots(gram.deviations, gram.probability)
+        rule = way(TotalDeviation()).fit(gram)
+        expectation = rule.total.expectation_
+        assert expectation is not None
+        found = rule(gram)[:, 0]
         for i in (0, 17):
-            each = gram.deviations[i].double() / gram.probability[i] / (total.expectation_ + 1e-7)
+            each = gram.deviations[i].double() / gram.probability[i] / (expectation + 1e-7)
             assert found[i].item() == pytest.approx(formula(each).item()), way
 
 
 def test_fisher_sums_logarithms_of_p_values(measured: Measurement) -> None:
     found = scores_by(measured, guard_study.LogarithmOfP())
-    members = JointRule({"gram": TotalDeviation()}).fit(measured).member_scores(measured)
+    members = JointRule({"gram": MeanOfRoots(TotalDeviation())}).fit(measured).member_scores(measured)
     p = torch.stack([(1 + (members >= row).sum(0)) / 301 for row in members])
     torch.testing.assert_close(found, -p.log().sum(1), atol=1e-3, rtol=1e-3, check_dtype=False)
 
