@@ -225,7 +225,7 @@ def test_with_a_floor_no_member_can_silence_the_others(fitted):
     inside, outside = fitted.measure(images(400, 1)), fitted.measure(images(20, 3, scale=8))
     caught = []
     for standard in (guard_study.Adjusted(floored=False), Standard()):
-        rule = JointRule(fitted.rule().rules, standard)
+        rule = JointRule({"gram": fitted.rule().rules["gram"]}, standard)
         found = Calibration.of(inside, rule, 0.95)
         caught.append(int(found.judged(outside)[2].sum()))
     assert caught[0] <= 2
