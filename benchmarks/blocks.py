@@ -7,6 +7,7 @@ from typing import Any
 from benchmarks import (
     calibrations,
     cancellation,
+    claims,
     defaults,
     explain,
     explain_cases,
@@ -167,6 +168,7 @@ BLOCKS: dict[str, list[Callable[[], dict[str, str]]]] = {
     "docs/scale.md": [lambda: scale.pages(data("data/scale.json"))],
     "docs/explain.md": [lambda: explain.blocks(data("data/explain.json")["networks"]), cases],
     "docs/reliability.md": [reliability],
+    "docs/results/README.md": [claims.blocks],
 }
 """By page: functions that return blocks by name."""
 WHOLE: dict[str, Callable[[], str]] = {"docs/results/across.md": across_networks}

@@ -102,7 +102,8 @@ def main(given: list[str] | None = None) -> None:
     for path in args.results:
         print(f"kept as {adopt(path)}", flush=True)
     told = write(args.check)
-    print(*[f"{'would change' if args.check else 'wrote'} {line}" for line in told], sep="\n", flush=True)
+    for line in told or ["no page"]:
+        print("would change" if args.check else "wrote", line, flush=True)
     if args.check and told:
         raise SystemExit(1)
 

@@ -16,7 +16,7 @@ ENTRANCES = {"", "__main__"}
 TESTS = ROOT / "tests"
 OF_THE_WHOLE = """
     architectures benchmarks contract cuda docs examples fuzz imports limits package pages real
-    reference results_page stress
+    reference stress
 """.split()
 """Tests that are named after no module: they are about all of the library, or about the repository."""
 
