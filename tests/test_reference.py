@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import gramwatch
-from gramwatch import calibrating, measurement
-from gramwatch.measurement import Calibration
+from gramwatch.detect import calibrating, measurement
+from gramwatch.detect.measurement import Calibration
 
 DATA = Path(__file__).with_name("data")
 MADE = runpy.run_path(str(DATA / "make_reference.py"))
