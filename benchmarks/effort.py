@@ -19,8 +19,8 @@ from gramwatch import find_taps, networks
 from gramwatch.paper.effort_study import ORDERS
 from gramwatch.report.frame import SMALL, TEXT, Words, framed
 from gramwatch.report.palette import FAINT, INK, LOOKS, SOFT
+from gramwatch.samples import Sample
 from gramwatch.taps import Taps
-from gramwatch.taps.tap import Sample
 
 SIZE = 128
 """Pixels along a side of the images of scenes."""

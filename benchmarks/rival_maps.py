@@ -11,9 +11,9 @@ from gramwatch.deviation import outside_range
 from gramwatch.measurement import Measurement
 from gramwatch.observation import Observation
 from gramwatch.places import Places
+from gramwatch.samples import Sample
 from gramwatch.taps import Tap, Taps, judging
 from gramwatch.taps.observe import run_watched
-from gramwatch.taps.tap import Sample, as_maps, sampled
 
 
 def rival_maps(guard: Guard, inputs: Tensor) -> dict[str, Tensor]:
@@ -168,10 +168,10 @@ def _at_tap(
         leaf = tensor.clone().requires_grad_()
         apart, axis = tap.examples_apart(leaf, len(tensor))
         for averaged, means in by_means:
-            outputs.append(as_maps(*sampled(apart, axis, averaged)).float().mean(2))
+            outputs.append(averaged.of(apart.shape, axis).maps(apart).float().mean(2))
             grads.append(means.to(outputs[-1]))
         if by_statistics is not None:
-            outputs.append(as_maps(*sampled(apart, axis, sample)).float())
+            outputs.append(sample.of(apart.shape, axis).maps(apart).float())
             grads.append(_by_maps(outputs[-1].detach(), *by_statistics))
     (found,) = torch.autograd.grad(outputs, leaf, grads)
     return found

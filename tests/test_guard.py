@@ -22,7 +22,6 @@ from gramwatch import (
     artifact,
     kernels,
     networks,
-    observation,
 )
 from gramwatch.detector import leaves_of
 from gramwatch.evaluate import Together, fit_together
@@ -281,7 +280,7 @@ def test_large_statistics_are_measured_all_the_same(ready, monkeypatch):
     x[4] = torch.nan
     with pytest.warns(GramwatchWarning, match=r"1 input\(s\) with NaN"):
         expected = [ready(x[i : i + 1]) for i in range(9)]
-    monkeypatch.setattr(observation, "MOST_STATISTICS", 0)
+    monkeypatch.setattr("gramwatch.plan.MOST_STATISTICS", 0)
     ready.model.register_forward_hook(lambda *_: passes.append(1))
     for record in (False, True):
         ready.record_pass = record
@@ -302,7 +301,7 @@ def test_large_statistics_are_measured_all_the_same(ready, monkeypatch):
 
 def test_a_fit_in_pieces_is_the_same(net, fitted, monkeypatch):
     batches = images(300, 0).split(64)
-    monkeypatch.setattr(observation, "MOST_STATISTICS", 20_000)
+    monkeypatch.setattr("gramwatch.plan.MOST_STATISTICS", 20_000)
     guard = Guard(net).fit(batches, progress=False)
     assert 1 < guard.planned(batches[0]).at_once < 64
     gram, expected = guard.members["gram"], fitted.members["gram"]

@@ -10,7 +10,8 @@ from torch import nn
 from gramwatch import GramDetector, InputError, TapError, networks
 from gramwatch.detector import plan_for
 from gramwatch.methods import METHODS
-from gramwatch.observation import Needs, Observation, Plan
+from gramwatch.observation import Needs, Observation
+from gramwatch.plan import Plan
 from gramwatch.taps import Look, Network, find_head
 
 

@@ -7,12 +7,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gramwatch import GramDetector, GramwatchWarning, Guard, observation
+from gramwatch import GramDetector, GramwatchWarning, Guard
 from gramwatch.bounds import HalfMinMax, MeanVariance, MinMax
 from gramwatch.detector import Detector
 from gramwatch.evaluate import Together, fit_together
 from gramwatch.methods import METHODS
-from gramwatch.observation import Needs, Plan, Statistics
+from gramwatch.observation import Needs, Statistics
+from gramwatch.plan import Plan
 from gramwatch.statistics import STATISTICS
 from gramwatch.taps import Network
 from tests.test_artifact import _Largest
@@ -62,7 +63,7 @@ def by_pieces(monkeypatch: pytest.MonkeyPatch):
 
     def switch(gram: GramDetector, at_once: int) -> None:
         features = sum(gram._statistics.at(tap).size for tap in gram.taps)
-        monkeypatch.setattr(observation, "MOST_STATISTICS", 4 * features * (at_once + 1) - 1)
+        monkeypatch.setattr("gramwatch.plan.MOST_STATISTICS", 4 * features * (at_once + 1) - 1)
 
     return switch
 
@@ -195,7 +196,7 @@ def test_the_pieces_of_a_batch_are_the_batch(net, monkeypatch):
     assert whole is inputs
     assert same is labels
     statistics = plan(x)[0].statistics
-    monkeypatch.setattr(observation, "MOST_STATISTICS", 10 * statistics[0].nbytes)
+    monkeypatch.setattr("gramwatch.plan.MOST_STATISTICS", 10 * statistics[0].nbytes)
     parts = list(plan.pieces(inputs, labels))
     assert [len(some["x"]) for some, _ in parts] == [10, 10, 3]
     assert torch.cat([some["x"] for some, _ in parts]).equal(x)
@@ -211,7 +212,7 @@ def test_the_pieces_of_a_batch_are_the_batch(net, monkeypatch):
 
 
 def test_without_statistics_a_batch_stays_whole(net, monkeypatch):
-    monkeypatch.setattr(observation, "MOST_STATISTICS", 0)
+    monkeypatch.setattr("gramwatch.plan.MOST_STATISTICS", 0)
     x = images(50, 0)
     plan = Plan.of(Network.of(net), [Needs(features=True), Needs(means="all")], x)
     assert [len(some) for some, _ in plan.pieces(x, None)] == [50]

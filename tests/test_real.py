@@ -13,7 +13,8 @@ from gramwatch.evaluate import fit_together
 from gramwatch.methods import METHODS
 from gramwatch.metrics import auroc
 from gramwatch.networks import densenet_bc_100_12
-from gramwatch.observation import Needs, Observation, Plan
+from gramwatch.observation import Needs, Observation
+from gramwatch.plan import Plan
 from gramwatch.taps import Network, observe
 from tests import oracle, real_data
 

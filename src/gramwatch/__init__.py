@@ -95,8 +95,8 @@ _MODULES = {
 """The public names of each module."""
 _WHERE = {name: module for module, names in _MODULES.items() for name in names.split()}
 _WITHOUT_NAMES = """
-    artifact batches bounds deviation distributed export joint kernels methods metrics observation replay
-    statistics threshold
+    artifact batches bounds deviation distributed export joint kernels methods metrics observation plan
+    replay statistics threshold
 """.split()
 """Modules that `import gramwatch` also makes available: `gramwatch.methods`."""
 

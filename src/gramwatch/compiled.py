@@ -15,11 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from gramwatch import kernels
 from gramwatch.errors import warn_once
+from gramwatch.kernels.reading import Scratch, reading
+from gramwatch.samples import Sample
 from gramwatch.taps.operations import OPERATIONS
 from gramwatch.taps.running import is_compiled, unwrap, wrappers
-from gramwatch.taps.tap import Sample, mark
+from gramwatch.taps.tap import mark
 
 # The compiler may choose the strides of a tap. The kernels take all strides, and a copy would be costly.
 _ANY_STRIDES = (torch.Tag.flexible_layout,)
@@ -46,7 +47,7 @@ def statistics(
     out = x.new_empty((len(x), len(orders), features), dtype=torch.float32)
     wanted = [(statistic, tuple(orders), out)]
     averaged = Sample(mean_pixels, mean_channels) if with_means else None
-    means = kernels.read(x, channel_axis, Sample(pixels, channels), wanted, averaged)
+    means = reading(x, channel_axis, Sample(pixels, channels), wanted, averaged)(x, [out], Scratch())
     return out, x.new_empty((len(x), 0), dtype=torch.float32) if means is None else means
 
 
@@ -72,7 +73,7 @@ def _(
 def channel_means(x: Tensor, channel_axis: int, pixels: int | None, channels: int | None) -> Tensor:
     """The mean of each channel of the part of a tap that counts, `(N, channels)`."""
     sample = Sample(pixels, channels)
-    means = kernels.read(x, channel_axis, sample, (), sample)
+    means = reading(x, channel_axis, sample, (), sample)(x, [], Scratch())
     assert means is not None
     return means
 

@@ -52,8 +52,9 @@ from gramwatch.measurement import (
     warn_of_calibration,
     warn_of_rounding,
 )
-from gramwatch.observation import Needs, Observation, Plan, Statistics
+from gramwatch.observation import Needs, Observation, Statistics
 from gramwatch.places import contrasts, strengths
+from gramwatch.plan import Plan
 from gramwatch.split import KeptInputs, halves
 from gramwatch.taps import Look, Network, Tap, Taps, unwrap
 from gramwatch.taps.running import InputsAdapter, LogitsAdapter, MaskAdapter, is_compiled

@@ -32,7 +32,7 @@ from gramwatch.errors import CalibrationError, GramwatchError, InputError, warn
 from gramwatch.measurement import AsMeasured, Measurement, Rule
 from gramwatch.methods.msp import MSP
 from gramwatch.metrics import METRICS, all_metrics, auroc
-from gramwatch.observation import Plan
+from gramwatch.plan import Plan
 from gramwatch.sheets import as_cell
 from gramwatch.taps import Look
 from gramwatch.threshold import range_of_rates

@@ -35,10 +35,12 @@ from gramwatch.deviation import outside_range
 from gramwatch.errors import ExportError, GramwatchError, InputError, MissingExtraError
 from gramwatch.gram import GramDetector
 from gramwatch.measurement import Calibration, Measurement
-from gramwatch.observation import GramTable, Observation, Plan, Read, StatisticsAtTap
+from gramwatch.observation import Observation, StatisticsAtTap
+from gramwatch.plan import Plan
 from gramwatch.preprocessing import Preprocessing
+from gramwatch.samples import TOGETHER, Sample, as_maps
 from gramwatch.taps import judging
-from gramwatch.taps.tap import TOGETHER, Sample, as_maps
+from gramwatch.uses import GramTable, Read
 from gramwatch.version import __version__
 from gramwatch.writing import check_writable, replacing
 
@@ -303,7 +305,7 @@ class Graph(nn.Module):
     def forward(self, images: Tensor) -> dict[str, Tensor]:
         """The outputs, by name."""
         inputs = images if self.pixels is None else self.pixels(images)
-        read = Read(*self._plan.in_graph(maps_of, channel_means, table)(inputs))
+        read = Read(*self._plan.traceable(maps_of, channel_means, table)(inputs))
         looked_at = [inputs, read.logits, *read.tables, *read.means.values(), *read.features]
         finite = functools.reduce(operator.and_, map(is_finite, looked_at))
         seen = zip(self.members, self._plan.observed(read, inputs, None, None), strict=True)
@@ -362,7 +364,7 @@ def is_finite(t: Tensor) -> Tensor:
 
 
 def part_of(x: Tensor, channel_axis: int, sample: Sample) -> Tensor:
-    """The part of a tap that counts, as `taps.tap.sampled` takes it, with its axes in their places."""
+    """The part of a tap that counts, as `Part.maps` takes it, with its axes in their places."""
     chosen = sample.of(x.shape, channel_axis)
     if chosen.grid is not None:
         x = x[tuple([slice(first, None, step) for first, step in chosen.grid])]

@@ -39,11 +39,12 @@ from gramwatch.deviation import (
 from gramwatch.errors import CalibrationError, InputError, NotFittedError, warn
 from gramwatch.explain import Shares
 from gramwatch.measurement import Calibration, Measurement, facts_of, how_many_rank
-from gramwatch.observation import WIDEST_TRIANGLE, Needs, Observation, Plan, Statistics, StatisticsAtTap
+from gramwatch.observation import WIDEST_TRIANGLE, Needs, Observation, Statistics, StatisticsAtTap
+from gramwatch.plan import Plan
+from gramwatch.samples import TOGETHER, Sample
 from gramwatch.statistics import STATISTICS, check_count, check_orders
 from gramwatch.taps import Network, Tap, Taps, unwrap
 from gramwatch.taps.running import InputsAdapter, LogitsAdapter, MaskAdapter
-from gramwatch.taps.tap import TOGETHER, Sample
 
 FEW_EXAMPLES = 20
 """A warning names classes with fewer training examples than this. Their bounds are too narrow."""

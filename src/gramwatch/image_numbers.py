@@ -24,6 +24,7 @@ from torch import Tensor
 
 from gramwatch import kernels
 from gramwatch.batches import Inputs, tensors_in
+from gramwatch.errors import InputError
 
 SCALES = (1, 2, 4)
 """The image is reduced by these factors, by the mean of square blocks."""
@@ -96,6 +97,14 @@ def image_of(inputs: Inputs) -> Tensor | None:
     _, channels, height, width = images[0].shape
     fits = channels <= MOST_CHANNELS and min(height, width) >= LEAST_SIDE
     return images[0] if fits else None
+
+
+def of(inputs: Inputs) -> Tensor:
+    """The numbers of the image among the arguments of a network, `(N, numbers)`. Without one, an error."""
+    image = image_of(inputs)
+    if image is None:
+        raise InputError(WHY_NONE)
+    return look(image)
 
 
 def pairs_of(channels: int) -> list[tuple[int, int]]:

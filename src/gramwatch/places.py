@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gramwatch.batches import Inputs, count_examples, tensors_in
+from gramwatch.samples import as_maps
 from gramwatch.taps import Network, Tap, Taps, judging
 from gramwatch.taps.observe import ordinary, run_watched
-from gramwatch.taps.tap import as_maps
 
 FEW_CHANNELS = 4
 """An image has its channels last if its last axis has at most so many entries, and its first axis more."""

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from gramwatch.errors import InputError
 from gramwatch.methods import ODIN, fgsm
-from gramwatch.observation import Needs, Plan
+from gramwatch.observation import Needs
+from gramwatch.plan import Plan
 from gramwatch.taps import Network
 from tests.methods.tapped import TAPS, Net, images, made, mahalanobis
 

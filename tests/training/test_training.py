@@ -12,7 +12,8 @@ from gramwatch import InputError, artifact, metrics, training
 from gramwatch.errors import TrainingError
 from gramwatch.evaluate import Together, fit_together
 from gramwatch.methods import METHODS, MSP, TRAINED, methods_table
-from gramwatch.observation import Needs, Observation, Plan
+from gramwatch.observation import Needs, Observation
+from gramwatch.plan import Plan
 from gramwatch.taps import Network, find_head
 from gramwatch.training import OBJECTIVES, objective_of, train
 from tests.training.small import small_mlp

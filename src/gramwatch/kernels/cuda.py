@@ -15,7 +15,7 @@ import triton
 from torch import Tensor
 
 from gramwatch.kernels import programs
-from gramwatch.taps.tap import TOGETHER, Sample
+from gramwatch.samples import TOGETHER, Sample
 
 FEATURES = 1024
 """The number of features of an example that a program handles together."""

@@ -11,7 +11,7 @@ launches the programs.
 import triton
 import triton.language as tl
 
-from gramwatch.taps.tap import TOGETHER
+from gramwatch.samples import TOGETHER
 
 GROUP = 10
 """The number of orders that are summed at a time, in registers."""

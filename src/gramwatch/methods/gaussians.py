@@ -16,7 +16,8 @@ from gramwatch.errors import InputError, NotFittedError
 from gramwatch.explain import Shares
 from gramwatch.methods.base import Method
 from gramwatch.methods.features import TINY
-from gramwatch.observation import Needs, Observation, Plan
+from gramwatch.observation import Needs, Observation
+from gramwatch.plan import Plan
 from gramwatch.taps import Tap
 
 COPIED = 2**23

@@ -15,8 +15,9 @@ from gramwatch.methods.base import Record
 from gramwatch.methods.features import TINY
 from gramwatch.methods.gaussians import ClassDistances, Gaussian, in_float64
 from gramwatch.observation import Needs, Observation
+from gramwatch.samples import Sample
 from gramwatch.statistics import check_count
-from gramwatch.taps.tap import Sample, Tap
+from gramwatch.taps.tap import Tap
 
 MOST_CHANNELS = 256
 """At most so many channels of a tensor count: see `Sample`."""
