@@ -107,7 +107,7 @@ pictures: $(INSTALLED)  ## draw the pictures of docs/ anew from their tables (do
 	$(BIN)/python -m gramwatch.report.why docs/images/why.png docs/results/guard-resnet20.csv docs/results/guard-wrn40_2-new.csv
 	$(BIN)/python -m gramwatch.report.schematic docs/images/schematic.png
 	$(BIN)/python -m gramwatch.report.calibration docs/images
-	$(BIN)/python -m benchmarks.document
+	$(BIN)/python -m benchmarks.plots
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

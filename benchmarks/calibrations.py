@@ -1,7 +1,6 @@
 """Calibrations that rehearse: the false alarms of many of them, and how long one takes.
 
     python -m benchmarks.calibrations --data sets --weights weights
-    python -m benchmarks.calibrations --page          # the table again, from docs/data
 
 A guard with default settings is fitted to the small convolutional network for MNIST, whose weights
 `--weights` holds. It is calibrated again and again, each time on other test images and with another seed, and
@@ -24,10 +23,11 @@ from typing import Any
 import torch
 from tqdm.auto import tqdm
 
-from benchmarks.document import DOCS, filled
+from benchmarks import document
+from benchmarks.cells import DOCS
 from gramwatch import Guard, datasets, networks
 
-RESULTS, PAGE = DOCS / "data" / "calibrations.json", DOCS / "guard.md"
+RESULTS = DOCS / "data" / "calibrations.json"
 SIZES = (100, 400, 2_000)
 """The numbers of calibration images."""
 FITTED, JUDGED, BATCH, LEVEL = 3_000, 500, 200, 0.95
@@ -142,20 +142,14 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=300, help="the number of calibrations of each size")
     parser.add_argument("--workers", type=int, default=1, help="the number of processes")
     parser.add_argument("--only", choices=("alarms", "time"), help="measure only these")
-    parser.add_argument("--page", action="store_true", help="only write the page again")
     args = parser.parse_args()
     results: dict[str, Any] = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
-    if not args.page and args.only != "time":
+    if args.only != "time":
         measure_rates(results, args.data, args.weights, args.times, args.workers)
-    if not args.page and args.only != "alarms":
+    if args.only != "alarms":
         results["seconds"] = seconds_of(TIMED)
     write(results)
-    parts = {}
-    if "alarms" in results:
-        parts["calibrations"] = alarms_table(results["alarms"])
-    if "seconds" in results:
-        parts["time of calibrate"] = time_told(results["seconds"])
-    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), parts), encoding="utf-8")
+    document.write()
 
 
 if __name__ == "__main__":

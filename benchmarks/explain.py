@@ -1,7 +1,6 @@
 """Whether a guard's map finds what was planted, and how far the score falls without it.
 
     python -m benchmarks.explain --data sets --weights weights --guards guards
-    python -m benchmarks.explain                        # the page again, from docs/data
 
 Three networks: the DenseNet on CIFAR-10, a ResNet-18 and a ViT on scenes. Test images get (a) a patch of
 Tiny ImageNet with soft edges and matched colours, (b) an artefact: a dead block, a blurred or noisy region,
@@ -24,8 +23,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import gramwatch
+from benchmarks import document
 from benchmarks.bound_maps import by_bounds
-from benchmarks.document import filled
+from benchmarks.cells import DOCS
 from benchmarks.measure import machine, save
 from benchmarks.planted import Planted, damaged, patched
 from benchmarks.rival_maps import rival_maps
@@ -37,7 +37,6 @@ from gramwatch.report import write_picture
 from gramwatch.report.frame import SMALL, Words, framed, plain
 from gramwatch.report.palette import INK, INSIDE, OUTSIDE
 
-DOCS = Path(__file__).parents[1] / "docs"
 BATCH = 20
 OURS = "Guard's map"
 MIDDLE = "middle of the image"
@@ -599,10 +598,7 @@ def main() -> None:
                 draw_cases(args.docs / "images" / f"explain-{subject.key}.png", subject.title, cases)
     results = json.loads(path.read_text(encoding="utf-8"))["networks"]
     draw_removal(args.docs / "images" / "explain_removal.png", results)
-    page = args.docs / "explain.md"
-    if page.exists():
-        text = filled(page.read_text(encoding="utf-8"), blocks(results))
-        page.write_text(text, encoding="utf-8")
+    document.write()
     print(proof_table(results))
 
 

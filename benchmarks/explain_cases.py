@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.document import filled
+from benchmarks import document
 from benchmarks.explain import DOCS, SUBJECTS, Subject, prepared
 from benchmarks.measure import save
 from benchmarks.planted import damaged
@@ -126,10 +126,7 @@ def main() -> None:
     kept = args.docs / "data" / "explain_cases.json"
     save(kept, found)
     found = json.loads(kept.read_text(encoding="utf-8"))  # rounded, as it is kept
-    page = args.docs / "explain.md"
-    if page.exists():
-        parts = {"cases": case_list(found), "clusters": cluster_table(found)}
-        page.write_text(filled(page.read_text(encoding="utf-8"), parts), encoding="utf-8")
+    document.write()
     for key, cases in found.items():
         for kind, entry in cases.items():
             print(key, kind, *entry.get("sentences", [entry]))

@@ -133,9 +133,9 @@ def main() -> None:
         print(f"{kind}: {ratio(value)}")
     given = {name: value for name, value in vars(args).items() if name != "output"}
     result = {"kind": "export", **machine(torch.device("cpu")), "onnxruntime": onnxruntime.__version__}
-    result |= {"arguments": given, "taps": len(guard.grams["gram"].taps), "over_plain": found}
+    result |= {"arguments": given, "taps": len(guard.members["gram"].taps), "over_plain": found}
     save(args.output, {**result, "seconds": times, "nodes": nodes, "bytes": bytes_})
-    print(f"written to {args.output}: {len(guard.grams['gram'].taps)} taps, {nodes}, {bytes_}")
+    print(f"written to {args.output}: {len(guard.members['gram'].taps)} taps, {nodes}, {bytes_}")
 
 
 if __name__ == "__main__":

@@ -120,7 +120,7 @@ def main() -> None:
     x = torch.cat([images(name, count, **start.get(name, {})) for name, count in SETS.items()])
     want, result = judged(guard, x), {"kind": "exported", **machine(torch.device("cpu"))}
     result |= {"onnxruntime": onnxruntime.__version__, "members": list(guard.members), "sets": SETS}
-    result |= {"orders": list(guard.grams["gram"].orders), "taps": len(guard.grams["gram"].taps)}
+    result |= {"orders": list(guard.members["gram"].orders), "taps": len(guard.members["gram"].taps)}
     with tempfile.TemporaryDirectory() as folder:
         for suffix, run in (("onnx", by_onnx), ("pt2", by_torch)):
             path = Path(folder) / f"guard.{suffix}"

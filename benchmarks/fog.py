@@ -18,13 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.document import filled
+from benchmarks import document
+from benchmarks.cells import DOCS
 from benchmarks.measure import machine, save
 from gramwatch import Guard, Monitor, datasets, networks
 from gramwatch.report.frame import SMALL, Words, framed
 from gramwatch.report.palette import INK, OUTSIDE
 
-DOCS = Path(__file__).parents[1] / "docs"
 CLEAR, MOST = 500, 0.6
 """Images before the fog, and its share at the end."""
 GREY = 0.75
@@ -140,12 +140,8 @@ def main() -> None:
     save(args.docs / "data" / "fog.json", result)
     monitors["online"].plot(args.docs / "images" / "monitor.png")
     draw_frames(args.docs / "images" / "monitor_fog.png", stream, fog, result)
-    result = json.loads(
-        (args.docs / "data" / "fog.json").read_text(encoding="utf-8")
-    )  # rounded, as it is kept
-    text = args.docs / "monitor.md"
-    text.write_text(filled(text.read_text(encoding="utf-8"), {"fog": page(result)}), encoding="utf-8")
-    print(page(result))
+    document.write()
+    print(page(json.loads((args.docs / "data" / "fog.json").read_text(encoding="utf-8"))))
 
 
 if __name__ == "__main__":

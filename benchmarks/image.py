@@ -2,7 +2,6 @@
 
     python -m benchmarks.image                    # on the CPU, one thread and two
     python -m benchmarks.image --device cuda      # float32, and bfloat16 with channels last
-    python -m benchmarks.image --page             # the table again, from docs/data
 
 Images of 3 x 224 x 224 pixels: the pass of the network, and the numbers of the images with the distances of
 their groups. On the CPU both are timed in turns, by the clock; on a GPU it is the time that the GPU itself is
@@ -13,20 +12,19 @@ import argparse
 import json
 import statistics
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks import document
 from benchmarks.breakdown import kernel_seconds
-from benchmarks.document import DOCS, filled
+from benchmarks.cells import DOCS, data
 from benchmarks.measure import Clock, machine
 from gramwatch import image_numbers
 from gramwatch.methods import Image
 from gramwatch.methods.base import Observation
 from gramwatch.networks.foreign import import_torchvision
 
-PAGE = DOCS / "methods" / "image.md"
 ROUNDS = 15
 CASES = {
     "cpu": (("one thread", 8, 1), ("two threads", 8, 2)),
@@ -74,15 +72,12 @@ def rows(device: str) -> list[dict[str, Any]]:
     return found
 
 
-def table(docs: Path) -> str:
+def table() -> str:
     """The rows of both devices."""
     lines = ["| on | images | ResNet-50, ms | image member, ms | part of the pass |"]
     lines.append("| --- | ---: | ---: | ---: | ---: |")
     for device in CASES:
-        path = docs / "data" / f"image-{device}.json"
-        if not path.is_file():
-            continue
-        result = json.loads(path.read_text(encoding="utf-8"))
+        result = data(f"data/image-{device}.json")
         for row in result["rows"]:
             network, member = 1000 * row["network"], 1000 * row["member"]
             where = f"{result['machine']['device_name']}, {row['run as']}"
@@ -91,24 +86,15 @@ def table(docs: Path) -> str:
     return "\n".join(lines)
 
 
-def write_page(docs: Path) -> None:
-    """The table of docs/methods/image.md."""
-    page = docs / "methods" / "image.md"
-    page.write_text(filled(page.read_text(encoding="utf-8"), {"image costs": table(docs)}), encoding="utf-8")
-
-
 def main() -> None:
     """Measure and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--device", choices=list(CASES), default="cpu")
-    parser.add_argument("--docs", type=Path, default=DOCS, help="the folder of the pages")
-    parser.add_argument("--page", action="store_true", help="only write the page again")
     args = parser.parse_args()
-    if not args.page:
-        result = {"machine": machine(torch.device(args.device)), "rows": rows(args.device)}
-        path = args.docs / "data" / f"image-{args.device}.json"
-        path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-    write_page(args.docs)
+    result = {"machine": machine(torch.device(args.device)), "rows": rows(args.device)}
+    path = DOCS / "data" / f"image-{args.device}.json"
+    path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    document.write()
 
 
 if __name__ == "__main__":

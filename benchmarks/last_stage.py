@@ -19,7 +19,8 @@ from benchmarks.measure import machine, save
 from gramwatch import datasets, fit_together, networks
 from gramwatch.deviation import Confidence, TotalDeviation
 from gramwatch.evaluate import Measured, Together, evaluate_measured
-from gramwatch.gram import GramDetector, GramRule
+from gramwatch.gram import GramDetector
+from gramwatch.gram_rules import GramRule
 from gramwatch.measurement import Measurement
 from gramwatch.paper.depth import stage_of
 from gramwatch.paper.subject import GramByOrder

@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.document import filled
+from benchmarks import document
+from benchmarks.cells import DOCS
 from benchmarks.measure import machine, save
 from gramwatch.select import select
 from gramwatch.sequential import BINS, MOST, Evidence, FixedReference, OnlineRanks, PowerBets, grid_of
 
-DOCS = Path(__file__).parents[1] / "docs"
 SHIFT = 2**0.5 * 2.3263478740408408
 """How far the scores of outliers lie above the others, in standard deviations: AUROC 99 %."""
 PIECE = 500
@@ -477,10 +477,7 @@ def main() -> None:
     for name in args.parts or PARTS:
         result |= {"kind": "monitor", **machine(torch.device("cpu")), name: PARTS[name]()}
         save(args.output, result)
-    page = DOCS / "monitor.md"
-    result = json.loads(args.output.read_text(encoding="utf-8"))  # rounded, as it is kept
-    if PARTS.keys() <= result.keys():
-        page.write_text(filled(page.read_text(encoding="utf-8"), pages(result)), encoding="utf-8")
+    document.write()
 
 
 if __name__ == "__main__":

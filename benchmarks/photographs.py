@@ -16,7 +16,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from statistics import stdev
 
-from benchmarks.document import DOCS, filled
+from benchmarks import document
+from benchmarks.cells import DOCS
 from gramwatch.report.across import GUARD, Study, read
 
 THIRD = "third rule: Gram + early Mahalanobis + class ratio + energy"
@@ -158,18 +159,22 @@ def effort(results: Path) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
-    """Adopt the studies that are given, and fill the page."""
-    page, results = DOCS / "guard-study.md", DOCS / "results"
-    for folder in sys.argv[1:]:
-        adopt(Path(folder), results)
-    generated = {
+def blocks() -> dict[str, str]:
+    """The blocks of docs/guard-study.md."""
+    results = DOCS / "results"
+    return {
         "photographs": photographs(results),
         "small": small_images(results),
         "openood": openood(results),
         "effort": effort(results),
     }
-    page.write_text(filled(page.read_text(encoding="utf-8"), generated), encoding="utf-8")
+
+
+def main() -> None:
+    """Adopt the studies that are given, and write the pages."""
+    for folder in sys.argv[1:]:
+        adopt(Path(folder), DOCS / "results")
+    document.write()
 
 
 if __name__ == "__main__":

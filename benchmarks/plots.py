@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import gramwatch.report
+from benchmarks.cells import DOCS, data
 from gramwatch.report.frame import DPI, SMALL, TEXT, TITLE, WIDTH
 from gramwatch.report.palette import FAINT, INK, SOFT, SPARE, looks_of
 
@@ -121,3 +122,18 @@ def _write(figure: Any, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.set_dpi(DPI)
     gramwatch.report.write_picture(figure, path)
+
+
+def main() -> None:
+    """Draw the pictures of the cost and of the rehearsal in docs/."""
+    from benchmarks import blocks, explain, rehearsal
+
+    overhead(blocks.results_of("overhead"), DOCS / "images" / "performance_overhead.png")
+    for result in blocks.results_of("growth"):
+        growth(result, DOCS / "images" / f"performance_growth_{result['device']}.png")
+    explain.draw_removal(DOCS / "images" / "explain_removal.png", data("data/explain.json")["networks"])
+    rehearsal.picture(rehearsal.kept_figures(DOCS / "results")[0], DOCS / "results" / "rehearsal.png")
+
+
+if __name__ == "__main__":
+    main()

@@ -2,7 +2,6 @@
 
     python -m benchmarks.rehearsal --data DIR --weights DIR --pretrained DIR
     python -m benchmarks.rehearsal --data DIR --pretrained DIR --networks "Lite0, scenes"
-    python -m benchmarks.rehearsal --page             # table and picture again, from docs/results
 
 A guard with many members is fitted to each network. It measures every set once. All rules and single methods
 are computed from these measurements. When a fault is judged, the weights are learned without the self-made
@@ -27,7 +26,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.document import DOCS, filled
+from benchmarks import document
+from benchmarks.cells import DOCS
 from benchmarks.subjects import FAMILIES, NETWORKS, OPENOOD, Places, Subject
 from gramwatch import Guard, rehearsal
 from gramwatch.datasets.faults import FAULTS, NORMALISATIONS
@@ -664,16 +664,19 @@ def picture(figures: Mapping[str, Figures], path: Path) -> None:
     frame.write(path)
 
 
-def write_page(docs: Path) -> None:
-    """The picture, and the parts of docs/guard-study.md between the markers."""
-    results, page = docs / "results", docs / "guard-study.md"
+def kept_figures(results: Path) -> tuple[dict[str, Figures], dict[str, Any], dict[str, Figures]]:
+    """The figures and the facts of the networks that are written already, and the figures of OpenOOD's."""
     rows, facts = held(results)
     openood = {name: Figures(name, rows) for name in OPENOOD if name in facts}
     facts = {name: of for name, of in facts.items() if name in NETWORKS}
-    figures = {name: Figures(name, rows) for name in facts}
-    picture(figures, results / "rehearsal.png")
+    return {name: Figures(name, rows) for name in facts}, facts, openood
+
+
+def blocks(results: Path = DOCS / "results") -> dict[str, str]:
+    """The blocks of docs/guard-study.md."""
+    figures, facts, openood = kept_figures(results)
     sizes = "; ".join(f"{n}: {f['fit']:,}, {f['calibrate']:,}, {f['test']:,}" for n, f in facts.items())
-    generated = {
+    return {
         "rehearsal": "\n\n".join(
             [summary(figures), overall_table(figures), gains(figures, facts), table(figures)]
         ),
@@ -682,17 +685,15 @@ def write_page(docs: Path) -> None:
         "rehearsal faults": costly(figures, facts),
         "rehearsal weights": weights_table(facts),
         "rehearsal losses": losses(figures),
-        **({"rehearsal openood": openood_table(openood)} if openood else {}),
+        "rehearsal openood": openood_table(openood),
     }
-    page.write_text(filled(page.read_text(encoding="utf-8"), generated), encoding="utf-8")
-    in_short = "\n\n".join([short_table(figures), f"{summary(figures)} {behind_in_short(figures)}"])
-    parts = {"rehearsal in short": in_short, "weights of three networks": chosen_weights(facts)}
-    guard = docs / "guard.md"
-    guard.write_text(filled(guard.read_text(encoding="utf-8"), parts), encoding="utf-8")
-    readme = docs.parent / "README.md"
-    if readme.is_file():
-        told = {"rehearsal in short": in_short}
-        readme.write_text(filled(readme.read_text(encoding="utf-8"), told), encoding="utf-8")
+
+
+def in_short(results: Path = DOCS / "results") -> dict[str, str]:
+    """The block that README.md and docs/guard.md share."""
+    figures = kept_figures(results)[0]
+    told = f"{summary(figures)} {behind_in_short(figures)}"
+    return {"rehearsal in short": f"{short_table(figures)}\n\n{told}"}
 
 
 def main() -> None:
@@ -705,18 +706,17 @@ def main() -> None:
     )
     parser.add_argument("--networks", nargs="*", choices=list(ALL), default=list(ALL))
     parser.add_argument("--device", default="cpu", help="where networks run, such as cuda")
-    parser.add_argument("--docs", type=Path, default=DOCS, help="the folder of the pages")
-    parser.add_argument("--page", action="store_true", help="only write the table and the picture again")
     args = parser.parse_args()
     given = (args.data, args.weights, args.pretrained, args.kept)
     places = Places(*(path or Path() for path in given), args.device)
-    for name in [] if args.page else args.networks:
+    for name in args.networks:
         new, facts_of = study(name, measured_once(name, places))
         facts_of["changed"] = changed_once(name, places)
-        rows, facts = held(args.docs / "results")
+        rows, facts = held(DOCS / "results")
         others = [row for row in rows if row["network"] != name]
-        write([*others, *new], {**facts, name: facts_of}, args.docs / "results")
-    write_page(args.docs)
+        write([*others, *new], {**facts, name: facts_of}, DOCS / "results")
+    picture(kept_figures(DOCS / "results")[0], DOCS / "results" / "rehearsal.png")
+    document.write()
 
 
 if __name__ == "__main__":

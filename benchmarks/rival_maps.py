@@ -110,7 +110,7 @@ def _gradients_of_score(
         for name, member in guard.members.items():
             seen = observed[member]
             if member is gram:
-                scores.append(_gram_score(gram, rule.totals[name], table, logits, probability))
+                scores.append(_gram_score(gram, rule.rules[name].total, table, logits, probability))
                 continue
             if member.needs.features or member.needs.image:
                 own_rule = rule.rules.get(name)

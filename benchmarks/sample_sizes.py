@@ -22,12 +22,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.document import DOCS, filled
+from benchmarks import document
+from benchmarks.cells import DOCS
 from gramwatch import Guard, datasets, networks
 from gramwatch.measurement import Calibration, Measurement
 
 TABLE = DOCS / "results" / "sample_sizes.csv"
-PAGE = DOCS / "howto" / "calibration.md"
 LEVEL = 0.95
 BATCH = 100
 DRAWS = 40
@@ -249,7 +249,7 @@ def main() -> None:
             writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
             writer.writeheader()
             writer.writerows([*kept, *new])
-    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), page(read())), encoding="utf-8")
+    document.write()
 
 
 if __name__ == "__main__":

@@ -24,8 +24,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks import scale_ranks
-from benchmarks.document import filled
+from benchmarks import document, scale_ranks
+from benchmarks.cells import DOCS
 from benchmarks.measure import EVERY_TENSOR_ITS_OWN, machine, save
 from benchmarks.networks import build, images
 from gramwatch import Guard, distributed
@@ -36,7 +36,6 @@ from gramwatch.methods.gaussians import ClassDistances
 from gramwatch.methods.image import Image
 from gramwatch.methods.profile import Profile
 
-DOCS = Path(__file__).parents[1] / "docs"
 RANKS = (1, 2, 3, 4, 8)
 SETS = {"ImageNet-1k": (1_281_167, 1_000), "ImageNet-21k": (14_197_122, 21_841)}
 """Images and classes."""
@@ -480,10 +479,7 @@ def main() -> None:
         result[part] = speed(args.rounds, args.patience) if part == "speed" else parts[part]()
         save(args.output, result)
     result = json.loads(args.output.read_text(encoding="utf-8"))
-    page = DOCS / "scale.md"
-    if args.output == DOCS / "data" / "scale.json" and page.is_file():
-        page.write_text(filled(page.read_text(encoding="utf-8"), pages(result)), encoding="utf-8")
-        print(f"wrote {page}")
+    document.write()
 
 
 if __name__ == "__main__":

@@ -9,15 +9,17 @@ import datetime
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from benchmarks.document import filled
+from benchmarks import document
+from benchmarks.measure import save
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "reliability.md"
+DATA = ROOT / "docs" / "data" / "on_gpu.json"
 SELECTIONS = (("-m", "cuda", "tests"), ("tests/kernels",))
 """The arguments of pytest, run by run."""
 
@@ -34,9 +36,12 @@ def passed(selection: Sequence[str]) -> int:
     return int(count[1])
 
 
-def record(counts: Sequence[int], where: str, day: datetime.date) -> str:
+def record(kept: Mapping[str, Any]) -> str:
     """The record of a pass, in a line."""
-    return f"Last recorded pass: {day}, {counts[0]} tests and {counts[1]} of the kernels, on {where}."
+    if not kept["passed"]:
+        return "No pass is recorded yet."
+    tests, kernels = kept["passed"]
+    return f"Last recorded pass: {kept['date']}, {tests} tests and {kernels} of the kernels, on {kept['on']}."
 
 
 def main(given: Sequence[str] | None = None) -> None:
@@ -49,11 +54,12 @@ def main(given: Sequence[str] | None = None) -> None:
     if not torch.cuda.is_available():
         sys.exit("there is no CUDA device: these tests need one")
     counts = [passed(selection) for selection in SELECTIONS]
-    line = record(counts, f"{torch.cuda.get_device_name()}, torch {torch.__version__}", datetime.date.today())
-    print(line)
+    where = f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
+    kept = {"passed": counts, "date": str(datetime.date.today()), "on": where}
+    print(record(kept))
     if options.write:
-        page = filled(PAGE.read_text(encoding="utf-8"), {"cuda": line})
-        PAGE.write_text(page, encoding="utf-8")
+        save(DATA, kept)
+        document.write()
 
 
 if __name__ == "__main__":

@@ -18,13 +18,13 @@ from typing import Any
 
 import torch
 
-from benchmarks.document import filled
+from benchmarks import document
 from benchmarks.measure import machine
 from tests import stress_disks, stress_install, stress_kills, stress_long, stress_memory, stress_service
 from tests.stress_common import Row, Skipped
 
 ROOT = Path(__file__).parents[1]
-DATA, PAGE = ROOT / "docs" / "data" / "stress.json", ROOT / "docs" / "reliability.md"
+DATA = ROOT / "docs" / "data" / "stress.json"
 FUZZ_SECONDS = 60
 
 
@@ -94,8 +94,7 @@ def keep(part: str, found: dict[str, Any]) -> None:
     """Write the result of a part into docs/."""
     result = (json.loads(DATA.read_text(encoding="utf-8")) if DATA.exists() else {}) | {part: found}
     DATA.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-    page = filled(PAGE.read_text(encoding="utf-8"), {"stress": table(result)})
-    PAGE.write_text(page, encoding="utf-8")
+    document.write()
 
 
 def main(given: Sequence[str] | None = None) -> None:

@@ -431,7 +431,7 @@ def test_a_guard(name, tmp_path):
     assert found.score.isfinite().all()
     assert found.is_ood.double().mean() < 0.5
     if "gram" in case.members:
-        taps = guard.grams["gram"].taps
+        taps = guard.members["gram"].taps
         assert found.deviations.isfinite().all()
         assert found.deviations.shape == (40, len(taps))
         assert (found.deviations > 0).any()

@@ -8,17 +8,17 @@ import torch
 
 import gramwatch
 from benchmarks import (
+    blocks,
     cancellation,
-    defaults,
     document,
     explain,
-    explain_cases,
     guard,
     last_stage,
     measure,
     others,
     overhead,
     planted,
+    plots,
     react,
     rehearsal,
     released,
@@ -137,6 +137,12 @@ def test_kernels_are_left_out_only_for_the_call():
     assert ("cpu",) not in kernels._given_up
 
 
+def test_pictures_are_drawn(tmp_path, run, grown):
+    plots.overhead([run], tmp_path / "a.png")
+    plots.growth(grown, tmp_path / "b.png")
+    assert all(min(size_of_drawing(tmp_path / name)) > 200 for name in ("a.png", "b.png"))
+
+
 def same(ratio):
     return {"median": ratio, "low": ratio - 0.01, "high": ratio + 0.01, "rounds": 3}
 
@@ -227,64 +233,6 @@ def test_aims_are_compared_with_what_was_reached(run):
     assert "row_sums | CUDA, no TF32 | 25% | 31% | met |" in cuda
 
 
-def test_the_page_is_written_from_the_results(tmp_path, run, grown):
-    docs = tmp_path / "docs"
-    docs.mkdir()
-    page = docs / "performance.md"
-    page.write_text((document.DOCS / "performance.md").read_text(encoding="utf-8"), encoding="utf-8")
-    row = {"network": "A", "way": "float32", "batch": 2, "members": 7, "plain_seconds": {"median": 0.01}}
-    ways = {"kind": "ways", "device": "cpu", "device_name": "a machine", "strict": False, "rows": [row]}
-    for name, result in {"a.json": run, "b.json": grown, "c.json": ways}.items():
-        (tmp_path / name).write_text(json.dumps(result), encoding="utf-8")
-    document.main(["--docs", str(docs), *(str(tmp_path / f"{name}.json") for name in "abc")])
-    text = page.read_text(encoding="utf-8")
-    assert document.NOT_YET not in text
-    assert "a machine, 2 threads, torch 2, gramwatch 0, 2000-01-01" in text
-    assert sorted(p.name for p in (docs / "data").iterdir()) == [
-        "growth-cpu.json",
-        "overhead-cpu.json",
-        "ways-cpu.json",
-    ]
-    for picture in ("performance_overhead.png", "performance_growth_cpu.png"):
-        assert f"(images/{picture})" in text
-        assert min(size_of_drawing(docs / "images" / picture)) > 200
-    document.main(["--docs", str(docs)])
-    assert page.read_text(encoding="utf-8") == text
-
-
-def test_the_page_holds_what_its_results_say(tmp_path):
-    """Whoever edits a figure by hand, or changes a result without `benchmarks.document`, hears of it."""
-    page = (document.DOCS / "performance.md").read_text(encoding="utf-8")
-    copy = tmp_path / "data"
-    copy.mkdir()
-    for source in (document.DOCS / "data").glob("*.json"):
-        (copy / source.name).write_bytes(source.read_bytes())
-    assert document.filled(page, document.blocks(tmp_path)) == page
-
-
-@pytest.mark.parametrize("name", ["guard.md", "guard-study.md"])
-def test_guards_pages_hold_what_their_results_say(name):
-    page = (document.DOCS / name).read_text(encoding="utf-8")
-    generated = document.guard_blocks(document.DOCS)[name]
-    assert document.NOT_YET not in generated["costs"]
-    assert document.filled(page, generated) == page
-
-
-def test_the_sentences_on_guards_cost_are_those_of_its_result():
-    """The README, guard.md and guard-study.md put some of these figures into words."""
-    cpu, cuda = document.held("guard", document.DOCS)
-    assert (cpu["device"], cuda["device"]) == ("cpu", "cuda")
-    single = [row["full_recorded"]["median"] for row in cuda["rows"] if row["batch"] == 1]
-    assert len(single) == 2  # "half as long as the plain network on the two networks"
-    assert all(-0.6 < extra < -0.4 for extra in single)
-    full = [row for row in cuda["rows"] if row["batch"] > 1]
-    busy = [row["busy_full"] - row["busy_gram"] for row in full]
-    clock = [row["full_more"]["median"] for row in full]
-    study = " ".join((document.DOCS / "guard-study.md").read_text(encoding="utf-8").split())
-    assert f"By the GPU's time it is {min(busy):.3f} to {max(busy):.3f} with full batches" in study
-    assert f"by the clock {min(clock):.2f} to {max(clock):.2f}" in study
-
-
 @pytest.fixture
 def guarded(run):
     """A small fabricated result of `benchmarks.guard`."""
@@ -323,10 +271,10 @@ def test_the_cost_of_guard_in_tables(guarded):
 
 def test_the_default_stands_beside_scoring_without_tf32(run, guarded):
     strict = {**run, "device": "cuda", "strict": True}
-    text, table = document._by_default([strict], list(guarded))
+    text, table = blocks.by_default([strict], list(guarded)).split("\n\n")
     assert "PyTorch's default" in text
     assert table.splitlines()[2] == "| ResNet-34 (CIFAR), batch 64 | 0.25 | 0.50 | 0.25 | 0.25 |"
-    assert document._by_default([strict, {**strict, "strict": False}], list(guarded)) == []
+    assert blocks.by_default([strict, {**strict, "strict": False}], list(guarded)) == ""
 
 
 def test_a_further_run_adds_to_the_rows_and_replaces_its_own(guarded):
@@ -340,8 +288,6 @@ def test_other_files_are_refused(tmp_path):
     (tmp_path / "other.json").write_text("{}", encoding="utf-8")
     with pytest.raises(SystemExit, match="no result"):
         document.adopt(tmp_path / "other.json", tmp_path)
-    with pytest.raises(SystemExit, match="begin targets"):
-        document.filled("no markers", {"targets": "x"})
 
 
 def test_results_replace_a_file_at_once(tmp_path):
@@ -357,32 +303,6 @@ def test_quick_options_and_names_of_files():
     assert overhead.arguments([]).output.name == "overhead-cpu.json"
 
 
-def test_the_page_on_bounds_that_cancel_holds_what_its_result_says():
-    result = json.loads((document.DOCS / "data" / "cancellation.json").read_text(encoding="utf-8"))
-    page = (document.DOCS / "method.md").read_text(encoding="utf-8")
-    assert document.filled(page, {"cancellation": cancellation.page(result)}) == page
-    result["scores"]["largest_share"] += 0.1
-    assert document.filled(page, {"cancellation": cancellation.page(result)}) != page
-
-
-def test_the_page_on_react_holds_what_its_result_says():
-    result = json.loads((document.DOCS / "data" / "react.json").read_text(encoding="utf-8"))
-    page = (document.DOCS / "methods" / "react.md").read_text(encoding="utf-8")
-    assert document.filled(page, {"react": react.page(result)}) == page
-    result["rows"][1][react.SETS["nearest"]] -= 5
-    assert document.filled(page, {"react": react.page(result)}) != page
-
-
-def test_the_page_on_defaults_holds_what_its_result_says():
-    result = json.loads((document.DOCS / "data" / "defaults.json").read_text(encoding="utf-8"))
-    page = (document.DOCS / "methods" / "defaults.md").read_text(encoding="utf-8")
-    assert document.filled(page, {"defaults": defaults.page(result)}) == page
-    assert list(result["networks"]) == list(defaults.NETWORKS)
-    assert all(
-        rows.keys() == defaults.detectors(torch.nn.Identity()).keys() for rows in result["networks"].values()
-    )
-
-
 def test_defaults_of_percentiles_are_the_best_published_ones_on_the_measured_networks():
     networks = json.loads((document.DOCS / "data" / "defaults.json").read_text(encoding="utf-8"))["networks"]
     mean = {name: sum(rows[name] for rows in networks.values()) for name in next(iter(networks.values()))}
@@ -393,17 +313,6 @@ def test_defaults_of_percentiles_are_the_best_published_ones_on_the_measured_net
     for method, setting in (chosen | {"DICE": methods.DICE(model).sparsity}).items():
         best = max(mean[name] for name in mean if name.startswith(f"{method} "))
         assert mean[f"{method} {setting:g}"] > best - 4 * 0.25
-
-
-def test_the_page_on_export_holds_what_its_results_say():
-    pytest.importorskip("onnxruntime")
-    pytest.importorskip("onnx")
-    from benchmarks import export, exported
-
-    page = (document.DOCS / "howto" / "export.md").read_text(encoding="utf-8")
-    for name, module in {"export-cpu.json": export, "exported.json": exported}.items():
-        result = json.loads((document.DOCS / "data" / name).read_text(encoding="utf-8"))
-        assert document.filled(page, {result["kind"]: module.page(result)}) == page
 
 
 def test_an_exported_guard_decided_as_the_guard_on_ten_thousand_images():
@@ -484,70 +393,6 @@ def test_the_exact_row_sums_are_the_papers():
 
 
 # --- explanations --------------------------------------------------------------------------------------
-
-
-def test_the_page_of_explanations_holds_what_its_results_say():
-    page = (document.DOCS / "explain.md").read_text(encoding="utf-8")
-    data = document.DOCS / "data"
-    results = json.loads((data / "explain.json").read_text(encoding="utf-8"))["networks"]
-    assert [result["key"] for result in results] == [subject.key for subject in explain.SUBJECTS]
-    assert document.filled(page, explain.blocks(results)) == page
-    cases = json.loads((data / "explain_cases.json").read_text(encoding="utf-8"))
-    parts = {"cases": explain_cases.case_list(cases), "clusters": explain_cases.cluster_table(cases)}
-    assert document.filled(page, parts) == page
-    readme = (document.DOCS.parent / "README.md").read_text(encoding="utf-8")
-    assert f"> {' '.join(cases['resnet18']['artefact']['sentences'])}\n" in readme
-
-
-def test_the_words_about_maps_are_those_of_the_results():
-    """What docs/explain.md and the README say of artefacts, of patches and of blurred regions."""
-    data = json.loads((document.DOCS / "data" / "explain.json").read_text(encoding="utf-8"))
-    assert [result["rows"][0]["because"] for result in data["networks"]] == [4, 8, 27]
-    for result in data["networks"]:
-        patch, artefact = result["rows"]
-        assert patch["images"] == artefact["images"] == 500
-        ours = f"pointing: {explain.OURS}"
-        assert artefact[ours]["because"] > 0.8
-        assert patch[ours]["because"] < 0.8
-        for rival in explain.RIVALS:
-            for what in ("pointing", "auroc"):
-                for whom in ("ahead", "ahead_because"):
-                    assert artefact[f"{what}: {rival}"][whom][0] > 0, (result["title"], rival)
-                    if result["key"] == "densenet":
-                        assert patch[f"{what}: {rival}"][whom][0] > 0, rival
-        kinds = artefact["by_artefact"]
-        assert kinds["blurred region"]["pointing"] < 0.1
-        assert kinds["blurred region"]["because"] < 0.1 * kinds["blurred region"]["images"]
-        flagged = {name: cell for name, cell in kinds.items() if cell["because"] and name != "blurred region"}
-        assert min(flagged, key=lambda name: flagged[name]["pointing_because"]) == "dead block"
-        assert 0.5 <= kinds["dead block"]["pointing_because"] < 0.7  # "in half of them or a little more"
-        assert result["cost"]["explaining"] / result["cost"]["network"] < 3
-    assert round(100 * patch[ours]["because"]) == 78
-    for result in data["networks"][:2]:
-        row = result["rows"][0]
-        assert 0 < row[ours]["all"] - row["chance"] < 0.1
-    assert row["pointing: gradient of the score"]["ahead"][1] < 0  # the ViT
-
-
-def test_the_words_about_definitions_and_painting_over_are_those_of_the_results():
-    data = json.loads((document.DOCS / "data" / "explain.json").read_text(encoding="utf-8"))
-    resnet, vit, densenet = (result["definitions"] for result in data["networks"])
-
-    def hits(found: dict, name: str) -> float:
-        return found[name]["artefact"]["pointing"]
-
-    assert hits(resnet, "by strength only") < hits(resnet, explain.CHOSEN) - 0.1
-    assert hits(densenet, "by distance only") < hits(densenet, explain.CHOSEN)
-    assert hits(densenet, "taps not weighed by their pixels") < hits(densenet, explain.CHOSEN) - 0.1
-    earlier = "Gram's by the bounds of channels"
-    assert hits(densenet, earlier) > hits(densenet, explain.CHOSEN)
-    assert all(hits(each, earlier) < hits(each, explain.CHOSEN) - 0.09 for each in (resnet, vit))
-    sure = {}
-    for result in data["networks"]:
-        assert result["removed"] == result["development"] == 60
-        assert all(point["map"] > point["random"] for point in result["removal"])
-        sure[result["key"]] = [point["share"] for point in result["removal"] if point["ahead_low"] > 0]
-    assert sure == {"resnet18": [0.05, 0.1, 0.2], "vit": [0.2], "densenet": [0.02, 0.05, 0.1]}
 
 
 def test_planted_regions_have_their_size_and_nothing_else_changes():
@@ -655,12 +500,3 @@ def test_the_study_says_where_learned_weights_lose():
     assert "| net | grey | 80.00 | 75.00 | 80.00 (Gram) |" in told
     assert "net: grey (-5.00)" in told
     assert "digits" not in told
-
-
-def test_the_page_and_its_study_agree(tmp_path):
-    (tmp_path / "results").mkdir()
-    for name in ("results/rehearsal.csv", "results/rehearsal.json", "guard-study.md", "guard.md"):
-        (tmp_path / name).write_bytes((document.DOCS / name).read_bytes())
-    rehearsal.write_page(tmp_path)
-    page = (tmp_path / "guard-study.md").read_text(encoding="utf-8")
-    assert page == (document.DOCS / "guard-study.md").read_text(encoding="utf-8")

@@ -10,8 +10,9 @@ from torch import nn
 import gramwatch
 from gramwatch import replay
 from gramwatch.bounds import make_bounds
-from gramwatch.detector import Fits, _TrainingPass
 from gramwatch.distributed import Group
+from gramwatch.fitting import TrainingPass
+from gramwatch.progress import Fits
 from gramwatch.statistics import STATISTICS
 
 pytestmark = pytest.mark.cuda
@@ -104,7 +105,7 @@ def test_a_guard_does_not_wait_for_the_gpu(net):
 
 def test_a_fit_does_not_wait_for_the_gpu(net):
     guard = gramwatch.Guard(net.cuda())
-    passed = _TrainingPass([guard], Fits())
+    passed = TrainingPass([guard], Fits())
     batches = [torch.randn(100, 3, 16, 16, device="cuda") for _ in range(3)]
     batches[2][3] = torch.nan
     passed.take((batches[0], None))

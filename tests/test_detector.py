@@ -267,7 +267,7 @@ def test_a_fit_after_an_interrupted_one_says_that_batches_may_count_twice(net):
 
 
 def test_a_checkpoint_is_written_now_and_then(net, tmp_path, monkeypatch):
-    monkeypatch.setattr("gramwatch.detector.CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr("gramwatch.progress.CHECKPOINT_SECONDS", 0.0)
     path = tmp_path / "fit.safetensors"
     seen = []
 

@@ -37,7 +37,7 @@ def centred(net: nn.Sequential) -> nn.Module:
 
 
 def signature_of(guard: Guard) -> list:
-    return guard.grams["gram"].contents()[0]["inputs"]
+    return guard.members["gram"].contents()[0]["inputs"]
 
 
 @pytest.mark.parametrize("make", [Guard, GramDetector])

@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from gramwatch.bounds import MeanVariance, MinMax
 from gramwatch.deviation import CONFIDENCES, Layout, TotalDeviation, outside_range, tap_deviations
+from gramwatch.gram_rules import MeanOfRoots
+from gramwatch.measurement import Measurement
 from tests import oracle
 
 numbers = st.floats(-1e4, 1e4, width=32)
@@ -122,19 +124,22 @@ def test_a_second_fit_replaces_the_first() -> None:
 def test_the_mean_of_roots_is_over_the_taps_that_count(confidence) -> None:
     deviations = torch.tensor([[0.0, 3.0, 0.5], [0.0, 1.0, 4.0]], dtype=torch.float64)
     probability = torch.tensor([0.5, 0.8], dtype=torch.float64)
-    total = TotalDeviation(confidence=confidence).fit(deviations, probability)
+    logits = torch.stack([probability / (1 - probability), torch.ones(2)], 1).log()
+    measured = Measurement(deviations, logits.double(), torch.ones(2, dtype=torch.bool))
+    rule = MeanOfRoots(TotalDeviation(confidence=confidence)).fit(measured)
     divided = deviations if confidence == "none" else deviations / probability[:, None]
     expectation = (divided if confidence == "divide" else deviations).mean(0)
     roots = (divided[:, 1:] / (expectation[1:] + 1e-7)).sqrt()
-    torch.testing.assert_close(total.mean_of_roots(deviations, probability), roots.mean(1))
-    torch.testing.assert_close(total.roots(deviations, probability)[:, 1:], roots / 2)
-    plain = TotalDeviation(confidence=confidence, normalise=False).fit(deviations, probability)
-    torch.testing.assert_close(plain.mean_of_roots(deviations, probability), divided.sqrt().mean(1))
+    torch.testing.assert_close(rule(measured)[:, 0], roots.mean(1))
+    torch.testing.assert_close(rule.terms(measured)[:, 1:], roots / 2)
+    plain = MeanOfRoots(TotalDeviation(confidence=confidence, normalise=False)).fit(measured)
+    torch.testing.assert_close(plain(measured)[:, 0], divided.sqrt().mean(1))
 
 
 def test_the_mean_of_roots_is_zero_if_no_tap_ever_deviates() -> None:
-    total = TotalDeviation().fit(torch.zeros(5, 2), torch.ones(5))
-    assert total.mean_of_roots(torch.rand(3, 2), torch.ones(3)).tolist() == [0, 0, 0]
+    logits, finite = torch.rand(5, 4), torch.ones(5, dtype=torch.bool)
+    rule = MeanOfRoots(TotalDeviation()).fit(Measurement(torch.zeros(5, 2), logits, finite))
+    assert rule(Measurement(torch.rand(5, 2), logits, finite)).flatten().tolist() == [0] * 5
 
 
 @pytest.mark.parametrize("confidence", ["none", "divide", "divide_total", "subtract"])

@@ -1,6 +1,5 @@
 """The pages of the documentation: programs run, commands exist, links and figures are right."""
 
-import json
 import operator
 import re
 from collections.abc import Callable
@@ -13,9 +12,6 @@ import torch
 from PIL import Image
 
 import gramwatch
-from gramwatch.measurement import calibration_needs
-from gramwatch.report.calibration import IMAGES
-from gramwatch.threshold import range_of_rates
 from tests import pages
 from tests.pages import PAGES, ROOT, Block
 
@@ -227,164 +223,6 @@ def test_every_page_is_in_the_contents_of_the_site():
 
 
 # --- figures -----------------------------------------------------------------------------------------
-
-
-def test_the_tutorial_has_the_figures_of_its_file():
-    found = json.loads((DOCS / "data" / "tutorial.json").read_text(encoding="utf-8"))
-    text = " ".join((DOCS / "tutorial.md").read_text(encoding="utf-8").split())
-    for each in found["flagged"].values():
-        flagged, images = each["flagged"], each["images"]
-        assert f"| {flagged} | {images:,} | {100 * flagged / images:.1f} % |" in text
-    clean, foreign = (found["flagged"][kind] for kind in ("clean", "foreign"))
-    assert f"clean photographs {100 * clean['flagged'] / clean['images']:.1f} % are flagged" in text
-    assert f"other places {100 * foreign['flagged'] / foreign['images']:.1f} % are" in text
-    assert round(6 * foreign["flagged"] / foreign["images"]) == 1  # five in six are missed
-    earlier = found["earlier"]["flagged"]
-    shares = {kind: f"{100 * each['flagged'] / each['images']:.1f} %" for kind, each in earlier.items()}
-    assert (
-        f"It flagged {shares['clean']} of the clean photographs, {shares['blurred']} of those out of focus, "
-        f"{shares['normalised']} of the normalised ones and {shares['foreign']} of the other places" in text
-    )
-    assert f"right on {100 * found['earlier']['accuracy']:.1f} %, was judged by an earlier guard" in text
-    blur, swapped = (found["milder"][kind] for kind in ("blur, sigma 2", "red and blue swapped"))
-    assert f"flagged in {blur['flagged']} of {blur['images']} photographs, and red and blue swapped" in text
-    assert f"swapped in {swapped['flagged']} of {swapped['images']}" in text
-    for group in found["groups"]:
-        kinds = [group.get(kind, 0) for kind in ("blurred", "normalised", "foreign", "clean")]
-        assert sum(kinds) == group["images"]
-        assert f"| {group['images']} | {' | '.join(map(str, kinds))} |" in text
-    total = sum(each["flagged"] for each in found["flagged"].values())
-    assert f"{total} photographs are flagged, and chance alone would give about 150" in text
-    assert sum(each["images"] for each in found["flagged"].values()) == 3000
-    assert f"right on {100 * found['accuracy']:.1f} % of the test photographs" in text
-    largest, second, third, fourth, *_ = found["groups"]
-    assert largest["blurred"] > 0.8 * largest["images"]
-    assert max(second, key=lambda kind: second[kind] if kind in found["flagged"] else 0) == "foreign"
-    assert second["foreign"] > 0.5 * sum(group.get("foreign", 0) for group in found["groups"])
-    assert "class_ratio" in second["about"]
-    for group in (third, fourth):
-        assert group["normalised"] > 0.8 * group["images"]
-        assert "conv_stem" in group["about"]
-    seconds = found["seconds"]
-    each = f"{seconds['fit']} to fit, {seconds['score']} to score and {seconds['report']} for the report"
-    assert found["cores"] == 2
-    assert sum(seconds.values()) < 600  # ten minutes
-    assert f"took {sum(seconds.values())} seconds together on two cores: {each}" in text
-    assert f"That is {sum(found['processor_seconds'].values())} seconds of processor time" in text
-
-
-def test_the_page_on_large_data_has_the_figures_of_its_file():
-    found = json.loads((DOCS / "data" / "stream.json").read_text(encoding="utf-8"))
-    text = " ".join((DOCS / "howto" / "large_data.md").read_text(encoding="utf-8").split())
-    memory, costs = found["memory"], found["costs"]
-    assert (memory["images"], found["cores"], memory["workers"]) == (100_000, 2, 2)
-    assert f"judged 100,000 small images in {memory['seconds']:.0f} seconds on two cores" in text
-    parts = [zip(memory["rows"], memory["mib"], strict=True) for _ in range(2)]
-    second = max(mib for rows, mib in parts[0] if 10_000 <= rows <= 20_000)
-    last = max(mib for rows, mib in parts[1] if rows >= 90_000)
-    assert f"at most {second:.0f} MiB over the second tenth of the images and at most {last:.0f} MiB" in text
-    assert (second, last) == (memory["second_tenth"], memory["last_tenth"])
-    assert last < 1.05 * second  # nearly flat
-    for name, case in found["workers"].items():
-        spans = [f"{min(rates):,.0f} to {max(rates):,.0f}" for rates in case["rounds"].values()]
-        cost = f"{costs[name]['decode_ms']:.2f} | {costs[name]['judge_ms']:.2f}"
-        assert f"| {case['about']} | {cost} | {' | '.join(spans)} |" in text
-        assert {len(rates) for rates in case["rounds"].values()} == {3}
-    assert costs["small"]["decode_ms"] < 0.1 * costs["small"]["judge_ms"]
-    assert costs["large"]["decode_ms"] > costs["large"]["judge_ms"]
-    rounds = {name: case["rounds"] for name, case in found["workers"].items()}
-    assert min(rounds["large"]["2"]) > max(rounds["large"]["1"])
-    assert max(rounds["large"]["3"]) < max(rounds["large"]["2"])
-
-
-def test_the_page_on_texts_has_the_figures_of_its_file():
-    runs = json.loads((DOCS / "data" / "text.json").read_text(encoding="utf-8"))
-    text = " ".join((DOCS / "howto" / "text.md").read_text(encoding="utf-8").split())
-    assert len(runs) == 3
-
-    def mean(figure: Callable[[dict[str, Any]], float]) -> float:
-        return float(np.mean([figure(each) for each in runs]))
-
-    sets = list(runs[0]["auroc"]["Guard"])
-    auroc = {
-        method: np.array([100 * mean(lambda run: run["auroc"][method][name]) for name in sets])  # noqa: B023
-        for method in runs[0]["auroc"]
-    }
-    for method, row in auroc.items():
-        assert f"| {method} | {' | '.join(f'{value:.1f}' for value in (*row, row.mean()))} |" in text
-    ahead = auroc["Guard"] - auroc["MSP"]
-    assert ahead.mean() > 0
-    assert sets[ahead.argmax()] == "Python code"
-    assert ahead[sets.index("editorials")] < 0
-    assert (auroc["class ratio"] > auroc["Guard"]).all()
-    assert min(auroc, key=lambda method: auroc[method].mean()) == "profile"
-    assert all(row[sets.index("shuffled words")] < 55 for row in auroc.values())
-    flagged = {name: 100 * mean(lambda run: run["flagged"][name]) for name in runs[0]["flagged"]}  # noqa: B023
-    shares = [f"{flagged[name]:.1f} % of the {name}" for name in sets[:3]]
-    assert f"flags {flagged['test']:.1f} % of the test sentences, {', '.join(shares)}" in text
-    assert f"{flagged['French']:.1f} % of the French and {flagged['Python code']:.1f} % of the code" in text
-    assert max(flagged.values()) < 50
-    counts = runs[0]["texts"]
-    assert f"{counts['train']:,} sentences to train on, 1,200 to calibrate on, 1,200 to test on" in text
-    assert counts["calibration"] == counts["test"] == 1200
-    right = [100 * run["accuracy"] for run in runs]
-    assert f"right on {min(right):.0f} to {max(right):.0f} % of the test sentences" in text
-    train, fit = (mean(lambda run: run["processor seconds"][part]) for part in ("train", "fit"))  # noqa: B023
-    assert f"took {train:.0f} seconds of processor time to train and {fit:.0f} to fit and calibrate" in text
-    padding = [run["padding"] for run in runs]
-    assert f"of {sum(each['texts'] for each in padding)} test sentences, judged alone" in text
-    assert not any(each["other verdicts"] for each in padding)
-    largest = max(each["largest difference"] for each in padding)
-    assert f"largest difference of two scores is {largest:.4f}. It is rounding" in text
-    every, because = (
-        {
-            "texts": sum(part["texts"] for part in parts),
-            **{
-                name: 100
-                * np.average([part[name] for part in parts], weights=[part["texts"] for part in parts])
-                for name in ("auroc", "top", "chance")
-            },
-        }
-        for parts in ([run["planted"][key] for run in runs] for key in ("all", "flagged because of it"))
-    )
-    assert f"put into {every['texts']:,} test sentences" in text
-    assert (
-        f"by contribution, is {every['auroc']:.0f} %, and {because['auroc']:.0f} % in the {because['texts']}"
-        in text
-    )
-    assert f"in {every['top']:.0f} % of the sentences; chance is {every['chance']:.0f} %" in text
-
-
-def test_the_page_on_levels_has_the_fewest_images():
-    text = (DOCS / "howto" / "level.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| (0\.\d+) \| ([\d,]+) \|$", text, re.MULTILINE)
-    assert len(rows) == 4
-    for level, images in rows:
-        assert int(images.replace(",", "")) == calibration_needs(float(level), split=True)
-
-
-def test_the_page_on_calibration_has_the_ranges_of_the_picture():
-    text = (DOCS / "howto" / "calibration.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| ([\d,]+) \| ([\d.]+) % \| ([\d.]+) % \|$", text, re.MULTILINE)
-    assert [int(row[0].replace(",", "")) for row in rows] == list(IMAGES)
-    for images, (_, low, high) in zip(IMAGES, rows, strict=True):
-        expected = range_of_rates(images - images // 2, 0.95)
-        assert (low, high) == tuple(f"{100 * rate:.1f}" for rate in expected)
-    assert f"Level 0.95 needs at least {calibration_needs(0.95, split=True)}." in text
-    faq = (DOCS / "faq.md").read_text(encoding="utf-8")
-    assert "With 100 of them, 9 % instead of 5 % is within chance" in faq
-    assert range_of_rates(50, 0.95)[1] > 0.09
-
-
-def test_the_memory_of_imagenet_is_that_of_the_page_on_limits():
-    """tests/test_limits.py computes the figures on that page."""
-    limits = (DOCS / "limits.md").read_text(encoding="utf-8")
-    said = r"(\d\.\d) GB of bounds; with `storage=\"float16\"` it is (\d\.\d) GB"
-    ((whole, half),) = re.findall(said, limits)
-    faq = " ".join((DOCS / "faq.md").read_text(encoding="utf-8").split())
-    large = " ".join((DOCS / "howto" / "large_data.md").read_text(encoding="utf-8").split())
-    assert f'{whole} GB of bounds, and {half} GB with `storage="float16"`' in faq
-    assert f"{whole} GB of bounds, or {half} GB in float16" in large
 
 
 def test_the_reference_has_every_public_name():

@@ -25,7 +25,7 @@ from gramwatch import (
 )
 from gramwatch.deviation import TotalDeviation
 from gramwatch.evaluate import Row, evaluate, evaluate_measured
-from gramwatch.gram import GramRule
+from gramwatch.gram_rules import GramRule
 from gramwatch.measurement import Measurement
 from gramwatch.metrics import METRICS
 

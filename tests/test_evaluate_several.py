@@ -6,6 +6,7 @@ import torch
 from gramwatch import GramDetector, InputError, evaluate
 from gramwatch.deviation import TotalDeviation
 from gramwatch.evaluate import evaluate_measured
+from gramwatch.gram_rules import MeanOfRoots
 from gramwatch.joint import JointRule
 from gramwatch.measurement import Measurement
 from gramwatch.methods import METHODS
@@ -85,7 +86,7 @@ def measured() -> Measurement:
 def test_the_first_draw_is_that_of_the_evaluation(measured: Measurement) -> None:
     generator = torch.Generator().manual_seed(1)
     inside, outside = {"Guard": measured}, {"far": {"Guard": simulated(200, generator)}}
-    rules = {"Guard": JointRule({"gram": TotalDeviation()})}
+    rules = {"Guard": JointRule({"gram": MeanOfRoots(TotalDeviation())})}
     kept, found = guard_study.scores_of_first_draw("Guard", inside, outside, rules)
     assert (len(kept), len(found["far"])) == (270, 200)
     row = evaluate_measured(inside, outside, rules, draws=1).rows[0]

@@ -10,6 +10,7 @@ from torch import nn
 
 from gramwatch import CalibrationError, GramDetector, GramwatchWarning, InputError, TapError
 from gramwatch.deviation import TotalDeviation
+from gramwatch.gram_rules import GramRule
 from gramwatch.statistics import STATISTICS
 from gramwatch.taps import observe
 from tests import fed, oracle
@@ -299,6 +300,5 @@ def test_taps_that_never_deviate_are_not_left_out_of_a_sum_that_divides_by_nothi
     detector.fit(images(400, 0).split(100), progress=False)
     with warnings.catch_warnings():
         warnings.simplefilter("error", GramwatchWarning)
-        detector.check_total(
-            TotalDeviation(normalise=False).fit(torch.zeros(9, len(detector.taps)), torch.ones(9))
-        )
+        total = TotalDeviation(normalise=False).fit(torch.zeros(9, len(detector.taps)), torch.ones(9))
+        detector.check_rule(GramRule(total))

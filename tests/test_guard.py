@@ -23,7 +23,6 @@ from gramwatch import (
     kernels,
     networks,
 )
-from gramwatch.detector import leaves_of
 from gramwatch.evaluate import Together, fit_together
 from gramwatch.guard import MEMBERS
 from gramwatch.joint import JointRule, Standard
@@ -31,6 +30,7 @@ from gramwatch.measurement import Calibration
 from gramwatch.methods import FDBD, METHODS, MSP, Energy, Mahalanobis, ViM
 from gramwatch.metrics import auroc
 from gramwatch.paper import compare, false_alarms, guard_study
+from gramwatch.passes import leaves_of
 from gramwatch.threshold import p_value
 from tests import oracle, real_data
 from tests.guarded import (
@@ -224,7 +224,7 @@ def test_with_a_floor_no_member_can_silence_the_others(fitted):
     inside, outside = fitted.measure(images(400, 1)), fitted.measure(images(20, 3, scale=8))
     caught = []
     for standard in (guard_study.Adjusted(floored=False), Standard()):
-        rule = JointRule(fitted.rule().totals, standard)
+        rule = JointRule({"gram": fitted.rule().rules["gram"]}, standard)
         found = Calibration.of(inside, rule, 0.95)
         caught.append(int(found.judged(outside)[2].sum()))
     assert caught[0] <= 2
@@ -605,7 +605,7 @@ def test_a_guard_fitted_after_an_interruption_says_so_and_can_be_reset(net, read
 
 def test_an_interruption_between_two_members_leaves_a_checkpoint_that_is_whole(net, tmp_path, monkeypatch):
     file, batches = tmp_path / "fit.safetensors", images(300, 0).split(64)
-    monkeypatch.setattr("gramwatch.detector.CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr("gramwatch.progress.CHECKPOINT_SECONDS", 0.0)
     guard, taken = Guard(net), []
     ratio = guard.members["class_ratio"]
 

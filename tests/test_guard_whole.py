@@ -5,7 +5,7 @@ import torch
 
 import gramwatch
 from gramwatch import ArtifactError, GramDetector, Guard, artifact
-from gramwatch.detector import packed, unpacked
+from gramwatch.ranks import packed, unpacked
 from tests.guarded import images, made
 
 

@@ -15,8 +15,8 @@ ENTRANCES = {"", "__main__"}
 """`gramwatch/__init__.py`, which no module of the library imports, and `python -m gramwatch`."""
 TESTS = ROOT / "tests"
 OF_THE_WHOLE = """
-    architectures benchmarks contract cuda docs examples fuzz imports limits package readme real
-    reference results_page stress
+    architectures benchmarks contract cuda docs examples fuzz imports limits package pages real
+    reference stress
 """.split()
 """Tests that are named after no module: they are about all of the library, or about the repository."""
 

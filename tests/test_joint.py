@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from gramwatch.deviation import TotalDeviation
+from gramwatch.gram_rules import MeanOfRoots
 from gramwatch.joint import JointRule, Standard
 from gramwatch.measurement import Measurement
 from gramwatch.paper import false_alarms
@@ -18,7 +19,7 @@ def test_taps_that_never_deviate_are_left_out_of_the_mean():
     silent = dataclasses.replace(gram, values=F.pad(gram.values, (0, 3)))
     with_silent = Measurement.together({**measured.parts, "gram": silent})
     scores = [
-        JointRule({"gram": TotalDeviation()}).fit(each).member_scores(each)
+        JointRule({"gram": MeanOfRoots(TotalDeviation())}).fit(each).member_scores(each)
         for each in (measured, with_silent)
     ]
     torch.testing.assert_close(*scores)
@@ -51,9 +52,9 @@ def test_a_rule_can_standardise_and_join_otherwise():
             return self.standard(scores).amax(1)
 
     measured = false_alarms.simulated(200, torch.Generator().manual_seed(0))
-    totals = {"gram": TotalDeviation()}
-    plain = JointRule(totals).fit(measured)
-    highest = Highest(totals, Doubled()).fit(measured)
+    rules = {"gram": MeanOfRoots(TotalDeviation())}
+    plain = JointRule(rules).fit(measured)
+    highest = Highest(rules, Doubled()).fit(measured)
     scores = plain.member_scores(measured)
     median = scores.quantile(0.5, 0)
     floored = scores.maximum(scores.quantile(0.25, 0))
@@ -66,13 +67,13 @@ def test_a_rule_can_standardise_and_join_otherwise():
 def test_a_fit_leaves_the_rule_and_earlier_fits_as_they_are():
     """`evaluate` fits one rule draw by draw."""
     one, other = (false_alarms.simulated(200, torch.Generator().manual_seed(seed)) for seed in (0, 1))
-    rule = JointRule({"gram": TotalDeviation()})
+    rule = JointRule({"gram": MeanOfRoots(TotalDeviation())})
     first = rule.fit(one)
     scores = first(one)
     second = rule.fit(other)
     assert not torch.equal(second(one), scores)
     assert torch.equal(first(one), scores)
-    assert rule.totals["gram"].expectation_ is None
+    assert rule.rules["gram"].total.expectation_ is None
     assert rule.standard.median_ is None
 
 

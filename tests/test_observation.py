@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from gramwatch import GramDetector, InputError, TapError, networks
-from gramwatch.detector import plan_for
 from gramwatch.methods import METHODS
 from gramwatch.observation import Needs, Observation
+from gramwatch.passes import plan_for
 from gramwatch.plan import Plan
 from gramwatch.taps import Look, Network, find_head
 

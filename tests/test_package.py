@@ -1,7 +1,6 @@
 """The package as a stranger meets it: its imports, its README, its command, its habits."""
 
 import ast
-import datetime
 import re
 import subprocess
 import sys
@@ -11,7 +10,6 @@ import pytest
 import torch
 
 import gramwatch
-from benchmarks.document import filled
 from tests import on_gpu
 
 ROOT = Path(__file__).parents[1]
@@ -182,10 +180,3 @@ def test_no_release_with_a_known_hole_that_matters_here_is_allowed():
 def test_the_tests_of_a_gpu_do_not_pass_without_one():
     with pytest.raises(SystemExit, match="there is no CUDA device"):
         on_gpu.main([])
-
-
-def test_a_pass_on_a_gpu_has_a_place_on_the_page():
-    page = on_gpu.PAGE.read_text(encoding="utf-8")
-    line = on_gpu.record([103, 40], "a GPU", datetime.date(2026, 1, 2))
-    assert line == "Last recorded pass: 2026-01-02, 103 tests and 40 of the kernels, on a GPU."
-    assert line in filled(page, {"cuda": line})

@@ -5,8 +5,9 @@ import torch
 from torch import Tensor, nn
 
 import gramwatch
-from gramwatch.detector import Fits, _TrainingPass
 from gramwatch.distributed import Group
+from gramwatch.fitting import TrainingPass
+from gramwatch.progress import Fits
 from gramwatch.replay import Nest, Replay, asks_for_values
 
 
@@ -135,7 +136,7 @@ def test_a_batch_of_a_fit_asks_for_no_values() -> None:
     some = batches(1)[0]
     broken = {name: tensor.clone() for name, tensor in some.items()}
     broken["image"][3] = torch.nan
-    passed = _TrainingPass([guard], Fits())
+    passed = TrainingPass([guard], Fits())
     passed.take((some, None))
     assert not asks_for_values(lambda: passed.take((broken, None)), "cpu")
     assert [int(n) for n in passed.left_out_by_all(guard.leaves, Group())[0]] == [1, 1, 1, 0, 1, 1, 1]
@@ -157,10 +158,10 @@ def test_what_a_gpu_would_record_is_the_verdict(per_class: bool) -> None:
         copied.append(t)
         return t.clone()
 
-    seen = guard._seen(some)
-    apart = seen.changed(copy)
+    apart = guard._given(some).changed(copy)
     assert len(copied) == len({id(t) for t in copied})  # those that members share are copied once
-    for found in (guard._judged_seen(apart), guard._judged_inputs(Nest(some).changed(torch.clone))):
+    for given in (apart, guard._given(Nest(some).changed(torch.clone).value)):
+        found = guard._judge_given(given)
         for one, other in zip(found, expected, strict=True):
             torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
 
@@ -171,5 +172,5 @@ def test_nothing_in_a_guard_asks_for_values_before_its_end() -> None:
     guard.calibrate(batches(8), progress=False)
     some = batches(1)[0]
     guard(some)
-    assert not asks_for_values(lambda: guard._judged_inputs(Nest(some)), "cpu")
+    assert not asks_for_values(lambda: guard._judge_given(guard._given(some)), "cpu")
     assert asks_for_values(lambda: guard(some), "cpu")  # how many are broken, at the end

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import gramwatch
 from gramwatch import GramDetector, GramwatchWarning, Guard, Monitor, artifact
-from gramwatch.detector import RUN_AGAIN
+from gramwatch.calibrating import RUN_AGAIN
 from gramwatch.exported import ExportedGuard
 from gramwatch.measurement import Calibration
 from gramwatch.methods import Energy

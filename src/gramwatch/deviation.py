@@ -1,9 +1,9 @@
 """Deviation: how far the statistics of an input lie outside what training data looked like (Eq. 3-5)."""
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -78,17 +78,6 @@ def tap_deviations(statistics: Tensor, predicted: Tensor, bounds: Bounds, layout
     return torch.stack(sums, 1)
 
 
-class _Divisors(NamedTuple):
-    """The divisors of the deviations, on a device."""
-
-    expectation: Tensor
-    """The expectations from which the divisors were computed."""
-    per_tap: Tensor
-    """The divisor of every tap, `(taps,)`: infinite for a tap that is left out."""
-    counted: Tensor
-    """The number of taps that are not left out, at least one."""
-
-
 @dataclass
 class TotalDeviation:
     """Eq. 5, Delta: the sum over taps of the deviation divided by its expectation on validation data.
@@ -112,22 +101,40 @@ class TotalDeviation:
     maximum_: float | None = None
     """max_Va(Delta), after `fit`."""
     shrink: int = 0
-    _cached_divisors: "_Divisors | None" = field(default=None, init=False, repr=False, compare=False)
+    _divisor: Tensor | None = field(default=None, init=False, repr=False, compare=False)
+    """The divisor of every tap, `(taps,)`: infinite for a tap that is left out."""
+    counted: Tensor | int = field(default=0, init=False, repr=False, compare=False)
+    """The number of taps that are not left out, at least one, after `fit`."""
+
+    def __post_init__(self) -> None:
+        if self.expectation_ is not None:
+            self._prepare(self.expectation_)
+
+    def _prepare(self, expectation: Tensor) -> None:
+        """Compute once what every batch needs: on a GPU, every launch costs time."""
+        if not self.normalise:
+            self.counted = len(expectation)
+            return
+        expectation = expectation.double()
+        self._divisor = torch.where(expectation > 0, expectation + 1e-7, torch.inf)
+        self.counted = (expectation > 0).sum().clamp_min(1).double()
 
     def fit(self, deviations: Tensor, probability: Tensor) -> "TotalDeviation":
         """Set the expectations from validation data: deviations `(N, taps)`, probability `(N,)`."""
-        mean = self._with_confidence(deviations, probability).mean(0)
+        values = deviations.double()
+        mean = (values / probability[:, None] if self.confidence == "divide" else values).mean(0)
         if self.shrink:
             mean = (len(deviations) * mean + self.shrink * mean.mean()) / (len(deviations) + self.shrink)
         self.expectation_ = mean
-        self.maximum_ = self._sum(deviations, probability).max().item()
+        self._prepare(mean)
+        self.maximum_ = self.terms(deviations, probability).sum(1).max().item()
         if self.confidence == "subtract" and not self.maximum_ > 0:
             raise ValueError("confidence='subtract' divides by the largest deviation, which is zero")
         return self
 
     def __call__(self, deviations: Tensor, probability: Tensor) -> Tensor:
         """The score of each example, `(N,)`: higher is more out-of-distribution."""
-        total = self._sum(deviations, probability)
+        total = self.terms(deviations, probability).sum(1)
         if self.confidence == "divide_total":
             return total / probability
         if self.confidence == "subtract":
@@ -135,16 +142,12 @@ class TotalDeviation:
             return total / self.maximum_ - probability
         return total
 
-    def _with_confidence(self, deviations: Tensor, probability: Tensor) -> Tensor:
-        deviations = deviations.double()
-        return deviations / probability[:, None] if self.confidence == "divide" else deviations
-
     def terms(self, deviations: Tensor, probability: Tensor) -> Tensor:
         """The terms of the sum, one per tap, `(N, taps)`."""
-        values = self._with_confidence(deviations, probability)
-        if not self.normalise:
-            return values
-        return values / self._divisors(values).per_tap
+        values = deviations.double()
+        if self.confidence == "divide":
+            values = values / probability[:, None]
+        return values if self._divisor is None else values / self._divisor
 
     def shares(self, deviations: Tensor, probability: Tensor) -> Tensor:
         """What each tap adds to the score, `(N, taps)`. `"subtract"` takes the probability off their sum."""
@@ -152,53 +155,3 @@ class TotalDeviation:
         if self.confidence == "divide_total":
             return terms / probability[:, None]
         return terms / self.maximum_ if self.confidence == "subtract" and self.maximum_ else terms
-
-    def mean_of_roots(self, deviations: Tensor, probability: Tensor) -> Tensor:
-        """The score of a guard's member, `(N,)`: `mean over taps of sqrt(delta_l / E[delta_l])`.
-
-        A Gram matrix is made of products of two activations. Its root is on the scale of one activation, as
-        are the scores of other members. The root also keeps a few taps from outweighing all others. Taps
-        whose expectation is zero are left out.
-        """
-        return self.mean_over_taps(deviations, probability, torch.sqrt)
-
-    def mean_over_taps(
-        self, deviations: Tensor, probability: Tensor, change: Callable[[Tensor], Tensor]
-    ) -> Tensor:
-        """The mean of `change(delta_l / E[delta_l])` over the taps that count; `change` must keep zero."""
-        changed, counted = self._changed(deviations, probability, change)
-        return changed.sum(1) / counted
-
-    def roots(self, deviations: Tensor, probability: Tensor) -> Tensor:
-        """What each tap adds to `mean_of_roots`, `(N, taps)`."""
-        changed, counted = self._changed(deviations, probability, torch.sqrt)
-        return changed / counted
-
-    def _changed(
-        self, deviations: Tensor, probability: Tensor, change: Callable[[Tensor], Tensor]
-    ) -> tuple[Tensor, Tensor | int]:
-        """The changed terms, `(N, taps)`, and the number of taps that count."""
-        terms = self.terms(deviations, probability)
-        if self.confidence == "divide_total":
-            terms = terms / probability[:, None]
-        assert self.expectation_ is not None
-        counted = self._divisors(terms).counted if self.normalise else len(self.expectation_)
-        return change(terms), counted
-
-    def _divisors(self, like: Tensor) -> "_Divisors":
-        """The divisors on the device of `like`. They are cached: on a GPU, every launch costs time."""
-        assert self.expectation_ is not None
-        cached = self._cached_divisors
-        if (
-            cached is None
-            or cached.expectation is not self.expectation_
-            or cached.per_tap.device != like.device
-        ):
-            expectation = self.expectation_.to(like)
-            per_tap = torch.where(expectation > 0, expectation + 1e-7, torch.inf)
-            counted = (expectation > 0).sum().clamp_min(1).to(like)
-            self._cached_divisors = cached = _Divisors(self.expectation_, per_tap, counted)
-        return cached
-
-    def _sum(self, deviations: Tensor, probability: Tensor) -> Tensor:
-        return self.terms(deviations, probability).sum(1)

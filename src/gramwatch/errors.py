@@ -105,3 +105,9 @@ def moved(old: str, new: str, **others: str) -> None:
     for name, place in (names | others).items():
         sys.modules[f"{old}.{name}"] = importlib.import_module(place)
         setattr(sys.modules[old], name, sys.modules[f"{old}.{name}"])
+
+
+def listed(names: list[str], most: int = 8) -> str:
+    """The first `most` names with commas between them, and the number of further names."""
+    rest = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + rest

@@ -17,22 +17,17 @@ import torch
 from torch import Tensor
 
 from gramwatch.batches import Inputs
-from gramwatch.detector import (
-    Detector,
-    Fits,
-    begin_on_ranks,
-    explained,
-    fit_all,
-    leaves_of,
-    measured_all,
-    plan_for,
-)
+from gramwatch.detector import Detector
 from gramwatch.distributed import together
 from gramwatch.errors import CalibrationError, GramwatchError, InputError, warn
+from gramwatch.fitting import fit_all
 from gramwatch.measurement import AsMeasured, Measurement, Rule
 from gramwatch.methods.msp import MSP
 from gramwatch.metrics import METRICS, all_metrics, auroc
+from gramwatch.passes import explained, leaves_of, measure, plan_for
 from gramwatch.plan import Plan
+from gramwatch.progress import Fits
+from gramwatch.ranks import begin_on_ranks, measured_all
 from gramwatch.sheets import as_cell
 from gramwatch.taps import Look
 from gramwatch.threshold import range_of_rates
@@ -231,7 +226,7 @@ def judge_measured(
     """
     from scipy.stats import binomtest
 
-    calibration, members = detector.calibration(), list(detector.shown_beside())
+    calibration, members = detector.calibration(), [member.title for member in detector.members.values()]
     columns = [detector.title, *members]
 
     def scores(measured: Measured) -> dict[str, Tensor]:
@@ -240,7 +235,7 @@ def judge_measured(
         return {key: own[:, i] for i, key in enumerate(columns)} | baseline
 
     def row(of_set: str, measured: Measured, is_inside: bool) -> Share:
-        _, _, flagged = calibration.judged(measured[detector.title])
+        flagged = calibration.judged(measured[detector.title]).is_ood
         count, total = int(flagged.sum()), len(flagged)
         interval = binomtest(count, total).proportion_ci(0.95, method="exact")
         theirs = {} if is_inside else scores(measured)
@@ -318,11 +313,18 @@ def evaluate_sets(
     result = evaluate_measured(
         {name: inside[name] for name in detectors},
         sets,
-        {name: detector.taught_rule() for name, detector in detectors.items()},
+        {name: _taught_rule(detector) for name, detector in detectors.items()},
         check=lambda name, rule: detectors[name].check_rule(rule),
         **draws,
     )
     return Evaluation(result.rows, f"{result.protocol} {_outliers_seen(detectors)}")
+
+
+def _taught_rule(detector: Detector) -> Rule:
+    """The rule, not fitted, with what the last rehearsal taught, if there was one."""
+    rule: Rule = detector.rule()
+    known = detector._calibration
+    return rule if known is None else rule.taught_by(known.rule)
 
 
 def evaluate_measured(
@@ -398,7 +400,8 @@ def fit_together(
     A detector that is also a member of a guard is fitted once. `sharded` is as for `Detector.fit`.
     """
     for detector in detectors.values():
-        detector.check_adding(checkpoint=False)
+        for leaf in detector.leaves:
+            leaf.check_adding(checkpoint=False)
     leaves = leaves_of(detectors.values())
     with together(leaves[0].model, "fit_together") as group:
         begin_on_ranks(group, leaves)
@@ -441,18 +444,8 @@ class Together:
             if self._plan is None:
                 with explained(self._leaves, inputs):
                     self._plan = plan_for(self._leaves, Look(self._leaves[0].network, inputs))
-            pieces: dict[str, list[Measurement]] = {name: [] for name in self._sharing}
-            for observations in self._plan.run(inputs):
-                by_leaf = {
-                    leaf: leaf.measured(observation)
-                    for leaf, observation in zip(self._leaves, observations, strict=True)
-                }
-                for name, detector in self._sharing.items():
-                    pieces[name].append(detector.measured_from(by_leaf))
-            shared = {
-                name: parts[0] if len(parts) == 1 else Measurement.of_pieces(parts)
-                for name, parts in pieces.items()
-            }
+            sharing = measure(list(self._sharing.values()), self._leaves, self._plan.run(inputs))
+            shared = dict(zip(self._sharing, sharing, strict=True))
         alone = {
             name: detector.measure(inputs) for name, detector in self._detectors.items() if detector.alone
         }
@@ -486,7 +479,7 @@ def _by_name(detectors: Detector | Mapping[str, Detector]) -> dict[str, Detector
 
 def beside(detector: Detector) -> dict[str, Detector]:
     """A detector with what stands beside it in tables: its members and the softmax baseline."""
-    shown = {detector.title: detector, **detector.shown_beside()}
+    shown = {detector.title: detector} | {member.title: member for member in detector.members.values()}
     return shown | {MSP.record.title: MSP(detector.network)} if detector.stands_beside_baseline else shown
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from os import PathLike
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from gramwatch.batches import Inputs
 from gramwatch.errors import InputError
 from gramwatch.measurement import Detection
 from gramwatch.observation import Observation
+from gramwatch.parts import Contribution, Part, Shares
 from gramwatch.places import Places, observe_tensors, shares
 from gramwatch.report import reasons
 from gramwatch.taps import Network, Tap, Taps
@@ -29,25 +30,6 @@ REST = "rest"
 """The last column of a member's taps: what no tap adds, such as the floor of the member's score."""
 MOST_CHANNELS = 20
 """The most channels that `Explained.channels` returns, unless more are asked for."""
-
-
-class Shares(NamedTuple):
-    """What the channels of one tap add to its term, for one example, as k entries."""
-
-    amount: Tensor
-    """`(k,)`; the sum is the term of the tap."""
-    channel: Tensor
-    """The number of the channel `(k,)`, or of two channels `(k, 2)`."""
-    of: Sequence[str]
-    """What was compared: `"order 3"`, `"distance"` or `"length"`, `(k,)`."""
-    value: Tensor
-    """`(k,)`"""
-    low: Tensor
-    """The lower end of the range of training data, or their mean, `(k,)`."""
-    high: Tensor
-    """The upper end of the range, or the same mean, `(k,)`."""
-    examples: int
-    """The number of training examples behind the range or mean."""
 
 
 @dataclass(frozen=True)
@@ -369,62 +351,14 @@ def _largest(member: str, tap: str, found: Shares, divisor: float, most: int | N
 # --- how a detector is explained ---------------------------------------------------------------------
 
 
-class Part(Protocol):
-    """What a detector offers to be explained: see `Detector`."""
-
-    @property
-    def title(self) -> str:
-        """The name in tables."""
-
-    @property
-    def sees(self) -> str:
-        """What it looks at."""
-
-    @property
-    def why_no_parts(self) -> str:
-        """Why there is nothing below its score."""
-
-    def term_taps(self, plan: Any) -> tuple[Tap, ...]:
-        """The taps of the terms."""
-
-    def channels_at(self, tap: Tap) -> Tensor:
-        """The numbers of the channels that count at a tap."""
-
-    def shares_at(self, observation: Observation, rule: Any, example: int, tap: int) -> Shares:
-        """What the channels of a tap that count add to its term, without the factor that all taps share."""
-
-    def unusual_at(self, observation: Observation, tap: int, maps: Tensor) -> Tensor:
-        """How unusual each pixel of a tap is, `(N, pixels)`, from the channels that count."""
-
-
-@dataclass(frozen=True)
-class Contribution:
-    """One member with the terms of its score, before the medians are taken off."""
-
-    name: str
-    part: Part
-    rule: Any
-    total: Tensor
-    """`(N,)`"""
-    terms: Tensor | None
-    """`(N, taps)`"""
-    usual: Tensor | float = 0.0
-    """The median of each term on calibration data, `(taps,)`."""
-    divisor: float = 1.0
-    """The tail of the member. Contributions are `(terms - usual) / divisor`."""
-    words: tuple[str, ...] = ()
-    """What stands out in each example, by members that say so in words."""
-
-    def member(self, finite: Tensor, taps: tuple[Tap, ...]) -> Member:
-        """The contributions of the member and of its taps. Those to inputs that are not finite are NaN."""
-        total = torch.where(finite, self.total, torch.nan)
-        if self.terms is None:
-            why = self.part.why_no_parts
-            words, sees = self.words, self.part.sees
-            return Member(self.name, self.part.title, sees, total, why_no_parts=why, words=words)
-        terms = torch.where(finite[:, None], (self.terms - self.usual) / self.divisor, torch.nan)
-        terms = torch.cat([terms, (total - terms.sum(1)).unsqueeze(1)], 1)
-        return Member(self.name, self.part.title, self.part.sees, total, taps, terms)
+def member_of(part: Contribution, finite: Tensor, taps: tuple[Tap, ...]) -> Member:
+    """The contributions of a member and of its taps. Those to inputs that are not finite are NaN."""
+    title, sees, total = part.part.title, part.part.sees, torch.where(finite, part.total, torch.nan)
+    if part.terms is None:
+        return Member(part.name, title, sees, total, why_no_parts=part.part.why_no_parts, words=part.words)
+    terms = torch.where(finite[:, None], (part.terms - part.usual) / part.divisor, torch.nan)
+    terms = torch.cat([terms, (total - terms.sum(1)).unsqueeze(1)], 1)
+    return Member(part.name, title, sees, total, taps, terms)
 
 
 @dataclass(frozen=True)
@@ -449,7 +383,7 @@ class Pass:
             part.part.term_taps(self.plan) if part.terms is not None else () for part in self.contributions
         ]
         members = [
-            part.member(finite, of_part) for part, of_part in zip(self.contributions, taps, strict=True)
+            member_of(part, finite, of_part) for part, of_part in zip(self.contributions, taps, strict=True)
         ]
         notes = [f"{member.title}: {member.why_no_parts}" for member in members if member.why_no_parts]
         tensor, found_map, mask = None, None, self.network.mask_of(self.inputs)

@@ -29,16 +29,18 @@ from torch.nn.functional import avg_pool2d
 
 from gramwatch import probe
 from gramwatch.batches import kind_of, on_device, repeated
-from gramwatch.bounds import Bounds, MinMax
+from gramwatch.bounds import MinMax
 from gramwatch.detector import Detector
 from gramwatch.deviation import outside_range
 from gramwatch.errors import ExportError, GramwatchError, InputError, MissingExtraError
 from gramwatch.gram import GramDetector
 from gramwatch.measurement import Calibration, Measurement
 from gramwatch.observation import Observation, StatisticsAtTap
+from gramwatch.passes import measure
 from gramwatch.plan import Plan
 from gramwatch.preprocessing import Preprocessing
 from gramwatch.samples import TOGETHER, Sample, as_maps
+from gramwatch.storing import probed
 from gramwatch.taps import judging
 from gramwatch.uses import GramTable, Read
 from gramwatch.version import __version__
@@ -57,24 +59,19 @@ KEY = "gramwatch"
 """The name under which a file keeps what is known of the guard, as JSON."""
 
 
-def export(
-    guard: Detector,
-    members: Mapping[str, Detector],
-    path: str | PathLike[str],
-    images: Any,
-    preprocessing: bool = False,
-) -> None:
-    """Write a guard of these members to a file. `Guard.export` describes the arguments."""
+def export(guard: Detector, path: str | PathLike[str], images: Any, preprocessing: bool = False) -> None:
+    """Write a guard to a file. `Guard.export` describes the arguments."""
     path = Path(path)
     if path.suffix not in SUFFIXES:
         raise ValueError(f"{path} must end in .onnx or .pt2: the suffix chooses the format")
     if path.suffix == ".onnx":
         _import_onnx()
     check_writable(path)
-    for name, member in members.items():
-        _check_member(name, member)
-    graph, example = _prepared(guard, members, images, preprocessing)
-    facts = json.dumps(_facts(guard, members, preprocessing) | _probe(guard, graph, example))
+    for name, member in guard.members.items():
+        if (plain := plain_of(member)) is not None:
+            plain.check(name, member)
+    graph, example = _prepared(guard, images, preprocessing)
+    facts = json.dumps(_facts(guard, preprocessing) | _probe(guard, graph, example))
     with judging(guard.network.module):
         (_write_onnx if path.suffix == ".onnx" else _write_pt2)(graph, example, path, facts)
 
@@ -90,9 +87,7 @@ def _import_onnx() -> None:
         ) from None
 
 
-def _prepared(
-    guard: Detector, members: Mapping[str, Detector], images: Any, preprocessing: bool
-) -> "tuple[Graph, Tensor]":
+def _prepared(guard: Detector, images: Any, preprocessing: bool) -> "tuple[Graph, Tensor]":
     """The graph as a module, and an example of its input."""
     inputs = guard.network.read(images)
     if not isinstance(inputs, Tensor):
@@ -101,7 +96,7 @@ def _prepared(
     # It refuses a guard that is not calibrated. It fills what members and rules keep: a trace must not.
     guard(images)
     pixels = _Pixels(_recorded(guard), inputs) if preprocessing else None
-    graph = Graph(guard.planned(inputs), members, guard.calibration(inputs.device), pixels)
+    graph = Graph(guard, guard.planned(inputs), guard.calibration(inputs.device), pixels)
     # A batch of one would be taken for the only size.
     example = repeated(inputs, 2)
     return graph, example if pixels is None else pixels.example(example)
@@ -118,13 +113,13 @@ def _recorded(guard: Detector) -> Preprocessing:
     return Preprocessing.from_json(found)
 
 
-def _facts(guard: Detector, members: Mapping[str, Detector], preprocessing: bool) -> dict[str, Any]:
+def _facts(guard: Detector, preprocessing: bool) -> dict[str, Any]:
     """What a reader of the file may want to know of the guard."""
     known = {k: value for k, value in guard.metadata.items() if k in ("classes", "preprocessing")}
     return {
         "version": __version__,
         "level": guard.level,
-        "members": list(members),
+        "members": list(guard.members),
         "takes": PIXELS if preprocessing else INPUTS,
         "calibration": _calibration_as_json(guard.calibration()),
         **known,
@@ -138,7 +133,7 @@ def _probe(guard: Detector, graph: "Graph", example: Tensor) -> dict[str, Any]:
         return {}
     if graph.pixels is not None:
         recipe["tensor"] |= {"low": 0, "high": 255}
-    answered = guard.probed(recipe, lambda pixels: pixels if graph.pixels is None else graph.pixels(pixels))
+    answered = probed(guard, recipe, lambda pixels: pixels if graph.pixels is None else graph.pixels(pixels))
     return {} if answered is None else {"probe": answered}
 
 
@@ -159,24 +154,6 @@ def packed(values: Tensor) -> str:
     """Numbers as base64 of their bytes, little-endian."""
     array = values.cpu().contiguous().numpy()
     return base64.b64encode(array.astype(array.dtype.newbyteorder("<")).tobytes()).decode()
-
-
-# --- what cannot be exported -------------------------------------------------------------------------
-
-
-def _check_member(name: str, member: Detector) -> None:
-    """Refuse a member that has no plain operations here."""
-    if not isinstance(member, GramDetector):
-        return
-    if not isinstance(member.fitted_bounds, MinMax):
-        raise ExportError(f"'{name}' has bounds={member.bounds!r}: only bounds='min_max' are exported")
-    for tap in member.taps:
-        statistic = member.statistics_at(tap).statistic
-        if statistic != "row_sums" and not (statistic == "triangle" and tap.is_vector):
-            raise ExportError(
-                f"'{name}' has statistic={member.statistic!r} at '{tap.name}': only statistic='auto' and "
-                "'row_sums' are exported"
-            )
 
 
 @contextmanager
@@ -271,8 +248,8 @@ class Graph(nn.Module):
     """A network and its guard as one function of the images.
 
     Args:
+        guard: the guard, whose members are measured.
         plan: what to watch in the network.
-        members: the members of the guard.
         calibration: of the guard, on the device of the network.
         pixels: makes the network's input from pixels. None: the graph takes the network's input.
 
@@ -280,21 +257,18 @@ class Graph(nn.Module):
 
     def __init__(
         self,
+        guard: Detector,
         plan: Plan,
-        members: Mapping[str, Detector],
         calibration: Calibration,
         pixels: "_Pixels | None" = None,
     ) -> None:
         super().__init__()
         self.network, self.pixels = plan.network.module, pixels
-        self.grams = nn.ModuleDict(
-            {
-                name: GramGraph(member.fitted_bounds, plan.tables[member.statistics])
-                for name, member in members.items()
-                if isinstance(member, GramDetector)
-            }
+        plain = {name: plain_of(member) for name, member in guard.members.items()}
+        self.instead = nn.ModuleDict(
+            {name: kind(guard.members[name], plan) for name, kind in plain.items() if kind is not None}
         )
-        self.members, self.outputs = members, [*OUTPUTS, *(f"parts.{name}" for name in members)]
+        self.guard, self.outputs = guard, [*OUTPUTS, *(f"parts.{name}" for name in guard.members)]
         self._plan, self._rule, self.reached = plan, calibration.rule, _Reached()
         self.ranks = RanksGraph(calibration)
 
@@ -308,22 +282,20 @@ class Graph(nn.Module):
         read = Read(*self._plan.traceable(maps_of, channel_means, table)(inputs))
         looked_at = [inputs, read.logits, *read.tables, *read.means.values(), *read.features]
         finite = functools.reduce(operator.and_, map(is_finite, looked_at))
-        seen = zip(self.members, self._plan.observed(read, inputs, None, None), strict=True)
-        measured = {name: self._measured(name, replace(each, finite=finite)) for name, each in seen}
+        seen = self._plan.observed(read, inputs, None, None)
+        given = self._given([replace(observation, finite=finite) for observation in seen])
+        (measurement,) = measure([self.guard], self.guard.leaves, [given])
         self.reached.member = ""
-        measurement = Measurement.together(measured)
         scores, predicted = self._rule(measurement), measurement.predicted
         p_values, is_ood = self.ranks(scores, predicted)
         values = (measurement.logits, predicted, scores[:, 0], p_values[:, 0], is_ood)
         return dict(zip(self.outputs, (*values, *p_values[:, 1:].unbind(1)), strict=True))
 
-    def _measured(self, name: str, observation: Observation) -> Measurement:
-        member, self.reached.member = self.members[name], name
-        if name not in self.grams:
-            return member.measured(observation)
-        deviations = self.grams[name](observation.statistics, observation.predicted)
-        assert observation.finite is not None
-        return Measurement(deviations, observation.logits, observation.finite & is_finite(deviations))
+    def _given(self, observations: Sequence[Observation]) -> Iterator[Observation | Measurement]:
+        """The observations of the members. What plain operations measure is measured already."""
+        for name, observation in zip(self.guard.members, observations, strict=True):
+            self.reached.member = name
+            yield self.instead[name](observation) if name in self.instead else observation
 
 
 class _Pixels(nn.Module):
@@ -494,13 +466,29 @@ def _peak(x: Tensor, axis: int) -> Tensor:
 
 
 class GramGraph(nn.Module):
-    """The deviation of each tap, from statistics in the order of `alike`."""
+    """Gram in plain operations, from statistics in the order of `alike`."""
 
     scale: Tensor | None
     """Of each tap and order, for bounds in float16."""
 
-    def __init__(self, bounds: Bounds, layout: GramTable) -> None:
+    @staticmethod
+    def check(name: str, gram: Detector) -> None:
+        """Refuse a member whose settings have no plain operations here."""
+        assert isinstance(gram, GramDetector)
+        if not isinstance(gram.fitted_bounds, MinMax):
+            raise ExportError(f"'{name}' has bounds={gram.bounds!r}: only bounds='min_max' are exported")
+        for tap in gram.taps:
+            statistic = gram.statistics.at(tap).statistic
+            if statistic != "row_sums" and not (statistic == "triangle" and tap.is_vector):
+                raise ExportError(
+                    f"'{name}' has statistic={gram.statistic!r} at '{tap.name}': only statistic='auto' and "
+                    "'row_sums' are exported"
+                )
+
+    def __init__(self, gram: Detector, plan: Plan) -> None:
         super().__init__()
+        assert isinstance(gram, GramDetector)
+        bounds, layout = gram.fitted_bounds, plan.tables[gram.statistics]
         assert isinstance(bounds, MinMax)
         self._alike = alike(layout)
         numbers = [number for same in self._alike for number in same.numbers]
@@ -517,9 +505,13 @@ class GramGraph(nn.Module):
             scale = torch.cat([parts[n] for n in numbers], 1)
         self.register_buffer("scale", scale)
 
-    def forward(self, statistics: Tensor, predicted: Tensor) -> Tensor:
-        """delta_l of Eq. 4, `(N, taps)` in the order of the detector."""
-        row, sums = self.row[predicted], []
+    def forward(self, observation: Observation) -> Measurement:
+        """The measurement: delta_l of Eq. 4, `(N, taps)` in the order of the detector."""
+        statistics = observation.statistics
+        assert statistics is not None
+        assert observation.finite is not None
+        row: Tensor = self.row[observation.predicted]
+        sums = []
         low, high = self.minimum[row], self.maximum[row]
         scale = None if self.scale is None else self.scale[row]
         start = scales = 0
@@ -528,7 +520,8 @@ class GramGraph(nn.Module):
             of = slice(scales, scales := scales + len(same.numbers) * len(same.at.orders))
             factor = None if scale is None else scale[:, of]
             sums.append(self._summed(same, statistics[:, part], low[:, part], high[:, part], factor))
-        return torch.cat(sums, 1)[:, self.place]
+        deviations = torch.cat(sums, 1)[:, self.place]
+        return Measurement(deviations, observation.logits, observation.finite & is_finite(deviations))
 
     @staticmethod
     def _summed(same: Alike, statistics: Tensor, low: Tensor, high: Tensor, scale: Tensor | None) -> Tensor:
@@ -541,6 +534,15 @@ class GramGraph(nn.Module):
         if set(same.at.weights) != {1}:
             outside = outside * torch.tensor(same.at.weights, dtype=outside.dtype, device=outside.device)
         return outside.sum(2)
+
+
+PLAIN: dict[type[Detector], type[GramGraph]] = {GramDetector: GramGraph}
+"""Detectors whose kernels cannot be traced, and the plain operations that measure in their place."""
+
+
+def plain_of(member: Detector) -> type[GramGraph] | None:
+    """The plain operations of a member; None if it can be traced as it is."""
+    return next((plain for kind, plain in PLAIN.items() if isinstance(member, kind)), None)
 
 
 class RanksGraph(nn.Module):

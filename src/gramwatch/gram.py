@@ -6,7 +6,7 @@ summed (Eq. 5).
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -26,7 +26,7 @@ from gramwatch.batches import (
     widened,
 )
 from gramwatch.bounds import BOUNDS, EXPONENTS, STORAGES, Bounds, MinMax, make_bounds
-from gramwatch.detector import Detector, listed
+from gramwatch.detector import Detector
 from gramwatch.deviation import (
     CONFIDENCES,
     Confidence,
@@ -36,10 +36,11 @@ from gramwatch.deviation import (
     squared_distance,
     tap_deviations,
 )
-from gramwatch.errors import CalibrationError, InputError, NotFittedError, warn
-from gramwatch.explain import Shares
+from gramwatch.errors import CalibrationError, InputError, NotFittedError, listed, warn
+from gramwatch.gram_rules import SHRINK, GramRule, MeanOfRoots
 from gramwatch.measurement import Calibration, Measurement, facts_of, how_many_rank
 from gramwatch.observation import WIDEST_TRIANGLE, Needs, Observation, Statistics, StatisticsAtTap
+from gramwatch.parts import Shares
 from gramwatch.plan import Plan
 from gramwatch.samples import TOGETHER, Sample
 from gramwatch.statistics import STATISTICS, check_count, check_orders
@@ -67,36 +68,6 @@ BOUNDS_RULES: dict[str, dict[str, artifact.Rule]] = {
     },
 }
 """The rules for the numbers of saved bounds."""
-
-
-@dataclass(frozen=True)
-class GramRule:
-    """Eq. 5: the sum over taps of the deviation divided by its expectation."""
-
-    total: TotalDeviation
-    standardises = True
-
-    def fit(self, measured: Measurement) -> "GramRule":
-        """The rule with the expectations of in-distribution examples."""
-        return GramRule(replace(self.total).fit(measured.values, measured.probability))
-
-    def __call__(self, measured: Measurement) -> Tensor:
-        """The score, `(N, 1)`."""
-        score = self.total(measured.values, measured.probability)
-        return torch.where(measured.finite, score, torch.inf).unsqueeze(1)
-
-    def left_out(self, measured: Measurement) -> Tensor:
-        """The scores. An example has little part in the expectations, and the paper leaves none out."""
-        return self(measured)
-
-    def to(self, device: torch.device) -> "GramRule":
-        """The rule on another device."""
-        assert self.total.expectation_ is not None
-        return GramRule(replace(self.total, expectation_=self.total.expectation_.to(device)))
-
-    def terms(self, measured: Measurement) -> Tensor:
-        """The terms of Eq. 5, `(N, taps)`. With `confidence="subtract"`, the probability is no term."""
-        return self.total.shares(measured.values, measured.probability)
 
 
 class GramDetector(Detector):
@@ -239,6 +210,9 @@ class GramDetector(Detector):
         """The names of the taps."""
         return tuple(self.taps.names)
 
+    measured_by_kernels = True
+    shows_deviations = True
+
     @property
     def is_fitted(self) -> bool:
         """Whether the detector has seen training data."""
@@ -256,11 +230,6 @@ class GramDetector(Detector):
         """The number of training examples per predicted class."""
         return self._fitted()[0].clone()
 
-    def class_support(self, predicted: Tensor) -> Tensor:
-        """The numbers of training examples with these predicted classes."""
-        counts = self._fitted()[0] if self._class_counts is None else self._class_counts
-        return counts[predicted]
-
     def tables(self) -> list[Tensor]:
         """The fitted tensors that judging reads."""
         counts, bounds = self._fitted()
@@ -277,16 +246,17 @@ class GramDetector(Detector):
             return "not fitted"
         return f"{len(self._taps)} taps, fitted on {int(self._class_counts.sum())} examples"
 
-    def saw_no_difference(self) -> bool:
-        """Whether all training examples of a class look the same at every tap, for every class."""
+    @property
+    def sees_differences(self) -> bool:
+        """Whether training examples of a class differ at a tap, for any class."""
         counts, bounds = self._fitted()
         if not isinstance(bounds, MinMax) or counts.max() < 2:
-            return False
+            return True
         for known in (counts > 1).nonzero():  # most fits return at the first class
             low, high = bounds.rows(known)
             if outside_range(low, high, high).amax() > NO_WIDTH:
-                return False
-        return True
+                return True
+        return False
 
     def to(self, device: torch.device | str) -> "GramDetector":
         """Move the network and the fitted tensors to a device."""
@@ -463,6 +433,15 @@ class GramDetector(Detector):
         """Eq. 5, not fitted yet."""
         return GramRule(TotalDeviation(self.normalise, self.confidence))
 
+    def member_rule(self) -> MeanOfRoots:
+        """The mean of roots, not fitted yet."""
+        return MeanOfRoots(TotalDeviation(self.normalise, self.confidence, shrink=SHRINK))
+
+    @property
+    def why_no_member(self) -> str:
+        """Why a guard cannot have it as a member; empty if it can."""
+        return "has confidence='subtract', which a guard cannot join" if self.confidence == "subtract" else ""
+
     def check_calibration(self, measured: Measurement) -> None:
         """Refuse training examples as calibration data."""
         # A training example deviates only by rounding when it is run again in another batch.
@@ -473,12 +452,9 @@ class GramDetector(Detector):
                 "they look like training examples. Calibrate on data that the detector was not fitted on"
             )
 
-    def check_rule(self, rule: GramRule) -> None:
+    def check_rule(self, rule: GramRule | MeanOfRoots) -> None:
         """Warn of taps that the score leaves out."""
-        self.check_total(rule.total)
-
-    def check_total(self, total: TotalDeviation) -> None:
-        """Warn of taps that the sum of Eq. 5 leaves out."""
+        total = rule.total
         assert total.expectation_ is not None
         silent = (total.expectation_ == 0).nonzero().flatten().tolist()
         if silent and total.normalise:
@@ -487,13 +463,10 @@ class GramDetector(Detector):
                 f"out of the score: {listed([self.taps[i].name for i in silent])}"
             )
 
-    def shown(self, measured: Measurement) -> dict[str, Tensor]:
+    def shown(self, values: Tensor, predicted: Tensor) -> dict[str, Tensor]:
         """The deviations, and the number of training examples of the predicted class."""
-        return self.beside(measured.values, measured.predicted)
-
-    def beside(self, deviations: Tensor, predicted: Tensor) -> dict[str, Tensor]:
-        """The same, from deviations `(N, taps)` and predicted classes `(N,)`."""
-        return {"deviations": deviations.float(), "class_support": self.class_support(predicted)}
+        assert self._class_counts is not None
+        return {"deviations": values.float(), "class_support": self._class_counts[predicted]}
 
     # --- explain -------------------------------------------------------------------------------------
 
@@ -538,7 +511,7 @@ class GramDetector(Detector):
             value=value,
             low=low,
             high=high,
-            examples=int(self.class_support(observation.predicted[example])),
+            examples=int(self._fitted()[0][observation.predicted[example]]),
         )
 
     def channels_at(self, tap: Tap) -> Tensor:
@@ -546,6 +519,11 @@ class GramDetector(Detector):
         return self._statistics.sample.numbers(tap.channels)
 
     # --- save and load -------------------------------------------------------------------------------
+
+    @classmethod
+    def values_in(cls, header: Mapping[str, Any]) -> int:
+        """The number of values that it measures, from its part of a file: one for each tap."""
+        return len(header["taps"]["watched"])
 
     def settings_as_json(self) -> dict[str, Any]:
         """The arguments of the constructor."""
@@ -631,7 +609,8 @@ class GramDetector(Detector):
         how = header["calibration"]
         if how is not None:
             expectation, maximum = tensors["calibration.expectation"], float(how["maximum"])
-            rule = GramRule(TotalDeviation(self.normalise, self.confidence, expectation, maximum))
+            total = replace(self.rule().total, expectation_=expectation, maximum_=maximum)
+            rule = GramRule(total)
             scores = tensors["calibration.scores"].unsqueeze(1)
             self._calibration = Calibration.restored(rule, scores, self.level, facts_of(how))
 

@@ -15,16 +15,15 @@ from gramwatch import artifact, export, image_numbers, pretrained
 from gramwatch.artifact import Field
 from gramwatch.batches import Inputs, count_examples, on_device
 from gramwatch.detector import Detector
-from gramwatch.deviation import TotalDeviation
 from gramwatch.distributed import Group
 from gramwatch.errors import ArtifactError, NoTapError, TapError, warn
-from gramwatch.explain import Contribution
 from gramwatch.gram import GramDetector
-from gramwatch.joint import JointRule
-from gramwatch.measurement import Calibration, Measurement, Rule, facts_of, how_many_rank, tolerance_in
+from gramwatch.joint import JointRule, Standard
+from gramwatch.measurement import Calibration, Measurement, Verdict, facts_of, how_many_rank, tolerance_in
 from gramwatch.methods import METHODS, TRAINED
-from gramwatch.methods.base import Method
 from gramwatch.observation import Observation
+from gramwatch.parts import Contribution
+from gramwatch.passes import measure
 from gramwatch.rehearsal import check_facts, check_weights, rehearse
 from gramwatch.replay import Nest, Replay
 from gramwatch.split import KeptInputs
@@ -38,16 +37,8 @@ EFFORTS: dict[str, dict[str, Any]] = {
     "full": {"taps": "all", "orders": range(1, 11), "pixels": None, "channels": None},
 }
 """What Gram looks at inside a guard. `"full"` is the paper's."""
-SHRINK = 50
-"""Weight of the mean over all taps, counted in calibration examples: see `TotalDeviation`."""
-STANDARD = {
-    "median": artifact.FINITE,
-    "tail": artifact.POSITIVE_OR_INFINITE,
-    "lowest": artifact.FINITE,
-}
-"""The saved tensors of `Standard`, and the rules for their numbers."""
-MOST_TERMS = 10**6
-"""A file with more medians of a member is refused."""
+EXPECTATION = "calibration.expectation.{}"
+"""The tensor of a file that has the expectations of a member's taps: the first rule that was saved."""
 MOST_CLASSES = 2**24
 """A file with more classes is refused."""
 
@@ -64,17 +55,16 @@ def single(name: str) -> type[Detector]:
 
 
 @dataclass(frozen=True)
-class Seen:
-    """The result of one pass: measurements of the Gram members, observations of the other members."""
+class Given:
+    """What a CUDA graph reads: the observations of the members. Some may be measured already."""
 
-    measured: Mapping[str, Measurement]
-    observed: Mapping[str, Observation]
+    parts: tuple[Observation | Measurement, ...]
 
     @property
     def constant(self) -> None:
         """None: only the tensors can change."""
 
-    def changed(self, change: Callable[[Tensor], Tensor]) -> "Seen":
+    def changed(self, change: Callable[[Tensor], Tensor]) -> "Given":
         """A copy with `change` applied once to every tensor. Shared tensors stay shared."""
         results: dict[int, Tensor] = {}
 
@@ -83,10 +73,7 @@ class Seen:
                 results[id(t)] = change(t)
             return results[id(t)]
 
-        return Seen(
-            {name: measurement.changed(change_once) for name, measurement in self.measured.items()},
-            {name: observation.changed(change_once) for name, observation in self.observed.items()},
-        )
+        return Given(tuple(part.changed(change_once) for part in self.parts))
 
 
 class Guard(Detector):
@@ -211,10 +198,10 @@ class Guard(Detector):
                 raise ValueError(f"'{name}' judges another network than the first member")
             if member.alone:
                 raise ValueError(f"'{name}' takes passes of its own, and a guard has one: leave it out")
+            if member.why_no_member:
+                raise ValueError(f"'{name}' {member.why_no_member}")
             if sum(member is other for other in members.values()) > 1:
                 raise ValueError(f"'{name}' is a member by two names: give it one")
-            if getattr(member, "confidence", "") == "subtract":
-                raise ValueError(f"'{name}' has confidence='subtract', which a guard cannot join")
         self._all_members, self.members = members, members
         self.per_class, self.rehearse = bool(per_class), bool(rehearse)
         self._chosen = list(members)
@@ -236,11 +223,6 @@ class Guard(Detector):
     # --- what is known so far ------------------------------------------------------------------------
 
     @property
-    def leaves(self) -> tuple[Detector, ...]:
-        """The members."""
-        return tuple(self.members.values())
-
-    @property
     def is_fitted(self) -> bool:
         """Whether all members are fitted."""
         return all(member.is_fitted for member in self.members.values())
@@ -254,20 +236,6 @@ class Guard(Detector):
     def tuned_on_outliers(self) -> bool:  # type: ignore[override]
         """Whether one of the members was tuned on outliers. Tables say so."""
         return any(member.tuned_on_outliers for member in self.members.values())
-
-    @property
-    def grams(self) -> dict[str, GramDetector]:
-        """The members that are `GramDetector`s, by name."""
-        return {name: member for name, member in self.members.items() if isinstance(member, GramDetector)}
-
-    @property
-    def tap_names(self) -> tuple[str, ...] | None:
-        """The taps of the Gram member whose deviations a detection shows."""
-        return next((gram.tap_names for gram in self.grams.values()), None)
-
-    def shown_beside(self) -> dict[str, Detector]:
-        """The members, by their names in the table."""
-        return {member.title: member for member in self.members.values()}
 
     @property
     def groups_(self) -> list[list[int]]:
@@ -326,15 +294,6 @@ class Guard(Detector):
         """Whether one of the members needs training data."""
         return any(member.learns for member in self.members.values())
 
-    def take(self, observation: Observation) -> int:
-        """Nothing: the members learn, not the guard."""
-        return 0
-
-    def check_adding(self, checkpoint: bool) -> None:
-        """Refuse a further fit, or a checkpoint, if a member cannot continue a fit."""
-        for member in self.members.values():
-            member.check_adding(checkpoint)
-
     def check_useful(self) -> None:
         """Warn of members that give every input the same score."""
         for member in self.members.values():
@@ -380,33 +339,10 @@ class Guard(Detector):
 
     # --- calibrate and judge -------------------------------------------------------------------------
 
-    def measured(self, observation: Observation) -> Measurement:
-        """An error: a guard has no observation. See `measured_from`."""
-        raise TypeError("a guard is measured by its members: call guard.measure(inputs)")
-
-    def measured_from(self, measured: Mapping[Detector, Measurement]) -> Measurement:
-        """The measurements of all members, side by side."""
-        return Measurement.together({name: measured[member] for name, member in self.members.items()})
-
     def rule(self) -> JointRule:
         """The rule that joins the members, not fitted yet."""
-        return JointRule(
-            {
-                name: TotalDeviation(gram.normalise, gram.confidence, shrink=SHRINK)
-                for name, gram in self.grams.items()
-            },
-            rules=self._rules(),
-        )
-
-    def taught_rule(self) -> JointRule:
-        """The rule, not fitted, with the weights of the last rehearsal, if there was one."""
-        weights = None if self._calibration is None else self._calibration.rule.weights
-        return replace(self.rule(), weights=weights)
-
-    def _rules(self) -> dict[str, Rule]:
-        """The rules of the members that have one, Gram excepted, not fitted yet."""
-        rules = {name: member.rule() for name, member in self.members.items() if name not in self.grams}
-        return {name: rule for name, rule in rules.items() if rule.standardises}
+        rules = {name: member.member_rule() for name, member in self.members.items()}
+        return JointRule({name: rule for name, rule in rules.items() if rule.standardises})
 
     def rehearsed(
         self, calibration: Calibration, standard: Measurement, kept: KeptInputs, group: Group, progress: bool
@@ -439,25 +375,18 @@ class Guard(Detector):
 
     def check_calibration(self, measured: Measurement) -> None:
         """Refuse training examples as calibration data."""
-        for name, gram in self.grams.items():
-            if not gram.saw_no_difference():
-                gram.check_calibration(measured.parts[name])
+        for name, member in self.members.items():
+            if member.sees_differences:
+                member.check_calibration(measured.parts[name])
 
     def check_rule(self, rule: JointRule) -> None:
         """Warn of taps and members that the score leaves out."""
-        for name, gram in self.grams.items():
-            gram.check_total(rule.totals[name])
+        for name, of_member in rule.rules.items():
+            self.members[name].check_rule(of_member)
         assert rule.standard.tail_ is not None
         for name, tail in zip(self.members, rule.standard.tail_.tolist(), strict=True):
             if tail == torch.inf:
                 warn(f"{name} says the same of all calibration examples and is left out of the score")
-
-    def shown(self, measured: Measurement) -> dict[str, Tensor]:
-        """The deviations and the class support of the first Gram member."""
-        for name, gram in self.grams.items():
-            assert measured.columns is not None
-            return gram.beside(measured.values[:, measured.columns[name]], measured.predicted)
-        return {}
 
     def contributions(self, measured: Measurement, observed: Mapping[Any, Observation]) -> list[Contribution]:
         """The terms of all members.
@@ -487,49 +416,43 @@ class Guard(Detector):
             found.append(Contribution(name, member, own, total, terms, usual, tail, words))
         return found
 
-    def _parts(self, p_values: Tensor) -> Mapping[str, Tensor]:
-        return dict(zip(self.members, p_values, strict=True))
-
-    def _verdict_on_gpu(self, inputs: Inputs) -> tuple[Tensor, ...]:
-        """The tensors of a detection, by a CUDA graph if the batch fits into one pass."""
+    def _verdict(self, inputs: Inputs) -> Verdict:
+        """The verdict on a batch. A GPU replays it as a CUDA graph if the batch fits into one pass."""
+        weight = next(self.network.model.parameters(), None)
+        if weight is None or not weight.is_cuda:
+            return self.judge(self._run(inputs))
         inputs = on_device(inputs, self.network.model)
         if count_examples(inputs) > self.planned(inputs).at_once:
-            return super()._verdict_on_gpu(inputs)
+            return self.judge(self._run(inputs))
         if self._recorded is None and self._record_pass:
             self._weights = [*self.model.parameters(), *self.model.buffers()]
-            self._recorded = Replay(self._judged_inputs, self._tables)
+            self._recorded = Replay(lambda nest: self._judge_given(self._given(nest.value)), self._tables)
         if self._recorded is None:
-            self._recorded = Replay(self._judged_seen)
+            self._recorded = Replay(self._judge_given)
         if self._record_pass:
             places = tuple(weight.data_ptr() for weight in self._weights)
-            return self._recorded(Nest(inputs, places))
-        return self._recorded(self._seen(inputs))
+            return Verdict(*self._recorded(Nest(inputs, places)))
+        return Verdict(*self._recorded(self._given(inputs)))
 
     @torch.inference_mode()
-    def _seen(self, inputs: Inputs) -> Seen:
-        """One forward pass: the measurements of the Gram members, the observations of the other members."""
-        (shown,) = self.planned(inputs).run(inputs)
-        observations = dict(zip(self.members, shown, strict=True))
-        grams = self.grams
-        return Seen(
-            {name: gram.measured(observations[name]) for name, gram in grams.items()},
-            {name: observation for name, observation in observations.items() if name not in grams},
+    def _given(self, inputs: Inputs) -> Given:
+        """One forward pass: what the CUDA graph reads. Members with kernels of their own have measured."""
+        (observations,) = self.planned(inputs).run(inputs)
+        return Given(
+            tuple(
+                leaf.measured(observation) if leaf.measured_by_kernels else observation
+                for leaf, observation in zip(self._observers, observations, strict=True)
+            )
         )
 
-    def _judged_inputs(self, inputs: Nest) -> tuple[Tensor, ...]:
-        return self._judged_seen(self._seen(inputs.value))
-
-    def _judged_seen(self, seen: Seen) -> tuple[Tensor, ...]:
-        """The tensors of a detection. This does not wait for a GPU."""
-        measured = {
-            name: seen.measured[name] if name in seen.measured else member.measured(seen.observed[name])
-            for name, member in self.members.items()
-        }
-        return self._judged(Measurement.together(measured))
+    def _judge_given(self, given: Given) -> tuple[Tensor, ...]:
+        """The tensors of the verdict. This does not wait for a GPU."""
+        (measured,) = measure([self], self._observers, [given.parts])
+        return tuple(t for t in self.judge(measured) if t is not None)
 
     def _tables(self) -> list[Tensor]:
         """The tensors that kernels read which PyTorch does not see: ours, and those of torch.compile."""
-        return [*(table for gram in self.grams.values() for table in gram.tables()), *self._weights]
+        return [*(table for member in self.members.values() for table in member.tables()), *self._weights]
 
     # --- save and load -------------------------------------------------------------------------------
 
@@ -556,14 +479,10 @@ class Guard(Detector):
             tensors |= {"calibration.scores": scores, "calibration.predicted": predicted}
             if self.per_class:
                 tensors["calibration.groups"] = calibration.ranks.group_of
-            for name in STANDARD:
-                tensors[f"calibration.{name}"] = getattr(calibration.rule.standard, f"{name}_")
-            for name, total in calibration.rule.totals.items():
-                assert total.expectation_ is not None
-                tensors[f"calibration.expectation.{name}"] = total.expectation_
+            for field in Standard.kept:
+                tensors[f"calibration.{field.removesuffix('_')}"] = getattr(calibration.rule.standard, field)
             for name, rule in calibration.rule.rules.items():
-                for field in self._rule_fields(name, members[name]):
-                    tensors[f"calibration.rule.{name}.{field}"] = getattr(rule, field)
+                tensors |= {_key(name, field): tensor for field, tensor in rule.tensors().items()}
             for name, medians in calibration.rule.medians.items():
                 tensors[f"calibration.medians.{name}"] = medians
             if calibration.rule.weights is not None:
@@ -609,16 +528,15 @@ class Guard(Detector):
             predicted = artifact.within(0, classes - 1)
             shapes["calibration.scores"] = Field((ranking, 1 + len(members)), kind, artifact.FINITE)
             shapes["calibration.predicted"] = Field((ranking,), torch.int64, predicted)
-            for name, rule in STANDARD.items():
-                shapes[f"calibration.{name}"] = Field((len(members),), kind, rule)
+            for name, field in Standard.kept.items():
+                key = f"calibration.{name.removesuffix('_')}"
+                shapes[key] = replace(field, shape=(len(members),))
             if guard.per_class:
                 shapes["calibration.groups"] = Field((classes,), torch.int64, predicted)
-            for name, gram in guard.grams.items():
-                expectation = Field((len(gram.taps),), kind, artifact.NOT_NEGATIVE)
-                shapes[f"calibration.expectation.{name}"] = expectation
-            for name in guard._rules():
-                for key, field in guard._rule_fields(name, headers[name]).items():
-                    shapes[f"calibration.rule.{name}.{key}"] = field
+            values = {name: members[name].values_in(headers[name]) for name in guard.rule().rules}
+            for name, rule in guard.rule().rules.items():
+                fields = rule.fields(values[name])
+                shapes |= {_key(name, key): field for key, field in fields.items()}
             tolerance_in(how, 1 + len(members))
             if "rehearsal" in how:
                 check_facts(how["rehearsal"])
@@ -627,7 +545,7 @@ class Guard(Detector):
             if not artifact.fits(medians, dict[str, int]) or medians.keys() - members.keys():
                 raise ValueError(f"it has the medians of {medians!r:.60}")
             for name, taps in medians.items():
-                if not 0 <= taps <= (len(guard.grams[name].taps) if name in guard.grams else MOST_TERMS):
+                if not 0 <= taps <= values.get(name, 0):
                     raise ValueError(f"{taps} medians of {name} are too many")
                 shapes[f"calibration.medians.{name}"] = Field((taps,), kind, artifact.FINITE)
         return guard, shapes
@@ -644,34 +562,22 @@ class Guard(Detector):
         if how is None:
             return
         rule = self.rule()
-        for name, total in rule.totals.items():
-            total.expectation_ = tensors[f"calibration.expectation.{name}"]
-        rules = {}
-        for name in self._rules():
-            fields = self._rule_fields(name, header["members"][name])
-            fitted = {key: tensors[f"calibration.rule.{name}.{key}"] for key in fields}
-            rules[name] = self._method(name).rule_from(fitted)
+        rules = {
+            name: of_member.restored({field: tensors[_key(name, field)] for field in of_member.kept})
+            for name, of_member in rule.rules.items()
+        }
         medians = {name: tensors[f"calibration.medians.{name}"] for name in how.get("medians", {})}
         weights = tensors.get("calibration.weights")
         if weights is not None:
             check_weights(weights)
         rule = replace(rule, rules=rules, medians=medians, weights=weights)
-        for name in STANDARD:
-            setattr(rule.standard, f"{name}_", tensors[f"calibration.{name}"])
+        for field in Standard.kept:
+            setattr(rule.standard, field, tensors[f"calibration.{field.removesuffix('_')}"])
         scores, predicted = tensors["calibration.scores"], tensors["calibration.predicted"]
         together = torch.zeros(int(how["classes"]), dtype=torch.int64)
         groups = tensors.get("calibration.groups", together)
         how = facts_of(how, "classes", "rehearsal")
         self._calibration = Calibration.restored(rule, scores, self.level, how, predicted, groups)
-
-    def _rule_fields(self, name: str, header: Mapping[str, Any]) -> artifact.Shapes:
-        """The tensors of a member's fitted rule, from the member's part of the file."""
-        return self._method(name).rule_fields(header)
-
-    def _method(self, name: str) -> Method:
-        member = self.members[name]
-        assert isinstance(member, Method)
-        return member
 
     def save_pretrained(self, folder: str | PathLike[str]) -> None:
         """Write a folder in Hugging Face's layout: `guard.safetensors`, `config.json` and a model card.
@@ -704,16 +610,7 @@ class Guard(Detector):
                 resized and cropped. It scales and normalises them as `metadata["preprocessing"]` says.
 
         """
-        export.export(self, self.members, path, images, preprocessing)
-
-    def _check_resumed(self, before: "Guard", checkpoint: str | PathLike[str], remedy: str) -> None:
-        for name, earlier in before.members.items():
-            member = self.members[name]
-            if type(member) is not type(earlier):
-                raise ArtifactError(f"{checkpoint} was begun with {earlier.name} as {name}: {remedy}")
-            for setting, mine, theirs in member.differing_settings(earlier):
-                what = f"{setting} = {theirs!r}, not {mine!r}, for {name}"
-                raise ArtifactError(f"{checkpoint} was begun with {what}: {remedy}")
+        export.export(self, path, images, preprocessing)
 
     def take_over(self, before: "Guard") -> None:
         """Continue the fit of another guard. Members that it left out stay out."""
@@ -727,6 +624,12 @@ class Guard(Detector):
         super().adopt(finished)
         for name, member in self.members.items():
             member.adopt(finished.members[name])
+
+
+def _key(member: str, field: str) -> str:
+    """The name in a file of a tensor of a member's fitted rule."""
+    key = EXPECTATION if field == "expectation_" else f"calibration.rule.{{}}.{field}"
+    return key.format(member)
 
 
 def why_not(member: Detector, look: Look) -> str:

@@ -1,22 +1,24 @@
 """Joining: the rule that makes one score of the measurements of several members.
 
-    s of Gram = mean over taps of sqrt(delta_l / E[delta_l]),    s of another member = its score
+    s = the score of a member; that of Gram is the mean over taps of sqrt(delta_l / E[delta_l])
     score = sum over members of weight * (max(s, quartile(s)) - median(s)) / (99th percentile(s) - median(s))
 
-E, the lower quartile, the median and the percentile come from in-distribution data. The weights come from
+The lower quartile, the median and the percentile come from in-distribution data. The weights come from
 a rehearsal (see `rehearsal`). The score is ranked among other in-distribution data (see `threshold`).
 """
 
 from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from gramwatch.deviation import TotalDeviation
+from gramwatch import artifact
+from gramwatch.artifact import Field
 from gramwatch.errors import CalibrationError
-from gramwatch.measurement import Measurement, Rule
+from gramwatch.measurement import FittedRule, Measurement
 
 
 @dataclass
@@ -32,6 +34,12 @@ class Standard:
     huge activations, would cancel the alarm of all other members.
     """
 
+    kept: ClassVar[artifact.Shapes] = {
+        "median_": Field(("members",), torch.float64, artifact.FINITE),
+        "tail_": Field(("members",), torch.float64, artifact.POSITIVE_OR_INFINITE),
+        "lowest_": Field(("members",), torch.float64, artifact.FINITE),
+    }
+    """The tensors that are saved."""
     floor = 0.25
     """A score below this quantile counts as this quantile."""
     tail = 0.99
@@ -70,18 +78,17 @@ class JointRule:
     """Turns the measurement of a guard into one score.
 
     Args:
-        totals: how deviations become a score, by the names of the Gram members.
+        rules: the rules of the members whose scores must be fitted, by name. A member without a rule measures
+            its score itself.
         standard: makes the scores of the members comparable.
-        rules: how measurements become scores, by the names of further members whose rule must be fitted.
         medians: the medians of the terms of in-distribution examples, `(taps,)`, by the names of the members
             whose measurement shows a term per tap. Scores do not depend on them; explanations do.
         weights: how much each member counts, `(members,)`; None: all the same.
 
     """
 
-    totals: Mapping[str, TotalDeviation]
+    rules: Mapping[str, FittedRule] = field(default_factory=dict)
     standard: Standard = field(default_factory=Standard)
-    rules: Mapping[str, Rule] = field(default_factory=dict)
     medians: Mapping[str, Tensor] = field(default_factory=dict, kw_only=True)
     weights: Tensor | None = field(default=None, kw_only=True)
     standardises = True
@@ -89,25 +96,22 @@ class JointRule:
     def fit(self, measured: Measurement) -> "JointRule":
         """The rule fitted to in-distribution examples, all finite."""
         parts = measured.parts
-        totals = {
-            name: replace(total).fit(parts[name].deviations, measured.probability)
-            for name, total in self.totals.items()
-        }
-        rule = replace(self, totals=totals, rules={n: each.fit(parts[n]) for n, each in self.rules.items()})
+        rule = replace(self, rules={name: member.fit(parts[name]) for name, member in self.rules.items()})
         standard = copy(self.standard).fit(rule.member_scores(measured, left_out=True))
         terms = {name: rule.terms_of(name, measured) for name in parts}
-        medians = {name: each.median(0).values for name, each in terms.items() if each is not None}
+        medians = {name: of_taps.median(0).values for name, of_taps in terms.items() if of_taps is not None}
         return replace(rule, standard=standard, medians=medians)
+
+    def taught_by(self, fitted: "JointRule") -> "JointRule":
+        """The rule, not fitted, with the weights of a fitted one."""
+        return replace(self, weights=fitted.weights)
 
     def terms_of(self, name: str, measured: Measurement) -> Tensor | None:
         """What each tap adds to a member's score before it is standardised, `(N, taps)`.
 
         None if the member measures its score itself.
         """
-        part = measured.parts[name]
-        if name in self.totals:
-            return self.totals[name].roots(part.values, measured.probability)
-        return self.rules[name].terms(part) if name in self.rules else None
+        return self.rules[name].terms(measured.parts[name]) if name in self.rules else None
 
     def terms(self, measured: Measurement) -> None:
         """None: the members have terms of their own. See `terms_of`."""
@@ -117,22 +121,18 @@ class JointRule:
 
         With `left_out`, the examples are those that fitted the rule, and are judged as if left out.
         """
-        assert measured.columns is not None
-        return torch.stack([self._score(name, measured, left_out) for name in measured.columns], 1)
-
-    def _score(self, name: str, measured: Measurement, left_out: bool) -> Tensor:
-        assert measured.columns is not None
-        columns = measured.columns[name]
-        if name in self.totals:
-            return self.totals[name].mean_of_roots(measured.values[:, columns], measured.probability)
-        if name not in self.rules:
-            return measured.values[:, columns.start].double()
-        rule, part = self.rules[name], measured.parts[name]
-        return (rule.left_out(part) if left_out else rule(part))[:, 0]
+        scores = []
+        for name, part in measured.parts.items():
+            if name not in self.rules:
+                scores.append(part.values[:, 0].double())
+            else:
+                rule = self.rules[name]
+                scores.append((rule.left_out(part) if left_out else rule(part))[:, 0])
+        return torch.stack(scores, 1)
 
     def left_out(self, measured: Measurement) -> Tensor:
         """The scores of the very examples that fitted the rule, as if each had been left out."""
-        return self._all_scores(measured, left_out=True)
+        return self(measured, left_out=True)
 
     def joined(self, scores: Tensor) -> Tensor:
         """The joint score `(N,)` from the scores of the members, `(N, members)`."""
@@ -143,11 +143,8 @@ class JointRule:
         standard = self.standard(scores)
         return standard if self.weights is None else standard * self.weights
 
-    def __call__(self, measured: Measurement) -> Tensor:
+    def __call__(self, measured: Measurement, left_out: bool = False) -> Tensor:
         """The joint score, then the scores of the members, `(N, 1 + members)`; infinite if not `finite`."""
-        return self._all_scores(measured)
-
-    def _all_scores(self, measured: Measurement, left_out: bool = False) -> Tensor:
         scores = self.member_scores(measured, left_out)
         all_scores = torch.cat([self.joined(scores).unsqueeze(1), scores], 1)
         return torch.where(measured.finite.unsqueeze(1), all_scores, torch.inf)
@@ -158,10 +155,6 @@ class JointRule:
         def moved(tensor: Tensor | None) -> Tensor | None:
             return None if tensor is None else tensor.to(device)
 
-        totals = {
-            name: replace(total, expectation_=moved(total.expectation_))
-            for name, total in self.totals.items()
-        }
         standard = copy(self.standard)
         for name, value in vars(standard).items():
             if isinstance(value, Tensor):
@@ -170,7 +163,6 @@ class JointRule:
         medians = {name: tensor.to(device) for name, tensor in self.medians.items()}
         return replace(
             self,
-            totals=totals,
             standard=standard,
             rules=rules,
             medians=medians,

@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import nn
 
+from gramwatch.calibrating import calibrate
 from gramwatch.distributed import together
 from gramwatch.errors import InputError, MissingExtraError, warn
 from gramwatch.guard import Guard
@@ -129,7 +130,7 @@ class GuardCallback(Callback):  # type: ignore[misc]
             with together(guard.model, "calibrate") as group:
                 measured = guard.measure_all(_one(validation, "calibration"), kept=kept)
                 calibrating, judged = halves(len(measured), self.seed)
-                guard.calibrate_kept(group, measured, kept, calibrating)
+                calibrate(guard, group, measured, kept, calibrating)
             return _figures(guard, measured[judged])
         guard.calibrate(self.calibration, seed=self.seed)
         return _figures(guard, guard.measure_all(_one(validation, "calibration"))) if validation else {}
@@ -143,9 +144,9 @@ class GuardCallback(Callback):  # type: ignore[misc]
 
 
 def _figures(guard: Guard, measured: Measurement) -> dict[str, float]:
-    score, _, flagged = guard.calibration().judged(measured)
-    finite = score[score.isfinite()]
-    return {"guard/flagged": float(flagged.double().mean()), "guard/score": float(finite.mean())}
+    verdict = guard.calibration().judged(measured)
+    finite = verdict.score[verdict.score.isfinite()]
+    return {"guard/flagged": float(verdict.is_ood.double().mean()), "guard/score": float(finite.mean())}
 
 
 def _checkpoint(trainer: Any) -> Path | None:

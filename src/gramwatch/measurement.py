@@ -1,9 +1,10 @@
 """From a `Measurement` to a `Detection`: a `Rule` computes the score, a `Calibration` ranks it."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,6 +18,30 @@ MOST_COPIES = 0.01
 """More exact copies among calibration examples than this share are worth a warning."""
 MOST_ROUNDING = 0.1
 """A tolerance above this share of the spread of scores is worth a warning."""
+
+
+_R = TypeVar("_R", bound="FittedRule")
+
+
+class Verdict(NamedTuple):
+    """The tensors of a detection, on the device of the network. A CUDA graph returns them."""
+
+    score: Tensor
+    """`(N,)`"""
+    p_values: Tensor
+    """The p-values of the score and of the members, `(N, 1 + members)`."""
+    is_ood: Tensor
+    """`(N,)`"""
+    logits: Tensor
+    """`(N, classes)`"""
+    predicted: Tensor
+    """`(N,)`"""
+    finite: Tensor
+    """The number of examples that are finite, a scalar."""
+    deviations: Tensor | None = None
+    """`(N, taps)`, of a detector that shows them."""
+    class_support: Tensor | None = None
+    """`(N,)`, likewise."""
 
 
 @dataclass(frozen=True)
@@ -194,6 +219,61 @@ class Rule(Protocol):
     def terms(self, measured: Measurement) -> Tensor | None:
         """The terms of the score, one per tap, `(N, taps)`; None if the measurement does not show them."""
 
+    def taught_by(self, fitted: Any) -> "Rule":
+        """The rule, not fitted, with what a rehearsal taught a fitted one."""
+
+
+class FittedRule(ABC):
+    """A rule whose tensors come from in-distribution examples.
+
+    It declares these tensors in `kept`: attributes, and arguments of the same name. How they are saved,
+    checked and moved follows from that.
+    """
+
+    standardises = True
+    kept: ClassVar[artifact.Shapes] = {}
+    """The fitted tensors. A size called "values" is the number of values that the member measures."""
+
+    @abstractmethod
+    def fit(self: _R, measured: Measurement) -> _R:
+        """The rule fitted to in-distribution examples, all finite."""
+
+    @abstractmethod
+    def __call__(self, measured: Measurement) -> Tensor:
+        """The score, `(N, 1)`; infinite if an example is not finite."""
+
+    def left_out(self, measured: Measurement) -> Tensor:
+        """The scores of the very examples that fitted the rule. Most rules hardly depend on one example."""
+        return self(measured)
+
+    def terms(self, measured: Measurement) -> Tensor | None:
+        """The terms of the score, one per tap, `(N, taps)`; None if it is no sum."""
+        return None
+
+    def taught_by(self: _R, fitted: Any) -> _R:
+        """The rule itself: it learns nothing by rehearsal."""
+        return self
+
+    @classmethod
+    def fields(cls, values: int) -> artifact.Shapes:
+        """The fitted tensors of a rule for so many values."""
+        return {
+            name: replace(field, shape=tuple(values if size == "values" else size for size in field.shape))
+            for name, field in cls.kept.items()
+        }
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The fitted tensors, by name."""
+        return {name: getattr(self, name) for name in self.kept}
+
+    def restored(self: _R, tensors: Mapping[str, Tensor]) -> _R:
+        """The rule with these fitted tensors."""
+        return type(self)(**tensors)
+
+    def to(self: _R, device: torch.device) -> _R:
+        """The rule on another device."""
+        return self.restored({name: tensor.to(device) for name, tensor in self.tensors().items()})
+
 
 class AsMeasured:
     """The rule of methods that measure their score itself."""
@@ -218,6 +298,10 @@ class AsMeasured:
 
     def terms(self, measured: Measurement) -> None:
         """None: a score shows no terms."""
+
+    def taught_by(self, fitted: Any) -> "AsMeasured":
+        """The rule itself: it learns nothing."""
+        return self
 
 
 @dataclass(frozen=True)
@@ -327,10 +411,11 @@ class Calibration:
         """The score above which an input is out-of-distribution (Eq. 6), if all classes rank together."""
         return threshold(self.limits[:, 0], level)
 
-    def judged(self, measured: Measurement) -> tuple[Tensor, Tensor, Tensor]:
-        """The score `(N,)`, the p-values of it and of the members `(N, 1 + members)`, the verdict `(N,)`."""
-        predicted, scores = measured.predicted, self.rule(measured)
-        return scores[:, 0], *self.ranks.judged(scores, predicted)
+    def judged(self, measured: Measurement) -> Verdict:
+        """The verdict: the score, its p-value and those of the members, and whether it is flagged."""
+        scores, predicted = self.rule(measured), measured.predicted
+        p_values, is_ood = self.ranks.judged(scores, predicted)
+        return Verdict(scores[:, 0], p_values, is_ood, measured.logits, predicted, measured.finite.sum())
 
     def to(self, device: torch.device) -> "Calibration":
         """The calibration with its rule and ranks on another device. The scores stay where they are."""

@@ -10,8 +10,9 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from gramwatch.detector import Detector, packed, unpacked
+from gramwatch.detector import Detector
 from gramwatch.errors import GramwatchWarning, InputError, MissingExtraError
+from gramwatch.ranks import packed, unpacked
 
 _D = TypeVar("_D", bound=Detector)
 _State = tuple[Any, dict[str, Tensor]]

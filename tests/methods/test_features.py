@@ -11,7 +11,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from gramwatch import artifact
-from gramwatch.detector import plan_for
 from gramwatch.errors import GramwatchWarning, InputError, NotFittedError, TapError
 from gramwatch.evaluate import fit_together
 from gramwatch.methods import (
@@ -29,6 +28,7 @@ from gramwatch.methods import (
 )
 from gramwatch.methods.features import Neighbours, largest_products, unit
 from gramwatch.observation import Head, Observation
+from gramwatch.passes import plan_for
 from gramwatch.taps import Look
 from tests.methods.observed import CLASSES, SMALL, WIDTH, Net, double, fitted, observed, oracle_relative
 

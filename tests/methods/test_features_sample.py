@@ -8,9 +8,9 @@ from torch import Tensor
 
 import gramwatch
 from gramwatch import Guard, InputError, artifact
-from gramwatch.detector import packed, unpacked
 from gramwatch.methods import KNN, Method, NNGuide
 from gramwatch.observation import Observation
+from gramwatch.ranks import packed, unpacked
 from tests.guarded import images, made
 from tests.methods.observed import CLASSES, WIDTH, Net, observed
 

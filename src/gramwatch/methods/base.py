@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from gramwatch import artifact
 from gramwatch.artifact import Field
 from gramwatch.batches import Inputs, on_device
-from gramwatch.detector import Detector, explained
+from gramwatch.detector import Detector
 from gramwatch.errors import InputError
 from gramwatch.measurement import AsMeasured, Calibration, Measurement, facts_of, how_many_rank
 from gramwatch.observation import Needs, Observation
+from gramwatch.passes import explained
 from gramwatch.taps import Network
 from gramwatch.taps.running import InputsAdapter, LogitsAdapter, MaskAdapter
 
@@ -413,23 +414,12 @@ class Method(Detector):
         shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
         header = {"detector": self.name, "settings": self.settings_as_json(), "shapes": shapes}
         if calibration is not None and calibration.rule.standardises:
-            kept = {
-                f"calibration.{name}": getattr(calibration.rule, name) for name in self.rule_fields(header)
-            }
+            kept = {f"calibration.{name}": tensor for name, tensor in calibration.rule.tensors().items()}
             shapes |= {name: list(tensor.shape) for name, tensor in kept.items()}
             tensors |= kept
         if calibration is not None:
             header["calibration"] = facts_of(calibration.how)
         return header, tensors
-
-    @classmethod
-    def rule_fields(cls, header: Mapping[str, Any]) -> artifact.Shapes:
-        """The tensors of a fitted rule, by the names of its attributes. `AsMeasured` has none."""
-        return {}
-
-    def rule_from(self, tensors: Mapping[str, Tensor]) -> Any:
-        """The fitted rule, from its tensors."""
-        return self.rule_kind(**tensors)
 
     @classmethod
     def described(
@@ -438,7 +428,9 @@ class Method(Detector):
         """The detector without its tensors, and the fields that its tensors must match."""
         fields = {f"state.{name}": field for name, field in cls.fields().items()}
         fields["calibration.scores"] = Field(("ranking",), torch.float64, artifact.ASCENDING)
-        fields |= {f"calibration.{name}": field for name, field in cls.rule_fields(header).items()}
+        if cls.rule_kind.standardises:
+            of_rule = cls.rule_kind.fields(cls.values_in(header))
+            fields |= {f"calibration.{name}": field for name, field in of_rule.items()}
         artifact.check_settings(cls, header["settings"])
         return cls(model, **header["settings"]), artifact.resolved(fields, artifact.shapes_of(header))
 
@@ -449,8 +441,9 @@ class Method(Detector):
             how = header.get("calibration", {"split": False, "seed": 0, "examples": len(scores)})
             if how_many_rank(how) != len(scores):
                 raise ValueError(f"{len(scores)} examples rank, not {how_many_rank(how)}")
-            fitted = {name: tensors[f"calibration.{name}"] for name in self.rule_fields(header)}
-            rule = self.rule_from(fitted)
+            rule = self.rule()
+            if rule.standardises:
+                rule = rule.restored({name: tensors[f"calibration.{name}"] for name in rule.kept})
             self._calibration = Calibration.restored(rule, scores.unsqueeze(1), self.level, facts_of(how))
         state = {name.removeprefix("state."): t for name, t in tensors.items() if name.startswith("state.")}
         fields = self.fields()

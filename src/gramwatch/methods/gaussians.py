@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from gramwatch.artifact import FINITE, NOT_NEGATIVE, POSITIVE, Field
 from gramwatch.errors import InputError, NotFittedError
-from gramwatch.explain import Shares
 from gramwatch.methods.base import Method
 from gramwatch.methods.features import TINY
 from gramwatch.observation import Needs, Observation
+from gramwatch.parts import Shares
 from gramwatch.plan import Plan
 from gramwatch.taps import Tap
 

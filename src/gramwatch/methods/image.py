@@ -11,7 +11,7 @@ from gramwatch import artifact, image_numbers
 from gramwatch.artifact import FINITE, NOT_NEGATIVE, POSITIVE_OR_INFINITE, Field
 from gramwatch.errors import InputError
 from gramwatch.image_numbers import GROUPS
-from gramwatch.measurement import Measurement
+from gramwatch.measurement import FittedRule, Measurement
 from gramwatch.methods.base import Method, Record
 from gramwatch.methods.features import TINY
 from gramwatch.observation import Needs, Observation
@@ -25,7 +25,7 @@ TAIL = 0.99
 
 
 @dataclass(frozen=True)
-class LargestGroup:
+class LargestGroup(FittedRule):
     """The largest of the distances of the groups, each standardised on in-distribution examples.
 
     A blurred image is unusual in its detail and in nothing else. A sum would bury that under the others.
@@ -35,7 +35,10 @@ class LargestGroup:
     """The median of the distances, `(groups,)`."""
     tail_: Tensor | None = None
     """From there to the 99th percentile, `(groups,)`; infinite for a group that says nothing."""
-    standardises = True
+    kept: ClassVar[artifact.Shapes] = {
+        "median_": Field(("values",), torch.float64, FINITE),
+        "tail_": Field(("values",), torch.float64, POSITIVE_OR_INFINITE),
+    }
 
     def fit(self, measured: Measurement) -> "LargestGroup":
         """The rule fitted to in-distribution examples, all finite."""
@@ -54,19 +57,6 @@ class LargestGroup:
     def __call__(self, measured: Measurement) -> Tensor:
         """The largest distance, `(N, 1)`."""
         return torch.where(measured.finite, self.groups(measured).amax(1), torch.inf).unsqueeze(1)
-
-    def left_out(self, measured: Measurement) -> Tensor:
-        """The same: a quantile hardly depends on one example."""
-        return self(measured)
-
-    def terms(self, measured: Measurement) -> None:
-        """None: the largest distance is no sum."""
-
-    def to(self, device: torch.device) -> "LargestGroup":
-        """The rule on another device."""
-        assert self.median_ is not None
-        assert self.tail_ is not None
-        return LargestGroup(self.median_.to(device), self.tail_.to(device))
 
 
 class Image(Method):
@@ -201,12 +191,9 @@ class Image(Method):
         return tuple(sentences)
 
     @classmethod
-    def rule_fields(cls, header: Mapping[str, Any]) -> artifact.Shapes:
-        """The tensors of a fitted rule."""
-        return {
-            "median_": Field((len(GROUPS),), torch.float64, FINITE),
-            "tail_": Field((len(GROUPS),), torch.float64, POSITIVE_OR_INFINITE),
-        }
+    def values_in(cls, header: Mapping[str, Any]) -> int:
+        """The number of values that it measures: one for each group."""
+        return len(GROUPS)
 
     def _check_state(self) -> None:
         if self.sum_ is None or self.count_ is None:

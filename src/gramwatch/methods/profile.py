@@ -2,19 +2,19 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from gramwatch import artifact
 from gramwatch.artifact import FINITE, Field
-from gramwatch.explain import Shares
-from gramwatch.measurement import Measurement
+from gramwatch.measurement import FittedRule, Measurement
 from gramwatch.methods.base import Record
 from gramwatch.methods.features import TINY
 from gramwatch.methods.gaussians import ClassDistances, Gaussian, in_float64
 from gramwatch.observation import Needs, Observation
+from gramwatch.parts import Shares
 from gramwatch.samples import Sample
 from gramwatch.statistics import check_count
 from gramwatch.taps.tap import Tap
@@ -26,7 +26,7 @@ RIDGE = 0.1
 
 
 @dataclass(frozen=True)
-class ProfileRule:
+class ProfileRule(FittedRule):
     """The distance of a profile from the profiles of in-distribution examples.
 
     A profile is unusual if one of its numbers is too large or too small. It is also unusual if two numbers
@@ -37,7 +37,10 @@ class ProfileRule:
     """The mean profile, `(numbers,)`."""
     whitening_: Tensor | None = None
     """`(numbers, numbers)`. The score is the length of `(profile - mean) @ whitening`."""
-    standardises = True
+    kept: ClassVar[artifact.Shapes] = {
+        "mean_": Field(("values",), torch.float64, FINITE),
+        "whitening_": Field(("values", "values"), torch.float64, FINITE),
+    }
 
     def fit(self, measured: Measurement) -> "ProfileRule":
         """The rule fitted to in-distribution examples, all finite."""
@@ -55,7 +58,10 @@ class ProfileRule:
 
     def __call__(self, measured: Measurement) -> Tensor:
         """The distance, `(N, 1)`."""
-        distance = self._squares(measured).sqrt()
+        assert self.mean_ is not None
+        assert self.whitening_ is not None
+        white = (measured.values.double() - self.mean_) @ self.whitening_
+        distance = white.square().sum(1).sqrt()
         return torch.where(measured.finite, distance, torch.inf).unsqueeze(1)
 
     def left_out(self, measured: Measurement) -> Tensor:
@@ -65,14 +71,11 @@ class ProfileRule:
         to be compared with the distance of a new one. Without its own share of the covariance, the squared
         distance d is d / (1 - d / n).
         """
-        squares = self._squares(measured)
-        share = squares * measured.values.shape[1] / len(measured)
-        return (squares / (1 - share)).sqrt().unsqueeze(1)
-
-    def _squares(self, measured: Measurement) -> Tensor:
         assert self.mean_ is not None
         assert self.whitening_ is not None
-        return ((measured.values.double() - self.mean_) @ self.whitening_).square().sum(1)
+        squares = ((measured.values.double() - self.mean_) @ self.whitening_).square().sum(1)
+        share = squares * measured.values.shape[1] / len(measured)
+        return (squares / (1 - share)).sqrt().unsqueeze(1)
 
     def terms(self, measured: Measurement) -> Tensor:
         """What distance and length at each tap add to the score, `(N, taps)`: the sums of their `shares`."""
@@ -90,12 +93,6 @@ class ProfileRule:
         white = difference @ self.whitening_
         length: Tensor = white.norm(dim=1, keepdim=True).clamp_min(TINY)
         return difference * (white @ self.whitening_.T) / length
-
-    def to(self, device: torch.device) -> "ProfileRule":
-        """The rule on another device."""
-        assert self.mean_ is not None
-        assert self.whitening_ is not None
-        return ProfileRule(self.mean_.to(device), self.whitening_.to(device))
 
 
 class _Together(NamedTuple):
@@ -282,13 +279,10 @@ class Profile(ClassDistances):
         return self.scored(self.measured(observation))
 
     @classmethod
-    def rule_fields(cls, header: Mapping[str, Any]) -> artifact.Shapes:
-        """The tensors of a fitted rule."""
+    def values_in(cls, header: Mapping[str, Any]) -> int:
+        """The number of values that it measures, from its part of a file: two for each tap."""
         (taps,) = header["shapes"].get("state.widths_", [0])
-        return {
-            "mean_": Field((2 * taps,), torch.float64, FINITE),
-            "whitening_": Field((2 * taps, 2 * taps), torch.float64, FINITE),
-        }
+        return 2 * int(taps)
 
 
 def _shares(parts: Tensor) -> Tensor:

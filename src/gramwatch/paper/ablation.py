@@ -7,7 +7,7 @@ from statistics import mean, stdev
 
 from gramwatch.deviation import TotalDeviation
 from gramwatch.evaluate import Measured, Row
-from gramwatch.gram import GramRule
+from gramwatch.gram_rules import GramRule
 from gramwatch.paper import published
 from gramwatch.paper.beside import SHORT, Line, markdown
 from gramwatch.paper.experiment import Options, entries_for, lines_of, protocol_of, write

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gramwatch.deviation import TotalDeviation
 from gramwatch.evaluate import Measured
-from gramwatch.gram import GramRule
+from gramwatch.gram_rules import GramRule
 from gramwatch.measurement import Measurement, Rule
 from gramwatch.paper import published
 from gramwatch.paper.ablation import BOUNDS

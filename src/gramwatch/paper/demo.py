@@ -38,7 +38,8 @@ def judge(name: str, make: Callable[[], nn.Module], data: Digits, outliers: dict
     train(network, data.train, data.train_labels)
     guard = Guard(network)
     guard.fit(data.train.split(256))
-    detector = guard.grams["gram"]
+    detector = guard.members["gram"]
+    assert isinstance(detector, GramDetector)
     detector.calibrate(data.validation.split(256))
     guard.calibrate(data.validation.split(256))
     inside = guard(data.test)

@@ -14,8 +14,8 @@ from torch import Tensor
 from gramwatch.deviation import TotalDeviation
 from gramwatch.errors import InputError
 from gramwatch.evaluate import Measured
-from gramwatch.gram import GramDetector, GramRule
-from gramwatch.guard import SHRINK
+from gramwatch.gram import GramDetector
+from gramwatch.gram_rules import GramRule, MeanOfRoots
 from gramwatch.joint import JointRule
 from gramwatch.measurement import Measurement, Rule
 from gramwatch.methods.profile import ProfileRule
@@ -110,8 +110,7 @@ def run(options: Options) -> list[Line]:
     chosen = {ALL: set(taps.names), SPREAD: set(spread), HALF: set(spread[::2])}
     rules: dict[str, Rule] = {}
     for effort in EFFORTS:
-        total = TotalDeviation(shrink=SHRINK)
-        rules[f"{GUARD}: {effort.title}"] = JointRule({GRAM: total}, rules={PROFILE: ProfileRule()})
+        rules[f"{GUARD}: {effort.title}"] = JointRule({GRAM: MeanOfRoots(), PROFILE: ProfileRule()})
         rules[f"{GRAM}: {effort.title}"] = GramRule(TotalDeviation())
     result = subject.evaluate(
         {name: _WithEfforts(each, subject.network, taps, chosen) for name, each in measured.items()}, rules

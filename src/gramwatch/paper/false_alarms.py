@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gramwatch.deviation import TotalDeviation
+from gramwatch.gram_rules import MeanOfRoots
 from gramwatch.joint import JointRule
 from gramwatch.measurement import Calibration, Measurement
 
@@ -82,7 +83,7 @@ def rates(
     counts = torch.zeros(2, len(shares), 1, dtype=torch.float64)
     alphas = torch.tensor(ALPHAS, dtype=torch.float64)
     for repeat in range(repeats):
-        rule = JointRule({"gram": TotalDeviation()})
+        rule = JointRule({"gram": MeanOfRoots(TotalDeviation())})
         known = simulated(calibration, generator, shares)
         found = Calibration.of(known, rule, level=0.95, per_class=per_class, seed=repeat)
         new = simulated(fresh, generator, shares)

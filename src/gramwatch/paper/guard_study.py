@@ -14,9 +14,10 @@ from torch import Tensor
 from gramwatch.deviation import TotalDeviation
 from gramwatch.errors import InputError
 from gramwatch.evaluate import Measured, Row, draws_of, evaluate_measured, fitted_rule
-from gramwatch.guard import EFFORTS, SHRINK
+from gramwatch.gram_rules import SHRINK, MeanOfRoots
+from gramwatch.guard import EFFORTS
 from gramwatch.joint import JointRule, Standard
-from gramwatch.measurement import AsMeasured, Measurement, Rule
+from gramwatch.measurement import AsMeasured, FittedRule, Measurement, Rule
 from gramwatch.methods import METHODS
 from gramwatch.methods.class_ratio import ClassRatio
 from gramwatch.methods.early_mahalanobis import EarlyMahalanobis
@@ -86,44 +87,53 @@ def _last_half(deviations: Tensor) -> Tensor:
 # --- how Gram enters ---------------------------------------------------------------------------------
 
 
-class Plain(TotalDeviation):
+@dataclass(frozen=True)
+class Plain(MeanOfRoots):
     """The mean over the taps of delta_l / E[delta_l]."""
 
-    def mean_of_roots(self, deviations: Tensor, probability: Tensor) -> Tensor:
-        """No root is taken."""
-        return self.mean_over_taps(deviations, probability, lambda terms: terms)
+    def __call__(self, measured: Measurement) -> Tensor:
+        """The score, `(N, 1)`. No root is taken."""
+        return self.mean_of(self.total.shares(measured.values, measured.probability))
+
+    def mean_of(self, terms: Tensor) -> Tensor:
+        """The mean of terms over the taps that count, `(N, 1)`."""
+        return terms.sum(1, keepdim=True) / self.total.counted
 
 
-class Logarithms(TotalDeviation):
+@dataclass(frozen=True)
+class Logarithms(Plain):
     """The mean over the taps of log(1 + delta_l / E[delta_l])."""
 
-    def mean_of_roots(self, deviations: Tensor, probability: Tensor) -> Tensor:
-        """Logarithms in place of roots."""
-        return self.mean_over_taps(deviations, probability, torch.log1p)
+    def __call__(self, measured: Measurement) -> Tensor:
+        """The score, `(N, 1)`. Logarithms take the place of roots."""
+        return self.mean_of(self.total.shares(measured.values, measured.probability).log1p())
 
 
-class CubeRoots(TotalDeviation):
+@dataclass(frozen=True)
+class CubeRoots(Plain):
     """The mean over the taps of the cube root of delta_l / E[delta_l]."""
 
-    def mean_of_roots(self, deviations: Tensor, probability: Tensor) -> Tensor:
-        """Cube roots in place of square roots."""
-        return self.mean_over_taps(deviations, probability, lambda terms: terms ** (1 / 3))
+    def __call__(self, measured: Measurement) -> Tensor:
+        """The score, `(N, 1)`. Cube roots take the place of square roots."""
+        return self.mean_of(self.total.shares(measured.values, measured.probability) ** (1 / 3))
 
 
+@dataclass(frozen=True)
 class RootOfMean(Plain):
     """The root of the mean over the taps."""
 
-    def mean_of_roots(self, deviations: Tensor, probability: Tensor) -> Tensor:
-        """One root, of the mean."""
-        return super().mean_of_roots(deviations, probability).sqrt()
+    def __call__(self, measured: Measurement) -> Tensor:
+        """The score, `(N, 1)`: one root, of the mean."""
+        return super().__call__(measured).sqrt()
 
 
+@dataclass(frozen=True)
 class LogarithmOfMean(Plain):
     """The logarithm of one more than the mean over the taps."""
 
-    def mean_of_roots(self, deviations: Tensor, probability: Tensor) -> Tensor:
-        """One logarithm, of the mean."""
-        return super().mean_of_roots(deviations, probability).log1p()
+    def __call__(self, measured: Measurement) -> Tensor:
+        """The score, `(N, 1)`: one logarithm, of the mean."""
+        return super().__call__(measured).log1p()
 
 
 # --- how scores are made comparable ------------------------------------------------------------------
@@ -297,7 +307,7 @@ class JoinVariant:
 
     title: str
     members: Sequence[str] = GUARDS_MEMBERS
-    total: TotalDeviation = field(default_factory=lambda: TotalDeviation(shrink=SHRINK))
+    gram: MeanOfRoots = field(default_factory=MeanOfRoots)
     standard: Standard = field(default_factory=Standard)
     join: Callable[[Tensor], Tensor] | None = None
     """How comparable scores become one; None: their sum."""
@@ -316,11 +326,11 @@ class JoinVariant:
 
     def rule(self) -> JointRule:
         """The rule, not fitted."""
-        totals = {GRAM: self.total} if GRAM in self.members else {}
-        rules: dict[str, Rule] = {PROFILE: ProfileRule()} if PROFILE in self.members else {}
+        known: dict[str, FittedRule] = {GRAM: self.gram, PROFILE: ProfileRule()}
+        rules = {name: rule for name, rule in known.items() if name in self.members}
         if self.join is not None:
-            return OtherJoin(totals, self.standard, rules, self.join)
-        return self.kind(totals, self.standard, rules)
+            return OtherJoin(rules, self.standard, self.join)
+        return self.kind(rules, self.standard)
 
 
 VARIANTS = (
@@ -367,13 +377,15 @@ VARIANTS = (
     JoinVariant("profile + energy", (PROFILE, "energy")),
     JoinVariant("class ratio + energy", (RATIO, "energy")),
     *(JoinVariant(title, form=title) for title in (*(each.title for each in FORMS), ENDS)),
-    JoinVariant("Gram's expectations not shrunk", total=TotalDeviation()),
-    JoinVariant("Gram not normalised", total=TotalDeviation(normalise=False)),
-    JoinVariant("Gram without confidence", total=TotalDeviation(confidence="none", shrink=SHRINK)),
-    JoinVariant("Gram not compressed", total=Plain(shrink=SHRINK)),
-    JoinVariant("cube roots instead of square roots", total=CubeRoots(shrink=SHRINK)),
-    JoinVariant("logarithms instead of square roots", total=Logarithms(shrink=SHRINK)),
-    JoinVariant("square root of the mean", total=RootOfMean(shrink=SHRINK)),
+    JoinVariant("Gram's expectations not shrunk", gram=MeanOfRoots(TotalDeviation())),
+    JoinVariant("Gram not normalised", gram=MeanOfRoots(TotalDeviation(normalise=False))),
+    JoinVariant(
+        "Gram without confidence", gram=MeanOfRoots(TotalDeviation(confidence="none", shrink=SHRINK))
+    ),
+    JoinVariant("Gram not compressed", gram=Plain()),
+    JoinVariant("cube roots instead of square roots", gram=CubeRoots()),
+    JoinVariant("logarithms instead of square roots", gram=Logarithms()),
+    JoinVariant("square root of the mean", gram=RootOfMean()),
     JoinVariant("no floor", standard=Adjusted(floored=False)),
     JoinVariant("floor at the lowest", standard=Adjusted(floor=0.0)),
     JoinVariant("floor at the median", standard=Adjusted(floor=0.5)),
@@ -383,7 +395,7 @@ VARIANTS = (
     JoinVariant(
         "z-scores, logarithm of the mean",
         standard=ZScore(floored=False),
-        total=LogarithmOfMean(shrink=SHRINK),
+        gram=LogarithmOfMean(),
     ),
     JoinVariant("decorrelated", standard=Decorrelated()),
     JoinVariant("less the medians of classes", kind=PerClass),

@@ -13,7 +13,7 @@ from dataclasses import replace
 from gramwatch.deviation import TotalDeviation
 from gramwatch.errors import InputError
 from gramwatch.evaluate import Evaluation
-from gramwatch.gram import GramRule
+from gramwatch.gram_rules import GramRule
 from gramwatch.paper.beside import SEEN, Line, mean_line
 from gramwatch.paper.experiment import Options, entries_for, lines_of, methods_of, protocol_of, write
 from gramwatch.paper.sets import OodSet, ood_sets

@@ -22,7 +22,8 @@ from gramwatch.detector import Detector
 from gramwatch.deviation import TotalDeviation, tap_deviations
 from gramwatch.errors import InputError, MissingDataError
 from gramwatch.evaluate import Evaluation, Measured, Together, evaluate_measured, fit_together
-from gramwatch.gram import GramDetector, GramRule
+from gramwatch.gram import GramDetector
+from gramwatch.gram_rules import GramRule
 from gramwatch.measurement import Measurement, Rule
 from gramwatch.methods import METHODS, TRAINED, Method, fgsm
 from gramwatch.methods.mahalanobis import Mahalanobis
