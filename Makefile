@@ -11,15 +11,16 @@ export PYTHONDONTWRITEBYTECODE :=
 # pip says a line for each package: nobody waits for minutes without a word. The exit code is that of pip, not of awk.
 define install
 @rm -f .venv/.done
-@{ $(BIN)/python -m pip install --progress-bar off --disable-pip-version-check --no-compile -c constraints.txt -e '.[$(EXTRAS)]' \
+@{ $(BIN)/python -m pip install --progress-bar off --disable-pip-version-check --no-compile -c constraints.txt -e '.[$(EXTRAS)]' $(LAB) \
 	&& touch .venv/.done; } | awk '/^(Collecting|Processing) /{n = split($$2, path, "/"); print "  " path[n]} \
 	/^Installing collected/{print "unpacking " NF - 3 " packages"} {fflush()}'
 @test -e .venv/.done
 endef
 
 $(INSTALLED): EXTRAS := dev
-$(INSTALLED): pyproject.toml constraints.txt
-	@echo "installing gramwatch with all that its tests need into .venv: about 100 packages, 2 GB or more with CUDA, some minutes"
+$(INSTALLED): LAB := -e ./lab
+$(INSTALLED): pyproject.toml lab/pyproject.toml constraints.txt
+	@echo "installing gramwatch and its lab with all that its tests need into .venv: about 100 packages, 2 GB or more with CUDA, some minutes"
 	$(PYTHON) -m venv .venv
 	$(install)
 	@echo "compiling them"
@@ -52,7 +53,7 @@ test-real: $(INSTALLED)  ## the long checks on real networks and data
 	touch $@
 
 test-browser: .venv/.browser  ## the report and the live page in headless Chromium (apt-get install chromium chromium-driver npm)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/report/test_page_browser.py tests/live/test_app_browser.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/report/test_page_browser.py tests/deploy/live/test_app_browser.py
 
 test-cuda: $(INSTALLED)  ## the tests that need a GPU, on a GPU
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.on_gpu --write
@@ -71,27 +72,27 @@ stress: .venv/.stress  ## kills, full disks, hostile requests, load, long runs, 
 .venv-triton/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-triton
 	.venv-triton/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
-		-e '.[dev]' 'triton==3.6.0' 'numpy<2.4'
+		-e '.[dev]' -e ./lab 'triton==3.6.0' 'numpy<2.4'
 	touch $@
 
 test-triton: .venv-triton/.installed  ## the CUDA kernels on CPU tensors, by Triton's interpreter
-	TRITON_INTERPRET=1 .venv-triton/bin/python -m pytest -n 2 tests/kernels
+	TRITON_INTERPRET=1 .venv-triton/bin/python -m pytest -n 2 tests/numerics/kernels
 
 # Ray is large, and a local cluster takes its time to start: it has an environment of its own.
 .venv-ray/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-ray
-	.venv-ray/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,ray]'
+	.venv-ray/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,ray]' -e ./lab
 	touch $@
 
 test-ray: .venv-ray/.installed  ## fit and score with Ray Data on a local cluster, in about a minute
-	OMP_NUM_THREADS=1 .venv-ray/bin/python -m pytest tests/test_ray_data.py
+	OMP_NUM_THREADS=1 .venv-ray/bin/python -m pytest tests/integrate/test_ray_data.py
 
 .venv/.bench: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
 	touch $@
 
 bench: .venv/.bench  ## what the detector costs on the CPU, in about 20 minutes (docs/performance.md)
-	$(BIN)/python -m benchmarks.overhead
+	$(BIN)/python -m lab.benchmarks.overhead
 
 .venv/.docs: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
@@ -103,11 +104,11 @@ docs: .venv/.docs  ## the site, in build/site; any warning or broken link within
 	@echo "open build/site/index.html"
 
 pictures: $(INSTALLED)  ## draw the pictures of docs/ anew from their tables (docs/images/demo.png: make demo)
-	$(BIN)/python -m gramwatch.report.results docs/results/*.csv
-	$(BIN)/python -m gramwatch.report.why docs/images/why.png docs/results/guard-resnet20.csv docs/results/guard-wrn40_2-new.csv
-	$(BIN)/python -m gramwatch.report.schematic docs/images/schematic.png
-	$(BIN)/python -m gramwatch.report.calibration docs/images
-	$(BIN)/python -m benchmarks.plots
+	$(BIN)/python -m gramwatch_lab.figures.results docs/results/*.csv
+	$(BIN)/python -m gramwatch_lab.figures.why docs/images/why.png docs/results/guard-resnet20.csv docs/results/guard-wrn40_2-new.csv
+	$(BIN)/python -m gramwatch_lab.figures.schematic docs/images/schematic.png
+	$(BIN)/python -m gramwatch_lab.figures.calibration docs/images
+	$(BIN)/python -m lab.benchmarks.plots
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

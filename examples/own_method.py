@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 import gramwatch
 from gramwatch import methods
-from gramwatch.artifact import NOT_NEGATIVE, Field
-from gramwatch.demo import digits, outlier_sets, small_mlp, train
+from gramwatch.files.artifact import NOT_NEGATIVE, Field
+from gramwatch.inputs.demo import digits, outlier_sets, small_mlp, train
 from gramwatch.methods import Method, Record
-from gramwatch.observation import Observation
+from gramwatch.observe.observation import Observation
 
 
 @methods.register

@@ -1,7 +1,7 @@
 """The README's quickstart: train a small network on digits, guard it, show what is flagged, save and load."""
 
 import gramwatch
-from gramwatch.demo import digits, photograph_patches, small_convnet, train
+from gramwatch.inputs.demo import digits, photograph_patches, small_convnet, train
 
 data = digits()
 model = small_convnet()

@@ -244,7 +244,7 @@ def pointing(guard: gramwatch.Guard, tokenizer, texts: list[str], foreign: list[
         before = guard(next(iter(Batches(tokenizer, [text]))))
         found.append(
             {
-                "auroc": gramwatch.metrics.auroc(amounts[~inside], amounts[inside]),
+                "auroc": gramwatch.numerics.metrics.auroc(amounts[~inside], amounts[inside]),
                 "top": bool(inside[amounts.argmax()]),
                 "chance": float(inside.double().mean()),
                 "flagged": bool(explained.found.is_ood) and not bool(before.is_ood),

@@ -6,8 +6,8 @@ compile the same kernels, each for itself.
 
 import torch
 
-from gramwatch.image_numbers import look
-from gramwatch.kernels import FAST, cpu
+from gramwatch.inputs.image_numbers import look
+from gramwatch.numerics.kernels import FAST, cpu
 
 
 def main() -> None:

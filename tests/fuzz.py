@@ -41,18 +41,21 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 import gramwatch
-from gramwatch import DataError, GramDetector, Guard, Monitor, artifact, datasets, networks, training
+from gramwatch import DataError, GramDetector, Guard, Monitor
 from gramwatch.cli.app import app
 from gramwatch.cli.common import Given, Voice
+from gramwatch.deploy.export import KEY
+from gramwatch.deploy.exported import ExportedGuard
+from gramwatch.deploy.serve import create_app
 from gramwatch.errors import ArtifactError, GramwatchError
-from gramwatch.export import KEY
-from gramwatch.exported import ExportedGuard
+from gramwatch.files import artifact
+from gramwatch.guard.pretrained import card_of, config_of
+from gramwatch.inputs import datasets, networks
+from gramwatch.inputs.preprocessing import Preprocessing
 from gramwatch.methods import METHODS, TRAINED
-from gramwatch.preprocessing import Preprocessing
-from gramwatch.pretrained import card_of, config_of
-from gramwatch.serve import create_app
-from gramwatch.training import checkpoint
-from tests.test_artifact import CALIBRATION, FRESH, TRAIN, TinyNet, joined, parts
+from gramwatch_lab import training
+from gramwatch_lab.training import checkpoint
+from tests.files.test_artifact import CALIBRATION, FRESH, TRAIN, TinyNet, joined, parts
 
 serving = importlib.import_module("gramwatch.cli.serve")  # the package has the function by this name
 SECONDS_PER_LOAD = 20

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from benchmarks import document
-from benchmarks.measure import save
+from lab.benchmarks import document
+from lab.benchmarks.measure import save
 
 ROOT = Path(__file__).parents[1]
 DATA = ROOT / "docs" / "data" / "on_gpu.json"

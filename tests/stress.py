@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
-from benchmarks import document
-from benchmarks.measure import machine
+from lab.benchmarks import document
+from lab.benchmarks.measure import machine
 from tests import stress_disks, stress_install, stress_kills, stress_long, stress_memory, stress_service
 from tests.stress_common import Row, Skipped
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import gramwatch
 from gramwatch import Guard
-from gramwatch.demo import digits, train
+from gramwatch.inputs.demo import digits, train
 
 
 @dataclass(frozen=True)

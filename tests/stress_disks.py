@@ -16,9 +16,10 @@ import errno, sys, warnings
 from pathlib import Path
 import torch
 import gramwatch
-from gramwatch import Guard, Monitor, detector
+from gramwatch import Guard, Monitor
+from gramwatch.detect import detector
 from gramwatch.cli.rows import Filed
-from gramwatch.demo import digits
+from gramwatch.inputs.demo import digits
 from tests.stress_common import same, tiny_guard
 import subprocess
 

@@ -26,10 +26,11 @@ import numpy as np
 import torch
 
 import gramwatch
-from gramwatch import Guard, Monitor, detector
-from gramwatch.datasets import download
-from gramwatch.datasets.source import Download, Raw, Source
-from gramwatch.demo import digits
+from gramwatch import Guard, Monitor
+from gramwatch.detect import detector
+from gramwatch.inputs.demo import digits
+from gramwatch.inputs.source import Download, Raw, Source
+from gramwatch_lab.datasets import download
 from tests.cli.invoking import invoke
 from tests.cli.own import PACKAGE, PREPARED, write_classes
 from tests.stress_common import Row, file_of, noise, same, tiny_guard
@@ -111,7 +112,7 @@ def fitting(root: Path, moments: int, rng: random.Random) -> Row:
 
     def check() -> bool:
         if checkpoint.exists():
-            gramwatch.artifact.read(checkpoint)  # raises an error if it is damaged
+            gramwatch.files.artifact.read(checkpoint)  # raises an error if it is damaged
         if path.exists() and not same(gramwatch.load(path, whole.model)(data.test), whole(data.test)):
             return False
         again = fit(0)

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 import gramwatch
-from gramwatch.demo import digits
+from gramwatch.inputs.demo import digits
 from tests.stress_common import Row, batches_of, resident, same, tiny_guard
 
 BATCHES = 200_000

@@ -29,9 +29,10 @@ import numpy as np
 import torch
 from PIL import Image
 
-from gramwatch import Guard, networks
-from gramwatch.datasets.images import FORMATS
-from gramwatch.preprocessing import Preprocessing
+from gramwatch import Guard
+from gramwatch.inputs import networks
+from gramwatch.inputs.images import FORMATS
+from gramwatch.inputs.preprocessing import Preprocessing
 from tests.stress_common import Row, Skipped, file_of, memory_of, noise
 
 PREPARE = Preprocessing((32, 32), 32, "bilinear", (0.5,) * 3, (0.25,) * 3)
@@ -44,7 +45,7 @@ MOST_SLOWER = 10
 NETWORK = "gramwatch_stress_resnet"
 SOURCE = """
 import torch
-from gramwatch import networks
+from gramwatch.inputs import networks
 
 def build():
     torch.manual_seed(0)

@@ -18,8 +18,8 @@ from torch.utils._pytree import tree_leaves
 
 import gramwatch
 from gramwatch import Guard
-from gramwatch.batches import mapped
-from gramwatch.guard import MEMBERS
+from gramwatch.guard.guard import MEMBERS
+from gramwatch.inputs.batches import mapped
 from tests.shallow import SHALLOW
 
 CLASSES = 4
@@ -346,7 +346,7 @@ def test_there_are_as_many_as_the_pages_say():
 
 def split(inputs: Any, size: int) -> Iterator[Any]:
     """The batches of one input, as a loader yields them."""
-    total = gramwatch.batches.count_examples(inputs)
+    total = gramwatch.inputs.batches.count_examples(inputs)
     for start in range(0, total, size):
         batch = mapped(inputs, lambda t, start=start: t[start : start + size])
         yield (batch,) if isinstance(batch, tuple) else batch
@@ -365,13 +365,13 @@ def liven(model: nn.Module, inputs: Any) -> None:
         for module in model.modules()
         if isinstance(module, kinds) and len(module.weight) == CLASSES
     ]
-    gramwatch.taps.call(model.train(), inputs)
+    gramwatch.watch.call(model.train(), inputs)
     for handle in handles:
         handle.remove()
     head = heads[-1]
     if not head.weight.any():  # as timm begins some heads
         nn.init.normal_(head.weight)
-    logits = gramwatch.taps.Network(model).logits_of(gramwatch.taps.call(model.eval(), inputs))
+    logits = gramwatch.watch.Network(model).logits_of(gramwatch.watch.call(model.eval(), inputs))
     head.weight /= logits.std()
     if head.bias is not None:
         head.bias.copy_((head.bias - logits.mean(0)) / logits.std())
@@ -392,7 +392,7 @@ def layers_called(model: nn.Module, inputs: Any) -> int:
         if isinstance(module, kinds)
     ]
     with torch.no_grad():
-        gramwatch.taps.call(model, inputs)
+        gramwatch.watch.call(model, inputs)
     for handle in handles:
         handle.remove()
     return len(calls)

@@ -18,13 +18,14 @@ from torch import Tensor, nn
 
 import gramwatch
 from examples.own_method import LogitGap
-from gramwatch import Detector, GramDetector, GramwatchWarning, Guard, InputError, NotFittedError, kernels
-from gramwatch.artifact import FINITE, Field
-from gramwatch.gram import BOUNDS
+from gramwatch import Detector, GramDetector, GramwatchWarning, Guard, InputError, NotFittedError
+from gramwatch.files.artifact import FINITE, Field
 from gramwatch.methods import METHODS, MSP, TRAINED, Method, Record, register
-from gramwatch.observation import Observation
-from gramwatch.statistics import STATISTICS
-from gramwatch.training import Semantic
+from gramwatch.methods.gram import BOUNDS
+from gramwatch.numerics import kernels
+from gramwatch.numerics.statistics import STATISTICS
+from gramwatch.observe.observation import Observation
+from gramwatch_lab.training import Semantic
 
 CLASSES = 3
 del METHODS[LogitGap.name]  # other tests see the library's own methods only

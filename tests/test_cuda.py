@@ -8,12 +8,12 @@ import torch.nn.functional as F
 from torch import nn
 
 import gramwatch
-from gramwatch import replay
-from gramwatch.bounds import make_bounds
-from gramwatch.distributed import Group
-from gramwatch.fitting import TrainingPass
-from gramwatch.progress import Fits
-from gramwatch.statistics import STATISTICS
+from gramwatch.detect.distributed import Group
+from gramwatch.detect.fitting import TrainingPass
+from gramwatch.detect.progress import Fits
+from gramwatch.numerics.bounds import make_bounds
+from gramwatch.numerics.statistics import STATISTICS
+from gramwatch.observe import replay
 
 pytestmark = pytest.mark.cuda
 
@@ -309,7 +309,7 @@ def test_a_batch_in_pieces_is_not_recorded_but_judged(net, record, monkeypatch):
     guard.record_pass = record
     monkeypatch.setattr(replay, "CALLS", 1)
     at_once = guard.planned(x).at_once
-    monkeypatch.setattr("gramwatch.plan.MOST_STATISTICS", 2**30 // at_once * 20)
+    monkeypatch.setattr("gramwatch.observe.plan.MOST_STATISTICS", 2**30 // at_once * 20)
     assert guard.planned(x).at_once < 50
     for _ in range(4):
         assert_close(guard(x), expected)
@@ -394,15 +394,15 @@ def test_float16_bounds_and_pieces_equal_those_of_the_cpu(net, storage, statisti
     train, test = torch.randn(400, 3, 16, 16).split(100), 2 * torch.randn(50, 3, 16, 16)
     once = gramwatch.GramDetector(net, statistic=statistic, storage=storage).fit(train)
     expected = once.measure(test).deviations
-    monkeypatch.setattr("gramwatch.plan.MOST_STATISTICS", 0)
-    monkeypatch.setattr("gramwatch.statistics.PIECE", 2000)
+    monkeypatch.setattr("gramwatch.observe.plan.MOST_STATISTICS", 0)
+    monkeypatch.setattr("gramwatch.numerics.statistics.PIECE", 2000)
     twice = gramwatch.GramDetector(net, statistic=statistic, storage=storage).fit(train)
     assert once.measure_all(train).deviations.le(1e-3).all()
     torch.testing.assert_close(twice.measure(test).deviations, expected, rtol=1e-3, atol=1e-3)
 
 
 def test_batches_are_copied_ahead_and_none_is_lost():
-    from gramwatch.batches import on_device_ahead
+    from gramwatch.inputs.batches import on_device_ahead
 
     model = nn.Linear(3, 3).cuda()
     batches = [torch.full((2, 3), float(i)) for i in range(5)]

@@ -109,7 +109,7 @@ def test_pages_that_show_verdicts_are_run():
 @pytest.fixture(scope="module")
 def given() -> dict[str, Any]:
     """What fragments take as given."""
-    from gramwatch.demo import digits, photograph_patches, small_mlp, train
+    from gramwatch.inputs.demo import digits, photograph_patches, small_mlp, train
 
     torch.manual_seed(0)
     data, model = digits(), small_mlp()

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from gramwatch.evaluation.compare import method_names
 from gramwatch.methods import METHODS
-from gramwatch.paper.compare import method_names
 from tests.pages import ROOT, code_of
 
 EXAMPLES = ROOT / "examples"
@@ -86,7 +86,7 @@ def test_a_method_of_ones_own_does_what_all_do(capsys):
 def test_the_command_line_evaluates_a_method_of_ones_own(tmp_path, monkeypatch):
     testing = pytest.importorskip("typer.testing")
     from gramwatch.cli.app import app
-    from gramwatch.paper import compare
+    from gramwatch.evaluation import compare
 
     asked = []
     monkeypatch.setattr(compare, "run", lambda methods, *rest: asked.append(compare.method_names(methods)))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gramwatch import kernels
+from gramwatch.numerics import kernels
 from tests import fuzz
 
 

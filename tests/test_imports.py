@@ -1,4 +1,4 @@
-"""The order of the modules, as the table of CONTRIBUTING.md has it, and the tests in the same places."""
+"""The order of the packages, as the table of CONTRIBUTING.md has it, and the tests in the same places."""
 
 import ast
 import re
@@ -8,131 +8,155 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-SOURCE = ROOT / "src" / "gramwatch"
-OLD_NAMES = {"rivals", "experiments"}
-"""They hand on to where things are now."""
-ENTRANCES = {"", "__main__"}
-"""`gramwatch/__init__.py`, which no module of the library imports, and `python -m gramwatch`."""
-TESTS = ROOT / "tests"
+LIBRARY, LAB = ROOT / "src" / "gramwatch", ROOT / "lab" / "gramwatch_lab"
+ENTRANCES = {"gramwatch", "gramwatch.__main__", "gramwatch._moved"}
+"""What users import, `python -m gramwatch`, and the table of old paths. The order is not for them."""
+DOWNWARDS = {
+    ("gramwatch.detect.detector", "gramwatch.explain.explained"),  # Detector.explain
+    ("gramwatch.guard.guard", "gramwatch.deploy.export"),  # Guard.export
+}
+"""The only imports of a later package. They are inside a function, or for types."""
 OF_THE_WHOLE = """
-    architectures benchmarks contract cuda docs examples fuzz imports limits package pages real
+    architectures contract cuda docs examples fuzz imports limits moved package pages real
     reference stress
 """.split()
 """Tests that are named after no module: they are about all of the library, or about the repository."""
 
 
 def order() -> list[str]:
-    """The modules in the order of the table."""
+    """The packages in the order of the table."""
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     section = text.split("## Where things are")[1].split("\n## ")[0]
-    cells = re.findall(r"^\| (`.*?`) \|", section, re.MULTILINE)
-    return [name for cell in cells for name in re.findall(r"`([\w.]+)`", cell)]
+    return [f"gramwatch.{name}" for name in re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)]
 
 
 def name_of(path: Path) -> str:
-    parts = path.relative_to(SOURCE).with_suffix("").parts
-    return ".".join(parts).removesuffix("__init__").removesuffix(".")
+    """The full name of a module."""
+    source = LIBRARY if path.is_relative_to(LIBRARY) else LAB
+    return ".".join(path.relative_to(source.parent).with_suffix("").parts).removesuffix(".__init__")
 
 
-MODULES = {name_of(path): path for path in sorted(SOURCE.rglob("*.py"))}
-CHECKED = sorted(MODULES.keys() - OLD_NAMES - ENTRANCES)
+MODULES = {name_of(path): path for path in sorted([*LIBRARY.rglob("*.py"), *LAB.rglob("*.py")])}
+CHECKED = sorted(MODULES.keys() - ENTRANCES)
 
 
-def imported(path: Path) -> Iterator[str]:
-    """The modules of this library that a file imports, without the leading `gramwatch.`."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+def package_of(module: str) -> str:
+    return ".".join(module.split(".")[:2])
+
+
+def imported(path: Path) -> Iterator[tuple[str, bool]]:
+    """The modules of this repository that a file imports, and whether at once: when it is imported itself."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    later = {
+        inner
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef)
+        or (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test))
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        names: list[str] = []
         if isinstance(node, ast.Import):
-            for alias in node.names:
-                if alias.name.partition(".")[0] == "gramwatch":
-                    yield alias.name.removeprefix("gramwatch").removeprefix(".")
+            names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert not node.level, f"{path} has a relative import"
-            if (node.module or "").partition(".")[0] == "gramwatch":
-                module = (node.module or "").removeprefix("gramwatch").removeprefix(".")
-                for alias in node.names:
-                    inner = f"{module}.{alias.name}".removeprefix(".")
-                    yield inner if inner in MODULES else module
+            inner = [f"{node.module}.{alias.name}" for alias in node.names]
+            names = [name if name in MODULES else str(node.module) for name in inner]
+        for name in names:
+            if name.partition(".")[0] in ("gramwatch", "gramwatch_lab"):
+                yield name, node not in later
 
 
-def place(module: str, known: list[str]) -> int:
-    """Where a module stands in the table: by its own name, or by that of its package."""
-    parts = module.split(".")
-    names = [".".join(parts[:n]) for n in range(len(parts), 0, -1)]
-    found = next((name for name in names if name in known), None)
-    assert found is not None, f"{module} is missing in CONTRIBUTING.md, 'Where things are'"
-    return known.index(found)
-
-
-def test_the_table_names_every_module_once():
+def test_the_table_names_every_package_once():
     known = order()
     assert len(known) == len(set(known))
-    assert set(known) <= MODULES.keys()
-    top = {name.partition(".")[0] for name in MODULES} - OLD_NAMES - ENTRANCES
-    assert {name.partition(".")[0] for name in known} == top
-    assert known.index("errors") < known.index("detector") < known.index("cli")
+    assert set(known) == {package_of(name) for name in CHECKED if name.startswith("gramwatch.")}
+
+
+def test_a_newcomer_sees_few_entries():
+    assert len([path for path in LIBRARY.iterdir() if not path.name.startswith("_")]) <= 19
 
 
 @pytest.mark.parametrize("module", CHECKED)
-def test_a_module_imports_only_those_before_it(module):
+def test_a_package_imports_only_those_before_it(module):
     known = order()
-    here = place(module, known)
-    for other in imported(MODULES[module]):  # inside functions, too
-        assert other not in ENTRANCES | OLD_NAMES, f"{module} imports gramwatch itself, or an old name"
-        same_package = other.partition(".")[0] == module.partition(".")[0]
-        assert place(other, known) < here or same_package, f"{module} imports {other}, which comes after it"
+    for other, at_once in imported(MODULES[module]):  # inside functions, too
+        if other == "gramwatch._moved":
+            continue
+        if module.startswith("gramwatch_lab"):
+            assert not other.startswith("gramwatch.cli.app"), f"{module} imports the commands"
+            continue
+        assert other not in ENTRANCES, f"{module} imports gramwatch itself"
+        assert other.startswith("gramwatch."), f"{module} imports the lab"
+        if (module, other) in DOWNWARDS:
+            assert not at_once, f"{module} imports {other}, which comes after it, outside of a function"
+            continue
+        place, here = known.index(package_of(other)), known.index(package_of(module))
+        assert place <= here, f"{module} imports {other}, which comes after it"
 
 
-def test_modules_of_one_package_do_not_import_in_a_circle():
+def test_no_exception_is_out_of_date():
+    for module, other in DOWNWARDS:
+        assert other in {name for name, _ in imported(MODULES[module])}
+
+
+@pytest.mark.parametrize("package", [*order(), "gramwatch_lab"])
+def test_modules_of_one_package_do_not_import_in_a_circle(package):
+    inside = {name for name in CHECKED if name == package or name.startswith(f"{package}.")}
     within = {
-        module: {
-            other
-            for other in imported(MODULES[module])  # inside functions, too
-            if other != module and other.partition(".")[0] == module.partition(".")[0]
-        }
-        for module in CHECKED
+        module: {other for other, _ in imported(MODULES[module]) if other != module and other in inside}
+        for module in inside
     }
-    left = set(CHECKED)
-    while ready := {module for module in left if not within[module] & left}:
-        left -= ready
-    assert not left, f"these import each other: {sorted(left)}"
+    while ready := {module for module in inside if not within[module] & inside}:
+        inside -= ready
+    assert not inside, f"these import each other: {sorted(inside)}"
 
 
-def test_taps_are_in_order_too():
-    parts = [name for name in order() if name.startswith("taps.")]
-    assert sorted(parts) == sorted(name for name in MODULES if name.startswith("taps."))
-    for number, module in enumerate(parts):
-        within = {other for other in imported(MODULES[module]) if other.startswith("taps")}
-        assert within <= set(parts[:number]), module
+def test_modules_of_watch_are_in_order():
+    """What a tap is comes first, finding taps last."""
+    parts = "tap padding operations running observe find".split()
+    for number, part in enumerate(parts):
+        others = {other.rpartition(".")[2] for other, _ in imported(MODULES[f"gramwatch.watch.{part}"])}
+        assert not others & set(parts[number:]), part
 
 
-def test_only_the_command_line_knows_the_paper():
-    for module in CHECKED:
-        if module.partition(".")[0] not in ("cli", "paper"):
-            known = {other.partition(".")[0] for other in imported(MODULES[module])}
-            assert not known & {"cli", "paper"}, module
+def test_the_reading_of_the_paper_knows_no_network():
+    for name, known in {
+        "statistics": set(),
+        "bounds": {"kernels"},
+        "deviation": {"bounds", "kernels"},
+    }.items():
+        others = {other for other, _ in imported(MODULES[f"gramwatch.numerics.{name}"])}
+        assert others <= {f"gramwatch.numerics.{other}" for other in known}
 
 
-def test_every_folder_of_tests_is_a_package_of_the_library():
-    folders = {path.parent.relative_to(TESTS) for path in TESTS.rglob("*.py")} - {Path(), Path("data")}
-    assert len(folders) > 5
+PLACES = [(ROOT / "tests", LIBRARY), (ROOT / "lab" / "tests", LAB)]
+"""Where tests lie, and of which package they are."""
+
+
+@pytest.mark.parametrize(("tests", "source"), PLACES)
+def test_every_folder_of_tests_is_a_package(tests, source):
+    folders = {path.parent.relative_to(tests) for path in tests.rglob("*.py")} - {Path(), Path("data")}
+    assert len(folders) > 4
     for folder in folders:
-        assert (SOURCE / folder / "__init__.py").is_file(), f"tests/{folder} has no counterpart"
-        assert (TESTS / folder / "__init__.py").is_file(), f"tests/{folder} is not a package"
+        assert (source / folder / "__init__.py").is_file(), f"{tests / folder} has no counterpart"
+        assert (tests / folder / "__init__.py").is_file(), f"{tests / folder} is not a package"
 
 
 def modules_of(folder: Path) -> set[str]:
     """The names of the modules of a package, its own among them."""
-    files = (SOURCE / folder).glob("*.py")
-    packages = (SOURCE / folder).glob("*/__init__.py")
-    return {path.stem for path in files} | {path.parent.name for path in packages} | {folder.name}
+    packages = folder.glob("*/__init__.py")
+    return (
+        {path.stem for path in folder.glob("*.py")} | {path.parent.name for path in packages} | {folder.name}
+    )
 
 
-def test_every_test_file_is_named_after_a_module():
+@pytest.mark.parametrize(("tests", "source"), PLACES)
+def test_every_test_file_is_named_after_a_module(tests, source):
     """A further word says which part of it is tested: `test_guard_settle.py` is a test of `guard`."""
-    whole = {TESTS / f"test_{name}.py" for name in OF_THE_WHOLE}
-    files = set(TESTS.rglob("test_*.py"))
-    assert whole < files
-    for path in files - whole:
+    whole = {tests / f"test_{name}.py" for name in (*OF_THE_WHOLE, "benchmarks")}
+    for path in set(tests.rglob("test_*.py")) - whole:
         words = path.stem.removeprefix("test_").split("_")
         names = {"_".join(words[:n]) for n in range(1, len(words) + 1)}
-        assert names & modules_of(path.parent.relative_to(TESTS)), f"{path.relative_to(ROOT)} is of no module"
+        folder = source / path.parent.relative_to(tests)
+        assert names & modules_of(folder), f"{path.relative_to(ROOT)} is of no module"

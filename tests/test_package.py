@@ -45,8 +45,8 @@ def test_names_are_imported_at_their_first_use():
         "print('torch' in sys.modules)\n"
         "print(set(gramwatch._WHERE) | {'__version__', 'statistics'} == set(gramwatch.__all__))\n"
         "print(set(gramwatch.__all__) <= set(dir(gramwatch)))\n"
-        "import gramwatch.evaluate\n"
-        "from gramwatch.evaluate import Evaluation\n"
+        "import gramwatch.evaluation.evaluate\n"
+        "from gramwatch.evaluation.evaluate import Evaluation\n"
         "print(gramwatch.evaluate.__name__, gramwatch.Evaluation is Evaluation)\n"
         "print(gramwatch.methods.__name__, hasattr(gramwatch, 'magic'))"
     )
@@ -85,7 +85,7 @@ def test_the_source_never_uses_pickle() -> None:
             unwanted = names & (forbidden | {"torch.load", "torch.save", "torch.hub"})
             found += [(source.name, getattr(node, "lineno", 0), name) for name in sorted(unwanted)]
     # Other people's checkpoints, by PyTorch's reader of parameters alone: the test above looks at how.
-    allowed = {("loading.py", "torch.load")}
+    allowed = {("networks.py", "torch.load")}
     assert [each for each in found if (each[0], each[2]) not in allowed] == []
 
 
@@ -115,29 +115,11 @@ def test_without_the_extra_the_command_says_what_to_install():
 def test_without_matplotlib_pictures_say_what_to_install():
     code = (
         "import sys; sys.modules['matplotlib'] = None\n"
-        "import gramwatch.report\n"
-        "try: gramwatch.report.pyplot()\n"
+        "import gramwatch.pictures\n"
+        "try: gramwatch.pictures.pyplot()\n"
         "except gramwatch.MissingExtraError as error: print(error)"
     )
     assert "gramwatch[plot]" in run(code)
-
-
-def test_old_names_of_modules_still_work():
-    found = run(
-        "import warnings\n"
-        "with warnings.catch_warnings(record=True) as said:\n"
-        "    warnings.simplefilter('always')\n"
-        "    from gramwatch.rivals import KNN, RIVALS, Rival\n"
-        "    from gramwatch.rivals.knn import KNN as by_module\n"
-        "    from gramwatch.experiments.demo import small_convnet, train\n"
-        "    from gramwatch.experiments.paper import Options\n"
-        "import gramwatch.methods, gramwatch.demo\n"
-        "assert KNN is by_module is gramwatch.methods.KNN and RIVALS is gramwatch.methods.METHODS\n"
-        "assert train is gramwatch.demo.train and issubclass(KNN, Rival)\n"
-        "print([str(each.message) for each in said if issubclass(each.category, gramwatch.GramwatchWarning)])"
-    )
-    assert found.count("gramwatch.rivals is now gramwatch.methods") == 1
-    assert found.count("gramwatch.experiments is now gramwatch.paper") == 1
 
 
 def test_every_package_that_is_imported_is_declared():

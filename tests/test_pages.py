@@ -1,10 +1,10 @@
-"""Pages hold what their results say: `python -m benchmarks.document` changes nothing."""
+"""Pages hold what their results say: `python -m lab.benchmarks.document` changes nothing."""
 
 import re
 
 import pytest
 
-from benchmarks import cells, document, figures
+from lab.benchmarks import cells, document, figures
 
 BLOCK, FIGURE = "<!-- begin a -->\nold\n<!-- end a -->\n", "It has <!--=b-->1<!--/--> %.\n"
 
@@ -16,7 +16,7 @@ def pages():
 
 def test_pages_hold_what_their_results_say(pages):
     told = {path.name: document.changed(before, after) for path, before, after in pages if before != after}
-    assert told == {}, "python -m benchmarks.document writes them"
+    assert told == {}, "python -m lab.benchmarks.document writes them"
 
 
 def test_every_figure_stands_on_a_page(pages):

@@ -7,15 +7,16 @@ import pytest
 import torch.nn.functional as F
 from torch import nn
 
-from gramwatch import CalibrationError, GramDetector, evaluate, kernels
-from gramwatch.datasets import synthetic
-from gramwatch.evaluate import fit_together
+from gramwatch import CalibrationError, GramDetector, evaluate
+from gramwatch.evaluation.evaluate import fit_together
+from gramwatch.inputs import synthetic
 from gramwatch.methods import METHODS
-from gramwatch.metrics import auroc
-from gramwatch.networks import densenet_bc_100_12
-from gramwatch.observation import Needs, Observation
-from gramwatch.plan import Plan
-from gramwatch.taps import Network, observe
+from gramwatch.numerics import kernels
+from gramwatch.numerics.metrics import auroc
+from gramwatch.observe.observation import Needs, Observation
+from gramwatch.observe.plan import Plan
+from gramwatch.watch import Network, observe
+from gramwatch_lab.networks import densenet_bc_100_12
 from tests import oracle, real_data
 
 ORDERS = range(1, 11)

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import gramwatch
-from gramwatch import detector as detectors
-from gramwatch import measurement
-from gramwatch.measurement import Calibration
+from gramwatch.detect import detector as detectors
+from gramwatch.detect import measurement
+from gramwatch.detect.measurement import Calibration
 
 DATA = Path(__file__).with_name("data")
 MADE = runpy.run_path(str(DATA / "make_reference.py"))

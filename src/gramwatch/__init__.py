@@ -8,11 +8,12 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from gramwatch.version import __version__
+from gramwatch._moved import install, module_of
+from gramwatch.files.version import __version__
 
 if TYPE_CHECKING:
-    from gramwatch import statistics
-    from gramwatch.detector import Detector
+    from gramwatch.detect.detector import Detector
+    from gramwatch.detect.measurement import Detection
     from gramwatch.errors import (
         ArtifactError,
         CalibrationError,
@@ -28,16 +29,16 @@ if TYPE_CHECKING:
         TapError,
         TrainingError,
     )
-    from gramwatch.evaluate import Evaluation, Judgement, evaluate, fit_together, judge
-    from gramwatch.explain import Explained
-    from gramwatch.explained_set import ExplainedSet, explain_set
-    from gramwatch.gram import GramDetector
-    from gramwatch.guard import Guard
-    from gramwatch.loading import load
-    from gramwatch.measurement import Detection
-    from gramwatch.monitor import Monitor
-    from gramwatch.select import Selection, select
-    from gramwatch.taps import Tap, Taps, find_taps, mark
+    from gramwatch.evaluation.evaluate import Evaluation, Judgement, evaluate, fit_together, judge
+    from gramwatch.explain.explained import Explained
+    from gramwatch.explain.explained_set import ExplainedSet, explain_set
+    from gramwatch.guard.guard import Guard
+    from gramwatch.guard.loading import load
+    from gramwatch.methods.gram import GramDetector
+    from gramwatch.numerics import statistics
+    from gramwatch.stream.monitor import Monitor
+    from gramwatch.stream.select import Selection, select
+    from gramwatch.watch import Tap, Taps, find_taps, mark
 
 __all__ = [
     "ArtifactError",
@@ -78,39 +79,45 @@ __all__ = [
 ]
 
 _MODULES = {
-    "detector": "Detector",
+    "detect.detector": "Detector",
+    "detect.measurement": "Detection",
     "errors": "ArtifactError CalibrationError DataError ExportError GramwatchError GramwatchWarning "
     "InputError MissingDataError MissingExtraError NotFittedError RankError TapError TrainingError",
-    "evaluate": "Evaluation Judgement evaluate fit_together judge",
-    "explain": "Explained",
-    "explained_set": "ExplainedSet explain_set",
-    "gram": "GramDetector",
-    "guard": "Guard",
-    "loading": "load",
-    "measurement": "Detection",
-    "monitor": "Monitor",
-    "select": "Selection select",
-    "taps": "Tap Taps find_taps mark",
+    "evaluation.evaluate": "Evaluation Judgement evaluate fit_together judge",
+    "explain.explained": "Explained",
+    "explain.explained_set": "ExplainedSet explain_set",
+    "guard.guard": "Guard",
+    "guard.loading": "load",
+    "methods.gram": "GramDetector",
+    "stream.monitor": "Monitor",
+    "stream.select": "Selection select",
+    "watch": "Tap Taps find_taps mark",
 }
 """The public names of each module."""
 _WHERE = {name: module for module, names in _MODULES.items() for name in names.split()}
-_WITHOUT_NAMES = """
-    artifact batches bounds deviation distributed export joint kernels methods metrics observation plan
-    replay statistics threshold
+_PACKAGES = """
+    deploy detect errors evaluation explain files guard inputs integrate methods numerics observe pictures
+    report stream watch
 """.split()
-"""Modules that `import gramwatch` also makes available: `gramwatch.methods`."""
+"""What `import gramwatch` also makes available: `gramwatch.methods`."""
+install()
 
 
 def __getattr__(name: str) -> Any:
+    if name == "statistics":
+        return importlib.import_module("gramwatch.numerics.statistics")
     if name in _WHERE:
         return getattr(importlib.import_module(f"gramwatch.{_WHERE[name]}"), name)
-    if name in _WITHOUT_NAMES or name in _MODULES:
+    if name in _PACKAGES:
         return importlib.import_module(f"gramwatch.{name}")
+    module = module_of(name)
+    if module is not None:
+        return module
     raise AttributeError(f"module 'gramwatch' has no attribute '{name}'")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_MODULES, *_WITHOUT_NAMES})
+    return sorted({*globals(), *__all__, *_PACKAGES})
 
 
 class _Package(ModuleType):

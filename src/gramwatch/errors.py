@@ -1,7 +1,5 @@
 """The exceptions and the warning that this library raises. A message names what is wrong and a remedy."""
 
-import importlib
-import pkgutil
 import sys
 import warnings
 import weakref
@@ -88,23 +86,12 @@ def in_short(error: Exception) -> str:
 def _stacklevel() -> int:
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and (
-        frame.f_globals.get("__name__", "").startswith(("gramwatch.", "torch.", "functools"))
+        frame.f_globals.get("__name__", "").startswith(
+            ("gramwatch.", "gramwatch_lab.", "torch.", "functools")
+        )
     ):
         level, frame = level + 1, frame.f_back
     return level
-
-
-def moved(old: str, new: str, **others: str) -> None:
-    """Keep the modules of a renamed package importable under the old name, and warn of the new name.
-
-    `others` are modules that did not move with the package: the name below `old`, and the new full name.
-    """
-    warn(f"{old} is now {new}: import from there")
-    package = importlib.import_module(new)
-    names = {module.name: f"{new}.{module.name}" for module in pkgutil.iter_modules(package.__path__)}
-    for name, place in (names | others).items():
-        sys.modules[f"{old}.{name}"] = importlib.import_module(place)
-        setattr(sys.modules[old], name, sys.modules[f"{old}.{name}"])
 
 
 def listed(names: list[str], most: int = 8) -> str:

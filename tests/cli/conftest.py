@@ -48,10 +48,10 @@ class Own:
 
 def _train(folder: Path) -> None:
     """Weights for the network, which then tells bright from dark."""
-    from gramwatch.datasets.files import files_of
-    from gramwatch.demo import train
-    from gramwatch.preprocessing import Preprocessing
-    from gramwatch.readers import Images
+    from gramwatch.inputs.demo import train
+    from gramwatch.inputs.files import files_of
+    from gramwatch.inputs.preprocessing import Preprocessing
+    from gramwatch.inputs.readers import Images
 
     files = files_of(folder / "train")
     prepare = Preprocessing((16, 16), 16, "bilinear", (0.5,) * 3, (0.25,) * 3)

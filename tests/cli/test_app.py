@@ -31,13 +31,13 @@ def test_the_command_knows_its_version():
 def test_what_fails_on_the_way_is_one_line(
     error: Exception, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gramwatch.paper.demo.run", raising(error))
+    monkeypatch.setattr("gramwatch.cli.quickstart.run", raising(error))
     result = invoke("demo", "--output", tmp_path)
     assert (result.exit_code, told(result)) == (1, line)
 
 
 def test_the_unexpected_keeps_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gramwatch.paper.demo.run", raising(KeyError("a bug")))
+    monkeypatch.setattr("gramwatch.cli.quickstart.run", raising(KeyError("a bug")))
     assert isinstance(invoke("demo", "--output", tmp_path).exception, KeyError)
 
 
@@ -63,7 +63,7 @@ def test_help_has_no_line_breaks_inside_paragraphs() -> None:
         for paragraph in (command.help or "").split("\n\n"):
             first, *others = paragraph.split("\n")
             assert not others or (first, len(others)) == ("Examples:", 1), command.name
-    assert len(COMMANDS) > 14
+    assert len(COMMANDS) > 12
 
 
 def test_the_command_shows_warnings_as_notes(own, tmp_path) -> None:
@@ -99,3 +99,30 @@ def test_every_command_has_a_short_option_for_help() -> None:
         shown = invoke(*command, "-h")
         assert (shown.exit_code, "Usage: " in shown.output) == (0, True), command
     assert invoke("score", "-h").output == invoke("score", "--help").output
+
+
+@pytest.mark.parametrize("command", ["paper list", "study", "train --help", "data list --sources"])
+def test_without_the_lab_its_commands_say_what_to_install(command: str) -> None:
+    found = without_the_lab(*command.split())
+    assert found.returncode == 2
+    name = command.split()[0]
+    assert found.stderr == f"gramwatch: '{name}' comes with gramwatch-lab: pip install gramwatch-lab\n"
+
+
+def test_without_the_lab_help_does_not_list_its_commands() -> None:
+    found = without_the_lab("--help")
+    assert found.returncode == 0
+    assert "evaluate" in found.stdout
+    assert " paper " not in found.stdout
+
+
+def without_the_lab(*words: str) -> "subprocess.CompletedProcess[str]":
+    """A command where no package offers more commands."""
+    code = (
+        "import importlib.metadata, sys\n"
+        "importlib.metadata.entry_points = lambda **_: []\n"
+        "from gramwatch.cli import main\n"
+        f"sys.argv = ['gramwatch', *{words!r}]\n"
+        "main()"
+    )
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

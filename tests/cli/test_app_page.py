@@ -101,7 +101,7 @@ def test_the_install_line_of_a_page_has_the_extras_of_its_commands(page):
 
 def test_the_demo_imports_nothing_that_make_does_not_install_for_it():
     code = (
-        "import sys, gramwatch.cli.app, gramwatch.paper.demo, gramwatch.report.overview\n"
+        "import sys, gramwatch.cli.app, gramwatch.cli.quickstart, gramwatch.report.overview\n"
         "from gramwatch.report import pyplot\n"
         "pyplot()\n"
         "print(*{name.partition('.')[0] for name in sys.modules})"

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from gramwatch import artifact
 from gramwatch.cli.app import app
+from gramwatch.files import artifact
 from tests.cli.invoking import invoke, told
 from tests.cli.own import PREPARED, QUICK
-from tests.test_artifact import joined, parts
+from tests.files.test_artifact import joined, parts
 
 
 def test_the_check_of_a_folder_leaves_nothing_but_the_folder(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_an_output_that_is_a_pipe_or_a_device_is_refused(own: Any, tmp_path: Pat
 def test_a_cell_of_a_table_is_no_formula_and_is_read_back(
     own: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from gramwatch.datasets.files import files_of
+    from gramwatch.inputs.files import files_of
     from gramwatch.report import scores
 
     monkeypatch.chdir(tmp_path)

@@ -9,7 +9,9 @@ from typing import Any, NoReturn
 import pytest
 import torch
 
-from gramwatch import Guard, networks, training
+from gramwatch import Guard
+from gramwatch.inputs import networks
+from gramwatch_lab import training
 from tests.cli.invoking import invoke, raising, told
 
 
@@ -21,14 +23,14 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.fail("the command went on")
 
     for name in (
-        "datasets.load",
-        "datasets.download.get",
-        "networks.load",
-        "paper.experiment.computed",
-        "paper.demo.run",
-        "paper.compare.run",
+        "gramwatch.inputs.datasets.load",
+        "gramwatch_lab.datasets.download.get",
+        "gramwatch.inputs.networks.load",
+        "gramwatch_lab.paper.experiment.computed",
+        "gramwatch.cli.quickstart.run",
+        "gramwatch.evaluation.compare.run",
     ):
-        monkeypatch.setattr(f"gramwatch.{name}", runs)
+        monkeypatch.setattr(name, runs)
 
 
 @pytest.fixture
@@ -166,13 +168,13 @@ def test_a_read_only_folder_is_noticed_at_the_start(
 @pytest.mark.parametrize(
     ("words", "where", "kept"),
     [
-        ("demo --output out", "paper.demo.run", "are in out"),
-        ("evaluate --output out", "paper.compare.run", "are in out"),
-        (TABLE + "--output out", "paper.experiment.computed", "nothing was kept"),
-        (TABLE + "--output done", "paper.experiment.computed", "the same command goes on"),
-        (STUDY + "--output done", "paper.experiment.computed", "the same command goes on"),
-        ("data get cifar10 --data out", "datasets.download.get", "the same command goes on"),
-        ("data check --data out", "datasets.download.found", "interrupted"),
+        ("demo --output out", "gramwatch.cli.quickstart.run", "are in out"),
+        ("evaluate --output out", "gramwatch.evaluation.compare.run", "are in out"),
+        (TABLE + "--output out", "gramwatch_lab.paper.experiment.computed", "nothing was kept"),
+        (TABLE + "--output done", "gramwatch_lab.paper.experiment.computed", "the same command goes on"),
+        (STUDY + "--output done", "gramwatch_lab.paper.experiment.computed", "the same command goes on"),
+        ("data get cifar10 --data out", "gramwatch_lab.datasets.download.get", "the same command goes on"),
+        ("data check --data out", "gramwatch_lab.datasets.download.found", "interrupted"),
     ],
 )
 def test_an_interruption_says_what_was_kept(
@@ -180,7 +182,7 @@ def test_an_interruption_says_what_was_kept(
 ) -> None:
     (place / "done" / "cells").mkdir(parents=True)
     (place / "done" / "cells" / "one.safetensors").touch()
-    monkeypatch.setattr(f"gramwatch.{where}", raising(KeyboardInterrupt()))
+    monkeypatch.setattr(where, raising(KeyboardInterrupt()))
     result = invoke(*words.split())
     assert result.exit_code == 130
     line = told(result)
@@ -191,11 +193,11 @@ def test_an_interruption_says_what_was_kept(
 @pytest.fixture
 def digits(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the place of MNIST: 20 images of noise."""
-    from gramwatch.datasets import ImageSet
+    from gramwatch.inputs.datasets import ImageSet
 
     images = torch.randint(0, 255, (20, 1, 28, 28), dtype=torch.uint8)
     found = ImageSet("MNIST", images, torch.arange(20) % 10)
-    monkeypatch.setattr("gramwatch.datasets.load", lambda *_, **__: found)
+    monkeypatch.setattr("gramwatch.inputs.datasets.load", lambda *_, **__: found)
 
 
 @pytest.mark.usefixtures("digits")
@@ -253,7 +255,7 @@ def test_a_guard_in_the_place_of_a_checkpoint_is_one_line(tmp_path: Path) -> Non
 def test_without_matplotlib_a_command_says_so_at_once(tmp_path: Path) -> None:
     code = (
         "import sys; sys.modules['matplotlib'] = None\n"
-        "import gramwatch.paper.demo as demo\n"
+        "import gramwatch.cli.quickstart as demo\n"
         "demo.judge = None\n"
         "sys.argv[1:] = ['demo', '--output', sys.argv[1]]\n"
         "from gramwatch.cli import main; main()"

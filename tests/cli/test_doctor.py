@@ -21,15 +21,15 @@ def test_the_doctor_finds_versions_kernels_and_a_working_guard():
 
 
 def test_the_doctor_reports_what_fails(monkeypatch):
-    monkeypatch.setattr("gramwatch.guard.Guard.fit", raising(RuntimeError("no such luck")))
+    monkeypatch.setattr("gramwatch.guard.guard.Guard.fit", raising(RuntimeError("no such luck")))
     result = invoke("doctor", "--device", "cpu")
     assert result.exit_code == 1
     assert "RuntimeError: no such luck" in result.output
 
 
 def test_the_doctor_says_why_kernels_are_not_used(monkeypatch):
-    monkeypatch.setattr("gramwatch.kernels._given_up", set())
-    monkeypatch.setattr("gramwatch.kernels.cpu.compute", raising(RuntimeError("no compiler")))
+    monkeypatch.setattr("gramwatch.numerics.kernels._given_up", set())
+    monkeypatch.setattr("gramwatch.numerics.kernels.cpu.compute", raising(RuntimeError("no compiler")))
     shown = invoke("doctor", "--device", "cpu", "--json")
     assert "not used: " in json.loads(shown.stdout)["kernels"]
     assert "no compiler" in json.loads(shown.stdout)["kernels"]
@@ -50,7 +50,7 @@ def test_the_doctor_imports_what_it_calls_installed(monkeypatch, package):
 
 def test_the_doctor_knows_that_classifiers_do_without_the_operators_of_torchvision(monkeypatch):
     monkeypatch.setattr("gramwatch.cli.doctor.PACKAGES", {"torchvision": ""})
-    monkeypatch.setattr("gramwatch.networks.foreign.import_torchvision", lambda: None)
+    monkeypatch.setattr("gramwatch.inputs.foreign.import_torchvision", lambda: None)
     monkeypatch.setattr("importlib.import_module", raising(RuntimeError("operator torchvision::nms")))
     ((_, text, works),) = versions()
     assert works

@@ -2,10 +2,10 @@
 
 import torch
 
-from benchmarks import sample_sizes
 from gramwatch.cli import enough
 from gramwatch.cli.enough import few_to_calibrate, few_to_fit
-from gramwatch.demo import digits, small_mlp, train
+from gramwatch.inputs.demo import digits, small_mlp, train
+from lab.benchmarks import sample_sizes
 
 
 def test_the_messages_hold_what_was_measured():

@@ -14,12 +14,12 @@ from typer.testing import CliRunner
 
 import gramwatch
 from gramwatch.cli.app import app
-from gramwatch.datasets.files import files_of
+from gramwatch.inputs.files import files_of
+from gramwatch.inputs.models import resolve
+from gramwatch.inputs.preprocessing import Preprocessing
+from gramwatch.inputs.readers import Images, Tally
 from gramwatch.methods import METHODS
-from gramwatch.metrics import auroc
-from gramwatch.models import resolve
-from gramwatch.preprocessing import Preprocessing
-from gramwatch.readers import Images, Tally
+from gramwatch.numerics.metrics import auroc
 from tests.cli.invoking import invoke, told
 from tests.cli.own import PREPARED, QUICK
 

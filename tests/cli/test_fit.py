@@ -10,14 +10,15 @@ from PIL import Image
 from safetensors.torch import save_file
 
 import gramwatch
-from gramwatch import CalibrationError, artifact
+from gramwatch import CalibrationError
 from gramwatch.cli.enough import few_to_calibrate, few_to_fit
 from gramwatch.cli.fit import check_enough_images
-from gramwatch.datasets.files import files_of
-from gramwatch.models import resolve
-from gramwatch.networks.foreign import import_torchvision
-from gramwatch.preprocessing import Preprocessing
-from gramwatch.readers import Images
+from gramwatch.files import artifact
+from gramwatch.inputs.files import files_of
+from gramwatch.inputs.foreign import import_torchvision
+from gramwatch.inputs.models import resolve
+from gramwatch.inputs.preprocessing import Preprocessing
+from gramwatch.inputs.readers import Images
 from tests.cli.invoking import invoke, raising, told
 from tests.cli.own import PREPARED, QUICK, picture, write_classes
 
@@ -218,7 +219,7 @@ def test_a_network_of_timm_with_its_own_preprocessing(tmp_path):
 
 
 def test_an_interrupted_fit_goes_on_from_its_checkpoint(own, tmp_path, monkeypatch):
-    from gramwatch.readers import Tally
+    from gramwatch.inputs.readers import Tally
 
     arguments = [
         "fit", own.model, own.train, "--weights", own.weights, "-o", tmp_path / "g.safetensors", *PREPARED,
@@ -250,7 +251,7 @@ def test_an_interrupted_fit_goes_on_from_its_checkpoint(own, tmp_path, monkeypat
 
 
 def test_a_full_disk_leaves_no_guard(own, tmp_path, monkeypatch):
-    monkeypatch.setattr("gramwatch.artifact.save_file", raising(OSError(28, "No space left on device")))
+    monkeypatch.setattr("gramwatch.files.artifact.save_file", raising(OSError(28, "No space left on device")))
     result = invoke(
         "fit", own.model, own.train, "--weights", own.weights, "-o", tmp_path / "g.safetensors", *PREPARED,
         *QUICK, "-q",

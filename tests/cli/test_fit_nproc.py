@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from gramwatch import artifact
 from gramwatch.cli import launch
 from gramwatch.cli.common import Pictures, default_workers
+from gramwatch.files import artifact
 from tests.cli.invoking import invoke
 from tests.cli.own import PREPARED, QUICK
 
@@ -70,7 +70,7 @@ def test_two_processes_write_the_file_of_one(own, tmp_path):
 
 @pytest.mark.parametrize(("rank", "lines"), [(0, 1), (1, 0)])
 def test_what_fails_is_said_by_rank_0_alone(own, tmp_path, monkeypatch, rank, lines):
-    """A failure of rank 1 by itself reaches rank 0: tests/test_distributed.py."""
+    """A failure of rank 1 by itself reaches rank 0: tests/detect/test_distributed.py."""
     for name, value in launch._environment(rank, 1, 12345).items():
         monkeypatch.setenv(name, value)
     result = invoke(

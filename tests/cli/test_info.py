@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import gramwatch
-from gramwatch import artifact
-from gramwatch.guard import MEMBERS
-from gramwatch.models import resolve
+from gramwatch.files import artifact
+from gramwatch.guard.guard import MEMBERS
+from gramwatch.inputs.models import resolve
 from tests.cli.invoking import invoke, told
 
 

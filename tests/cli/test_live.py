@@ -62,10 +62,10 @@ def test_the_demo_has_a_page_of_its_own(monkeypatch):
         def warm_up(self):
             made.append("warm")
 
-    monkeypatch.setattr("gramwatch.live.demo.demo_page", lambda say, progress: (Examined(), "shown"))
-    monkeypatch.setattr("gramwatch.live.create_page", lambda examiner, shown: made.append(shown))
+    monkeypatch.setattr("gramwatch.deploy.live.demo.demo_page", lambda say, progress: (Examined(), "shown"))
+    monkeypatch.setattr("gramwatch.deploy.live.create_page", lambda examiner, shown: made.append(shown))
     monkeypatch.setattr(
-        "gramwatch.live.run_page", lambda app, opened, started: made.append(opened.getsockname()[0])
+        "gramwatch.deploy.live.run_page", lambda app, opened, started: made.append(opened.getsockname()[0])
     )
     result = invoke("live", "--demo", "--port", 0)
     assert result.exit_code == 0, result.output
@@ -86,7 +86,7 @@ def test_the_demo_has_a_page_of_its_own(monkeypatch):
     ],
 )
 def test_wrong_usage_is_one_line(own, words, code, reason, monkeypatch):
-    monkeypatch.setattr("gramwatch.live.run_page", raising(AssertionError("it serves")))
+    monkeypatch.setattr("gramwatch.deploy.live.run_page", raising(AssertionError("it serves")))
     if "1" in words:  # the superuser may take any port
         monkeypatch.setattr("socket.socket.bind", raising(PermissionError(13, "Permission denied")))
     free = [] if "--port" in words else ["--port", 0]
@@ -96,7 +96,7 @@ def test_wrong_usage_is_one_line(own, words, code, reason, monkeypatch):
 
 
 def test_interrupted_while_it_trains_it_says_so(monkeypatch):
-    monkeypatch.setattr("gramwatch.live.demo.demo_page", raising(KeyboardInterrupt()))
+    monkeypatch.setattr("gramwatch.deploy.live.demo.demo_page", raising(KeyboardInterrupt()))
     result = invoke("live", "--demo", "--port", 0)
     assert result.exit_code == 130
     assert "interrupted" in result.output
@@ -106,7 +106,7 @@ def test_without_the_extra_the_command_says_what_to_install():
     code = (
         "import sys; sys.modules['fastapi'] = None\n"
         "import gramwatch\n"
-        "try: import gramwatch.live\n"
+        "try: import gramwatch.deploy.live\n"
         "except gramwatch.MissingExtraError as error: print(error)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gramwatch import artifact
+from gramwatch.files import artifact
 from tests.cli.invoking import invoke, told
 from tests.cli.own import PREPARED, QUICK
 

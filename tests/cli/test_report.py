@@ -8,10 +8,10 @@ import pytest
 pytest.importorskip("altair", reason="the extra 'report' is not installed")
 
 from gramwatch.cli.report import about_guard
+from lab.tests.figures.tables import many, write_csv
 from tests.cli.invoking import invoke, told
 from tests.cli.own import QUICK
 from tests.cli.test_score import rows_of
-from tests.report.tables import many, write_csv
 
 
 def test_a_page_is_written_with_the_scores(own, tmp_path):
@@ -43,8 +43,9 @@ def test_a_page_is_written_with_the_scores(own, tmp_path):
 
 
 def test_the_facts_are_those_of_the_guard(own):
-    from gramwatch import artifact, load
-    from gramwatch.models import resolve
+    from gramwatch import load
+    from gramwatch.files import artifact
+    from gramwatch.inputs.models import resolve
 
     about = about_guard(artifact.read(own.guard))
     guard = load(own.guard, resolve(own.model, own.weights).network)

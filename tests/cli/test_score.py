@@ -18,11 +18,11 @@ from safetensors.torch import save_file
 
 import gramwatch
 from gramwatch.cli.score import Scoring
-from gramwatch.guard import MEMBERS
-from gramwatch.models import resolve
-from gramwatch.networks.foreign import import_torchvision
-from gramwatch.preprocessing import Preprocessing
-from gramwatch.threshold import rank_of_threshold
+from gramwatch.detect.threshold import rank_of_threshold
+from gramwatch.guard.guard import MEMBERS
+from gramwatch.inputs.foreign import import_torchvision
+from gramwatch.inputs.models import resolve
+from gramwatch.inputs.preprocessing import Preprocessing
 from tests.cli.invoking import invoke, told
 from tests.cli.own import PREPARED, QUICK, picture, write_classes
 
@@ -42,7 +42,7 @@ def test_rows_are_those_of_the_guard_in_python(own, tmp_path):
     assert list(rows[0]) == COLUMNS.split()
     assert [row["path"] for row in rows] == sorted(map(str, own.test.rglob("*.png")))
     assert all(row["class"] == Path(row["path"]).parent.name for row in rows)
-    from gramwatch.models import resolve
+    from gramwatch.inputs.models import resolve
 
     guard = gramwatch.load(own.guard, resolve(own.model, own.weights).network)
     prepare = Preprocessing.from_json(guard.metadata["preprocessing"])
@@ -264,7 +264,7 @@ def test_a_network_whose_own_preprocessing_changed_is_said(tmp_path, monkeypatch
     import_torchvision()
     import timm
 
-    from gramwatch import models
+    from gramwatch.inputs import models
 
     torch.manual_seed(0)
     save_file(timm.create_model("resnet10t", num_classes=2).state_dict(), tmp_path / "net.safetensors")

@@ -21,7 +21,7 @@ import pytest
 import torch
 
 import gramwatch
-from gramwatch.models import resolve
+from gramwatch.inputs.models import resolve
 from tests.cli.invoking import invoke, raising, told
 from tests.cli.own import PREPARED, QUICK
 from tests.pages import ROOT
@@ -133,7 +133,7 @@ def test_an_exported_guard_is_served_without_its_network(own, robust, graph, tmp
     ],
 )
 def test_wrong_usage_of_an_exported_guard_is_one_line(graph, words, reason, monkeypatch):
-    monkeypatch.setattr("gramwatch.serve.server.Server.run", raising(AssertionError("it serves")))
+    monkeypatch.setattr("gramwatch.deploy.serve.server.Server.run", raising(AssertionError("it serves")))
     result = invoke("serve", graph, *words)
     assert result.exit_code in (1, 2)
     assert reason in told(result)
@@ -142,7 +142,7 @@ def test_wrong_usage_of_an_exported_guard_is_one_line(graph, words, reason, monk
 def test_a_guard_without_preprocessing_needs_the_options(own, robust, tmp_path, monkeypatch):
     pytest.importorskip("onnxscript")
     served = []
-    monkeypatch.setattr("gramwatch.serve.server.Server.run", lambda server: served.append(server))
+    monkeypatch.setattr("gramwatch.deploy.serve.server.Server.run", lambda server: served.append(server))
     guard = gramwatch.load(robust, resolve(own.model, own.weights).network)
     del guard.metadata["preprocessing"]
     guard.export(tmp_path / "guard.onnx", torch.zeros(1, 3, 16, 16))
@@ -185,7 +185,7 @@ def test_the_token_comes_from_the_environment_or_a_file(own, tmp_path):
 )
 def test_wrong_usage_is_one_line(own, words, reason, monkeypatch):
     monkeypatch.delenv("GRAMWATCH_TOKEN", raising=False)
-    monkeypatch.setattr("gramwatch.serve.server.Server.run", raising(AssertionError("it serves")))
+    monkeypatch.setattr("gramwatch.deploy.serve.server.Server.run", raising(AssertionError("it serves")))
     result = invoke("serve", own.guard, "--model", own.model, "--device", "cpu", *words)
     assert result.exit_code in (1, 2)
     assert reason in told(result)
@@ -205,7 +205,7 @@ def test_without_the_extra_the_command_says_what_to_install(own):
     code = (
         "import sys; sys.modules['fastapi'] = None\n"
         "import gramwatch\n"
-        "try: import gramwatch.serve\n"
+        "try: import gramwatch.deploy.serve\n"
         "except gramwatch.MissingExtraError as error: print(error)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gramwatch import Guard, find_taps
-from gramwatch.models import resolve
+from gramwatch.inputs.models import resolve
 from tests.cli.invoking import invoke, told
 
 
@@ -24,11 +24,11 @@ def test_taps_of_a_function_need_a_size(own):
     listed = json.loads(invoke("taps", own.model, "--size", 16, "--json").output)
     assert [tap["operation"] for tap in listed] == ["conv2d", "relu", "conv2d", "relu"]
     assert listed[0]["shape"] == [1, 8, 16, 16]
-    grey = told(invoke("taps", "gramwatch.demo:small_convnet", "--size", 8))
+    grey = told(invoke("taps", "gramwatch.inputs.demo:small_convnet", "--size", 8))
     assert "images of 3 x 8 x 8 were tried" in grey
     assert "If images are grey, give --channels 1" in grey
     assert "Invalid value" not in grey
-    assert invoke("taps", "gramwatch.demo:small_convnet", "--size", 8, "--channels", 1).exit_code == 0
+    assert invoke("taps", "gramwatch.inputs.demo:small_convnet", "--size", 8, "--channels", 1).exit_code == 0
     result = invoke("taps", own.model, "--size", 16, "--taps", "magic")
     assert result.exit_code == 1
     assert "no tap matches 'magic'" in told(result)

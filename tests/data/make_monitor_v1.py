@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from gramwatch import Detection, Monitor
-from gramwatch.measurement import AsMeasured, Calibration
-from gramwatch.threshold import p_value
+from gramwatch.detect.measurement import AsMeasured, Calibration
+from gramwatch.detect.threshold import p_value
 
 HERE = Path(__file__).parent
 FILE, NUMBERS = HERE / "monitor_v1.safetensors", HERE / "monitor_v1.json"

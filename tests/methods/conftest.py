@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gramwatch.observation import Head, Observation
+from gramwatch.observe.observation import Head, Observation
 from tests.methods.observed import CLASSES, WIDTH, Net, observed
 
 

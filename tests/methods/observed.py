@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from gramwatch.methods import KNN, NCI, Method, NNGuide, ViM
-from gramwatch.observation import Head, Observation
+from gramwatch.observe.observation import Head, Observation
 
 SMALL = {KNN: {"k": 7}, NNGuide: {"k": 4}, ViM: {"dimensions": 5}, NCI: {"alpha": 0.02}}
 CLASSES, WIDTH = 5, 12

@@ -7,11 +7,12 @@ import pytest
 import torch
 
 import gramwatch
-from gramwatch import CalibrationError, GramwatchWarning, InputError, artifact
-from gramwatch.artifact import FINITE, NOT_NEGATIVE, Field
+from gramwatch import CalibrationError, GramwatchWarning, InputError
+from gramwatch.files import artifact
+from gramwatch.files.artifact import FINITE, NOT_NEGATIVE, Field
 from gramwatch.methods import METHODS
 from gramwatch.methods.base import Method, Record, _Sample
-from gramwatch.observation import Observation
+from gramwatch.observe.observation import Observation
 from tests.methods import plain
 
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 import gramwatch
-from gramwatch import InputError, NotFittedError, artifact
+from gramwatch import InputError, NotFittedError
+from gramwatch.files import artifact
 from gramwatch.methods import FDBD, MSP, NCI, Energy, Mahalanobis
 from tests.guarded import Net, images, made
 

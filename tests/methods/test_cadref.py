@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gramwatch.errors import GramwatchWarning
 from gramwatch.methods import CADRef
-from gramwatch.observation import Head, Observation
+from gramwatch.observe.observation import Head, Observation
 from tests.methods.observed import CLASSES, WIDTH, Net, double, fitted
 
 

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from gramwatch import artifact
+from gramwatch.detect.passes import plan_for
 from gramwatch.errors import GramwatchWarning, InputError, NotFittedError, TapError
-from gramwatch.evaluate import fit_together
+from gramwatch.evaluation.evaluate import fit_together
+from gramwatch.files import artifact
 from gramwatch.methods import (
     FDBD,
     KNN,
@@ -27,9 +28,8 @@ from gramwatch.methods import (
     ViM,
 )
 from gramwatch.methods.features import Neighbours, largest_products, unit
-from gramwatch.observation import Head, Observation
-from gramwatch.passes import plan_for
-from gramwatch.taps import Look
+from gramwatch.observe.observation import Head, Observation
+from gramwatch.watch import Look
 from tests.methods.observed import CLASSES, SMALL, WIDTH, Net, double, fitted, observed, oracle_relative
 
 IN_PYTORCH_OOD = (KNN, NNGuide, ViM, FDBD, NCI, RelativeMahalanobis)

@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 
 import gramwatch
-from gramwatch import Guard, InputError, artifact
+from gramwatch import Guard, InputError
+from gramwatch.detect.ranks import packed, unpacked
+from gramwatch.files import artifact
 from gramwatch.methods import KNN, Method, NNGuide
-from gramwatch.observation import Observation
-from gramwatch.ranks import packed, unpacked
+from gramwatch.observe.observation import Observation
 from tests.guarded import images, made
 from tests.methods.observed import CLASSES, WIDTH, Net, observed
 

@@ -7,9 +7,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import gramwatch
-from gramwatch import GramwatchWarning, Guard, InputError, artifact, image_numbers
+from gramwatch import GramwatchWarning, Guard, InputError
 from gramwatch.errors import ArtifactError
-from gramwatch.image_numbers import GROUPS
+from gramwatch.files import artifact
+from gramwatch.inputs import image_numbers
+from gramwatch.inputs.image_numbers import GROUPS
 from gramwatch.methods import Image
 
 
@@ -70,7 +72,7 @@ def distances(train: Tensor, x: Tensor) -> np.ndarray:
 def test_the_score_equals_its_formula(net, ready):
     train, calibration, new = images(300, 0), images(200, 1), images(30, 2)
     new[::3] = F.avg_pool2d(new[::3], 3, 1, 1)
-    fitting, _ = gramwatch.split.halves(200, 0)
+    fitting, _ = gramwatch.detect.split.halves(200, 0)
     usual = distances(train, calibration[fitting])
     median = np.median(usual, 0)
     tail = np.maximum(np.quantile(usual, 0.99, 0) - median, usual.std(0))
@@ -164,8 +166,8 @@ def test_images_of_another_form_are_refused(ready, net):
         assert ready(images(2, 0, size=size)).score.isfinite().all()
 
 
-def observed(x: Tensor) -> gramwatch.observation.Observation:
-    return gramwatch.observation.Observation(torch.zeros(len(x), 4), image=image_numbers.look(x))
+def observed(x: Tensor) -> gramwatch.observe.observation.Observation:
+    return gramwatch.observe.observation.Observation(torch.zeros(len(x), 4), image=image_numbers.look(x))
 
 
 def test_an_input_that_is_no_image_is_an_error_by_itself():

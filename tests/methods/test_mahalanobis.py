@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gramwatch import artifact
 from gramwatch.errors import GramwatchWarning, InputError, NotFittedError
-from gramwatch.evaluate import fit_together
+from gramwatch.evaluation.evaluate import fit_together
+from gramwatch.files import artifact
 from gramwatch.methods import ODIN, Mahalanobis, Method
-from gramwatch.observation import Observation
+from gramwatch.observe.observation import Observation
 from tests.methods.tapped import TAPS, Net, images, labelled, made, mahalanobis
 
 

@@ -10,9 +10,9 @@ from torch import nn
 
 import gramwatch
 from gramwatch import InputError, NotFittedError
-from gramwatch.evaluate import fit_together
+from gramwatch.evaluation.evaluate import fit_together
 from gramwatch.methods import METHODS, methods_table
-from gramwatch.observation import Observation
+from gramwatch.observe.observation import Observation
 from tests.methods import plain
 
 DOCS = Path(__file__).parents[2] / "docs" / "methods"

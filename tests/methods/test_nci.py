@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gramwatch.methods import NCI
-from gramwatch.observation import Observation
+from gramwatch.observe.observation import Observation
 from tests.methods.observed import Net, fitted
 
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gramwatch import artifact
 from gramwatch.errors import InputError, NotFittedError
+from gramwatch.files import artifact
 from gramwatch.methods import MSP, ODIN
 from gramwatch.methods.mahalanobis import STEPS as LEE_STEPS
 from gramwatch.methods.odin import STEPS, TEMPERATURES
-from gramwatch.observation import Observation
+from gramwatch.observe.observation import Observation
 from tests.methods.tapped import Net, images, made
 
 

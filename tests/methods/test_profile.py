@@ -7,7 +7,7 @@ from torch import nn
 
 import gramwatch
 from gramwatch import GramwatchWarning, NotFittedError
-from gramwatch.measurement import Measurement
+from gramwatch.detect.measurement import Measurement
 from gramwatch.methods import METHODS, Profile
 from gramwatch.methods.profile import MOST_CHANNELS, RIDGE, ProfileRule
 from tests.guarded import Net, images, made, profile_distance, profiles
@@ -82,7 +82,7 @@ def test_a_guard_standardises_it_by_left_out_scores_and_keeps_its_rule(tmp_path)
     guard = gramwatch.Guard(net, members=members).fit(images(300, 0).split(50), progress=False)
     guard.calibrate([images(80, 1)], progress=False)
     rule = guard.calibration().rule
-    fitting = guard.measure(images(80, 1))[gramwatch.measurement.halves(80, 0)[0]]
+    fitting = guard.measure(images(80, 1))[gramwatch.detect.measurement.halves(80, 0)[0]]
     left_out = rule.rules["profile"].left_out(fitting.parts["profile"])[:, 0]
     assert rule.standard.median_[1] == left_out.quantile(0.5)
     guard.save(tmp_path / "guard.safetensors")

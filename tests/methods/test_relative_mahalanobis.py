@@ -6,7 +6,7 @@ import torch
 
 from gramwatch.errors import GramwatchWarning, InputError
 from gramwatch.methods import RelativeMahalanobis
-from gramwatch.observation import Head, Observation
+from gramwatch.observe.observation import Head, Observation
 from tests.methods.observed import WIDTH, Net, double, fitted, oracle_relative
 
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gramwatch import artifact
 from gramwatch.errors import GramwatchWarning, InputError, NotFittedError, TapError
-from gramwatch.evaluate import fit_together
+from gramwatch.evaluation.evaluate import fit_together
+from gramwatch.files import artifact
 from gramwatch.methods import ASH, DICE, METHODS, SCALE, Energy, Method, ReAct
 from gramwatch.methods.shaping import WIDE, PercentileShaping, kept
-from gramwatch.observation import Head, Observation
+from gramwatch.observe.observation import Head, Observation
 
 CASES: list[tuple[type[Method], dict[str, Any]]] = [
     (ReAct, {}),

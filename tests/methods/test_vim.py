@@ -6,7 +6,7 @@ import torch
 from gramwatch.errors import InputError
 from gramwatch.methods import ViM
 from gramwatch.methods.vim import default_dimensions
-from gramwatch.observation import Head, Observation
+from gramwatch.observe.observation import Head, Observation
 from tests.methods.observed import WIDTH, Net, fitted
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gramwatch.datasets.faults import FAULTS
+from gramwatch.inputs.faults import FAULTS
 from gramwatch.report.causes import FEWEST, TAILS, Ordinary, statistics
 
 

@@ -9,7 +9,7 @@ pytest.importorskip("altair", reason="the extra 'report' is not installed")
 
 from gramwatch.report import charts
 from gramwatch.report.scores import read
-from tests.report.tables import many, write_csv
+from lab.tests.figures.tables import many, write_csv
 
 
 @pytest.fixture

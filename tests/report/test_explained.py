@@ -8,14 +8,14 @@ import torch
 from PIL import Image
 
 import gramwatch
-from gramwatch.datasets.faults import FAULTS
-from gramwatch.demo import digits, photograph_patches, small_convnet, train
-from gramwatch.preprocessing import Preprocessing
+from gramwatch.inputs.demo import digits, photograph_patches, small_convnet, train
+from gramwatch.inputs.faults import FAULTS
+from gramwatch.inputs.preprocessing import Preprocessing
+from gramwatch.pictures.thumbnails import Finder
 from gramwatch.report import explained as module
 from gramwatch.report.explained import Explainer
 from gramwatch.report.scores import read
-from gramwatch.report.thumbnails import Finder
-from tests.report.tables import write_csv
+from lab.tests.figures.tables import write_csv
 from tests.report.test_causes import photographs
 
 PREPARED = Preprocessing((8, 8), 8, "bilinear", (0.0,), (1.0,))

@@ -16,7 +16,7 @@ from PIL import Image
 from gramwatch.report import page as pages
 from gramwatch.report.page import About, Group, Reasons, by_members, page
 from gramwatch.report.scores import read
-from tests.report.tables import ROWS, many, write_csv
+from lab.tests.figures.tables import ROWS, many, write_csv
 
 EVIL = "<img src=x onerror=alert(1)>.png"
 

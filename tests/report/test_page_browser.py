@@ -17,11 +17,11 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
+from gramwatch.pictures.thumbnails import thumbnail
 from gramwatch.report.page import About, Group, Reasons, page
 from gramwatch.report.scores import read
-from gramwatch.report.thumbnails import thumbnail
+from lab.tests.figures.tables import many, write_csv
 from tests.browser import asked_for, check_accessible, chromium, errors, needs_axe, needs_chromium, size
-from tests.report.tables import many, write_csv
 
 CHARTS = 7
 EVIL = "<img src=x onerror=alert(1)>.png"

@@ -8,7 +8,7 @@ import pytest
 
 from gramwatch.errors import DataError
 from gramwatch.report.scores import read
-from tests.report.tables import COLUMNS, ROWS, write_csv
+from lab.tests.figures.tables import COLUMNS, ROWS, write_csv
 
 
 def test_a_csv_becomes_columns(tmp_path):

@@ -3,13 +3,13 @@
 import errno
 import inspect
 import re
+from importlib.metadata import entry_points
 from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
 
 from gramwatch.cli.checks import printable
-from gramwatch.cli.data import data
 from gramwatch.cli.demo import demo
 from gramwatch.cli.doctor import doctor
 from gramwatch.cli.evaluate import evaluate
@@ -20,15 +20,12 @@ from gramwatch.cli.info import info
 from gramwatch.cli.launch import first
 from gramwatch.cli.live import live
 from gramwatch.cli.merge import merge
-from gramwatch.cli.paper import paper
 from gramwatch.cli.report import report
 from gramwatch.cli.score import score
 from gramwatch.cli.serve import serve
-from gramwatch.cli.study import study
 from gramwatch.cli.taps import taps
-from gramwatch.cli.train import train
 from gramwatch.errors import GramwatchError
-from gramwatch.version import __version__
+from gramwatch.files.version import __version__
 
 
 class Commands(TyperGroup):
@@ -70,11 +67,38 @@ def _unwrapped(text: str | None) -> str:
 
 COMMANDS = (
     *(fit, score, report, explain, live, serve, info, merge, export),
-    *(taps, doctor, demo, evaluate, paper, study, train),
+    *(taps, doctor, demo, evaluate),
 )
+OF_THE_LAB = ("paper", "study", "train", "data")
+
+
+def _offered() -> dict[str, Any]:
+    """The commands of installed packages, by name: functions, or groups of commands."""
+    points = {point.name: point for point in entry_points(group="gramwatch.commands")}
+    return {name: points[name].load() for name in sorted(points, key=(*OF_THE_LAB, *points).index)}
+
+
+def _without_the_lab(ctx: typer.Context) -> None:
+    """Say what to install."""
+    _fail(f"'{ctx.info_name}' comes with gramwatch-lab: pip install gramwatch-lab", 2)
+
+
 for command in COMMANDS:
     app.command(help=_unwrapped(command.__doc__))(command)
-app.add_typer(data, name="data")
+offered = _offered()
+for name, other in offered.items():
+    if isinstance(other, typer.Typer):
+        app.add_typer(other, name=name)
+    else:
+        app.command(name, help=_unwrapped(other.__doc__))(other)
+for name in OF_THE_LAB:
+    if name not in offered:
+        app.command(
+            name,
+            hidden=True,
+            add_help_option=False,
+            context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+        )(_without_the_lab)
 
 
 def _show_version(wanted: bool) -> None:

@@ -52,7 +52,7 @@ def known(name: str, every: Sequence[str], what: str, option: str) -> None:
 
 def known_network(name: str, option: str) -> None:
     """Make sure that a network exists: one of this library, of timm or of torchvision."""
-    from gramwatch.networks import record_of
+    from gramwatch.inputs.networks import record_of
 
     with about(option):
         record_of(name)

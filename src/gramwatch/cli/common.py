@@ -14,12 +14,12 @@ from gramwatch.cli.launch import cores, first, processes
 from gramwatch.errors import ArtifactError, GramwatchWarning, InputError, NotFittedError
 
 if TYPE_CHECKING:
-    from gramwatch.artifact import Saved
-    from gramwatch.datasets.files import Files
-    from gramwatch.detector import Detector
-    from gramwatch.models import Model
-    from gramwatch.preprocessing import Preprocessing
-    from gramwatch.readers import Images, Opener
+    from gramwatch.detect.detector import Detector
+    from gramwatch.files.artifact import Saved
+    from gramwatch.inputs.files import Files
+    from gramwatch.inputs.models import Model
+    from gramwatch.inputs.preprocessing import Preprocessing
+    from gramwatch.inputs.readers import Images, Opener
 
 Network = typer.Argument(
     metavar="MODEL",
@@ -109,7 +109,7 @@ class Given:
     def of(size: int | None, resize: str | None, mean: str | None, std: str | None) -> "Given":
         """The options, checked."""
         from gramwatch.cli.checks import known
-        from gramwatch.preprocessing import FILTERS
+        from gramwatch.inputs.preprocessing import FILTERS
 
         if resize is not None:
             known(resize, FILTERS, "filter", "--resize")
@@ -131,7 +131,7 @@ class Given:
 
     def applied(self, found: "Preprocessing | None", name: str) -> "Preprocessing":
         """The preprocessing that was found, with the options instead of its own values."""
-        from gramwatch.preprocessing import Preprocessing
+        from gramwatch.inputs.preprocessing import Preprocessing
 
         if found is not None:
             with about("--size, --resize, --mean, --std"):
@@ -159,7 +159,7 @@ def chosen_taps(text: str | None) -> str | list[str] | None:
 def default_workers(processes: int = 1) -> int:
     """The number of cores that each of the processes may use, at least 1 and at most 8.
 
-    With one less, decoding large photographs would hold the network up (`python -m benchmarks.stream`).
+    With one less, decoding large photographs would hold the network up (`python -m lab.benchmarks.stream`).
     """
     return max(1, min(8, cores() // processes))
 
@@ -198,7 +198,7 @@ class Pictures:
 
     def read(self, preprocessing: "Preprocessing", batch_size: int, workers: int | None) -> "Images":
         """The images as batches."""
-        from gramwatch.readers import Images
+        from gramwatch.inputs.readers import Images
 
         count = default_workers(processes()) if workers is None else workers
         return Images(self.keys, preprocessing, opener=self.opener, batch_size=batch_size, workers=count)
@@ -206,9 +206,9 @@ class Pictures:
 
 def pictures(data: str, split: str) -> Pictures:
     """The images of a folder, a CSV, one file, or a named set."""
-    from gramwatch.datasets import CATALOGUE
-    from gramwatch.datasets.files import files_of
-    from gramwatch.readers import NamedSet
+    from gramwatch.inputs.datasets import CATALOGUE
+    from gramwatch.inputs.files import files_of
+    from gramwatch.inputs.readers import NamedSet
 
     if data in CATALOGUE and not Path(data).exists():
         named = NamedSet.load(data, split)
@@ -257,8 +257,8 @@ def opened_guard(
     Guards that are opened with the same `built` share a network if they name the same one. If the guard must
     be `calibrated` and is not, an error says how to get one that is.
     """
-    from gramwatch import loading
-    from gramwatch.models import resolve
+    from gramwatch.guard import loading
+    from gramwatch.inputs.models import resolve
 
     found = read_guard(guard, level)
     name, origin = network_name(found, model)
@@ -289,7 +289,7 @@ def read_guard(guard: Path, level: float | None = None) -> "Saved":
 
     Scores and p-values do not depend on the level. The verdicts do.
     """
-    from gramwatch import artifact
+    from gramwatch.files import artifact
 
     saved = artifact.read(guard)
     if level is None:
@@ -310,7 +310,7 @@ def check_level(level: float) -> None:
 
 def check_ranks(ranking: int, level: float, among: str = "") -> None:
     """Make sure that so many calibration images that rank are enough for the level."""
-    from gramwatch.threshold import examples_needed
+    from gramwatch.detect.threshold import examples_needed
 
     if ranking < (needed := examples_needed(level)):
         raise typer.BadParameter(
@@ -332,7 +332,7 @@ def _check_calibrated(guard: Path, detector: "Detector") -> None:
 
 def network_name(saved: "Saved", given: str | None) -> tuple[str, Any]:
     """The name of the network, given or recorded, and the record."""
-    from gramwatch.models import Origin, runs_code
+    from gramwatch.inputs.models import Origin, runs_code
 
     origin = Origin.of(metadata_of(saved))
     if given is not None:
@@ -355,8 +355,8 @@ def metadata_of(saved: "Saved") -> dict[str, Any]:
 
 def recorded_preprocessing(saved: "Saved") -> "Preprocessing | None":
     """The preprocessing in a guard's file, if there is one."""
-    from gramwatch import artifact
-    from gramwatch.preprocessing import Preprocessing
+    from gramwatch.files import artifact
+    from gramwatch.inputs.preprocessing import Preprocessing
 
     found = metadata_of(saved).get("preprocessing")
     if found is None:

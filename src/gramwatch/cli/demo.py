@@ -17,7 +17,7 @@ def demo(
 
     Example: gramwatch demo --output demo
     """
-    from gramwatch.paper.demo import run
+    from gramwatch.cli.quickstart import run
 
     writable_folder(output)
     with interruptible(lambda: f"Finished tables and detectors are in {output}."):

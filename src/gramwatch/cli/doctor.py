@@ -88,7 +88,7 @@ def versions() -> Iterator[tuple[str, str, bool]]:
 
 def why_not_imported(module: str) -> tuple[str, bool]:
     """What is wrong with a module, empty if nothing is; and whether gramwatch can use it nevertheless."""
-    from gramwatch.networks.foreign import import_torchvision
+    from gramwatch.inputs.foreign import import_torchvision
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -117,8 +117,8 @@ def kernels(place: str) -> str:
     """Whether the fast kernels are compiled and agree with the readable definition, or why not."""
     import torch
 
-    from gramwatch import kernels
-    from gramwatch.statistics import STATISTICS
+    from gramwatch.numerics import kernels
+    from gramwatch.numerics.statistics import STATISTICS
 
     maps = torch.randn(4, 8, 25, generator=torch.Generator().manual_seed(0)).to(place)
     expected = STATISTICS["row_sums"](maps.double(), (1, 2, 3), 1)
@@ -138,8 +138,8 @@ def self_test(place: str) -> str:
     """Guard a small network on made-up images. The reason if it fails, empty if it works."""
     import torch
 
-    from gramwatch.demo import small_convnet
-    from gramwatch.guard import Guard
+    from gramwatch.guard.guard import Guard
+    from gramwatch.inputs.demo import small_convnet
 
     generator = torch.Generator().manual_seed(0)
     try:

@@ -1,4 +1,4 @@
-"""What few images cost: outliers that are missed, as `python -m benchmarks.sample_sizes` measured it."""
+"""What few images cost: outliers that are missed, as `python -m lab.benchmarks.sample_sizes` measured it."""
 
 CALIBRATION_IMAGES = 1_000
 """The recommended number of images to calibrate on."""

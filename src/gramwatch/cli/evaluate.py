@@ -36,9 +36,9 @@ from gramwatch.errors import NotFittedError
 
 if TYPE_CHECKING:
     from gramwatch.cli.common import Opened
-    from gramwatch.detector import Detector
-    from gramwatch.evaluate import Evaluation, Judgement
-    from gramwatch.readers import Images
+    from gramwatch.detect.detector import Detector
+    from gramwatch.evaluation.evaluate import Evaluation, Judgement
+    from gramwatch.inputs.readers import Images
 
 FOLDER = Path("gramwatch-evaluation")
 """Where the tables of the demo's networks go, unless another folder is named."""
@@ -124,7 +124,7 @@ def evaluate(
     gramwatch evaluate --methods guard,gram,msp --networks mlp
 
     """
-    from gramwatch.paper.compare import method_names, overviews
+    from gramwatch.evaluation.compare import method_names, overviews
 
     if own is not None:
         existing_file(own, "--own")
@@ -181,9 +181,9 @@ def evaluate(
 
 def _kept(detector: "Detector") -> "dict[str, Detector]":
     """The fitted methods in the file of a guard, by the names of methods."""
-    from gramwatch.gram import GramDetector
-    from gramwatch.guard import Guard
-    from gramwatch.paper.compare import GRAM, GUARD
+    from gramwatch.evaluation.compare import GRAM, GUARD
+    from gramwatch.guard.guard import Guard
+    from gramwatch.methods.gram import GramDetector
 
     if isinstance(detector, Guard):
         return {GUARD: detector, **detector.members}
@@ -192,7 +192,7 @@ def _kept(detector: "Detector") -> "dict[str, Detector]":
 
 def _check_training(opened: "Opened", names: list[str]) -> None:
     """Make sure that no method needs training images, when there are none."""
-    from gramwatch.paper.compare import learning
+    from gramwatch.evaluation.compare import learning
 
     needy = learning(name for name in names if name not in _kept(opened.detector))
     if needy:
@@ -219,8 +219,8 @@ class Reading:
         self, detector: "Detector", names: list[str], protocol: bool
     ) -> "tuple[Judgement | None, Evaluation | None]":
         """What the detector says as it is, if it is calibrated; and the methods by the paper's protocol."""
-        from gramwatch.evaluate import beside, evaluate_sets, judge_measured, measured_sets
-        from gramwatch.readers import Tally
+        from gramwatch.evaluation.evaluate import beside, evaluate_sets, judge_measured, measured_sets
+        from gramwatch.inputs.readers import Tally
 
         shown = beside(detector)
         compared = self._compared(detector, names) if names else shown
@@ -248,8 +248,8 @@ class Reading:
 
     def _compared(self, detector: "Detector", names: list[str]) -> "dict[str, Detector]":
         """The guard and the chosen methods. Those that the guard's file lacks are fitted."""
-        from gramwatch.paper.compare import fitted
-        from gramwatch.readers import Tally
+        from gramwatch.evaluation.compare import fitted
+        from gramwatch.inputs.readers import Tally
 
         kept, tally = _kept(detector), Tally()
         ready = {kept[name].title: kept[name] for name in names if name in kept}
@@ -267,7 +267,7 @@ class Reading:
 
 
 def _on_the_demo(methods: list[str], networks: str, output: Path) -> None:
-    from gramwatch.paper.compare import NETWORKS, run
+    from gramwatch.evaluation.compare import NETWORKS, run
 
     chosen = [name.strip() for name in networks.split(",")]
     for name in chosen:

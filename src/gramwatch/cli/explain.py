@@ -46,7 +46,7 @@ def explain(
     Example: gramwatch explain guard.safetensors photo.jpg -o why.png
     """
     from gramwatch.errors import DataError
-    from gramwatch.readers import Images
+    from gramwatch.inputs.readers import Images
 
     given = Given.of(size, resize, mean, std)
     existing_file(guard, "GUARD")

@@ -36,8 +36,8 @@ def export(
     """
     import torch
 
-    from gramwatch.export import SUFFIXES
-    from gramwatch.guard import Guard
+    from gramwatch.deploy.export import SUFFIXES
+    from gramwatch.guard.guard import Guard
 
     voice = Voice(quiet, as_json)
     existing_file(guard, "GUARD")

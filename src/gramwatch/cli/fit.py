@@ -39,11 +39,11 @@ LEAST = 0.2
 """Predictions that lie less far on the way from chance to certainty hardly agree with folders."""
 
 if TYPE_CHECKING:
-    from gramwatch.detector import Detector
-    from gramwatch.distributed import Shard
-    from gramwatch.models import Model
-    from gramwatch.preprocessing import Preprocessing
-    from gramwatch.readers import Tally
+    from gramwatch.detect.detector import Detector
+    from gramwatch.detect.distributed import Shard
+    from gramwatch.inputs.models import Model
+    from gramwatch.inputs.preprocessing import Preprocessing
+    from gramwatch.inputs.readers import Tally
 
 
 def fit(
@@ -113,7 +113,7 @@ def fit(
     0.5,0.5,0.5 -o guard.safetensors
 
     """
-    from gramwatch.models import resolve
+    from gramwatch.inputs.models import resolve
 
     voice = Voice(quiet or not first(), as_json and first())
     given = Given.of(size, resize, mean, std)
@@ -179,7 +179,7 @@ def _check(output: Path, weights: Path | None, level: float) -> None:
 
 
 def _kept(checkpoint: Path | None) -> str:
-    from gramwatch.distributed import files_of_ranks, rank_and_size
+    from gramwatch.detect.distributed import files_of_ranks, rank_and_size
 
     files = [] if checkpoint is None else files_of_ranks(checkpoint, rank_and_size()[1])
     if any(map(os.path.exists, files)):
@@ -190,7 +190,7 @@ def _kept(checkpoint: Path | None) -> str:
 
 def parts_of(data: str, calibrate: str | None, share: float, seed: int) -> tuple[Pictures, Pictures | None]:
     """The images to fit on, and those to calibrate on."""
-    from gramwatch.readers import held_out
+    from gramwatch.inputs.readers import held_out
 
     whole = pictures(data, "train")
     if calibrate is not None:
@@ -207,7 +207,7 @@ def parts_of(data: str, calibrate: str | None, share: float, seed: int) -> tuple
 
 def check_enough_images(count: int, level: float) -> None:
     """Raise an error, before anything is computed, if there are too few images to calibrate."""
-    from gramwatch.measurement import calibration_needs
+    from gramwatch.detect.measurement import calibration_needs
 
     needed = calibration_needs(level, split=True)
     if count < needed:
@@ -221,7 +221,7 @@ def check_enough_images(count: int, level: float) -> None:
 def _detector(
     resolved: "Model", level: float, members: str | None, taps: str | None, rehearse: bool
 ) -> "Detector":
-    from gramwatch.guard import Guard
+    from gramwatch.guard.guard import Guard
 
     names = None if members is None else [name.strip() for name in members.split(",")]
     with about("--members"):
@@ -231,7 +231,7 @@ def _detector(
 def _origin(
     name: str, weights: Path | None, output: Path, pretrained: bool, size: int | None
 ) -> dict[str, Any]:
-    from gramwatch.models import Origin
+    from gramwatch.inputs.models import Origin
 
     near = None if weights is None else os.path.relpath(weights.absolute(), output.absolute().parent)
     return Origin(name, near, pretrained, size).to_json()
@@ -269,8 +269,8 @@ class Job:
 
     def _shown(self, images: Pictures, show: "Callable[[Shard], object]") -> "Tally":
         """Call `show` with the images of this process. Name the images that could not be read by any."""
-        from gramwatch.distributed import Shard, rank_and_size, together
-        from gramwatch.readers import Tally
+        from gramwatch.detect.distributed import Shard, rank_and_size, together
+        from gramwatch.inputs.readers import Tally
 
         tally, part = Tally(), images.part(*rank_and_size(), self.batch_size)
         read = part.read(self.preprocessing, self.batch_size, self.workers)
@@ -297,7 +297,7 @@ class Job:
 
 def worth(images: int, detector: "Detector") -> str:
     """What a calibration of so many images is worth."""
-    from gramwatch.threshold import range_of_rates
+    from gramwatch.detect.threshold import range_of_rates
 
     level = detector.level
     low, high = range_of_rates(len(detector.calibration_scores_), level)
@@ -313,7 +313,7 @@ def rehearsal_of(detector: "Detector") -> str:
 
     Empty if nothing was rehearsed.
     """
-    from gramwatch.guard import Guard
+    from gramwatch.guard.guard import Guard
 
     if not isinstance(detector, Guard) or detector.calibration().rule.weights is None:
         return ""
@@ -391,7 +391,7 @@ def agreement(
     import numpy as np
     from scipy.optimize import linear_sum_assignment
 
-    from gramwatch.split import halves
+    from gramwatch.detect.split import halves
 
     calibration = detector.calibration()
     predicted, how = calibration.predicted, calibration.how

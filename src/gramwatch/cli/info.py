@@ -10,7 +10,7 @@ from gramwatch.cli.checks import existing_file, printable
 from gramwatch.cli.common import Json, metadata_of, recorded_preprocessing
 
 if TYPE_CHECKING:
-    from gramwatch.artifact import Saved
+    from gramwatch.files.artifact import Saved
 
 NAMES = {
     "network": "network",
@@ -40,7 +40,7 @@ def info(
 
     Example: gramwatch info guard.safetensors
     """
-    from gramwatch import artifact
+    from gramwatch.files import artifact
 
     existing_file(guard, "GUARD")
     found = facts(artifact.read(guard))
@@ -54,7 +54,7 @@ def info(
 
 def facts(saved: "Saved") -> dict[str, Any]:
     """What the file says, as plain values."""
-    from gramwatch.artifact import check_types, reading
+    from gramwatch.files.artifact import check_types, reading
 
     header, metadata, anything = saved.header, metadata_of(saved), dict[str, Any]
     preprocessing = recorded_preprocessing(saved)
@@ -86,7 +86,7 @@ def _member_weights(saved: "Saved", members: dict[str, Any] | None) -> dict[str,
     """How much each member counts, by a rehearsal. None in files of guards that did not rehearse."""
     import torch
 
-    from gramwatch.artifact import reading
+    from gramwatch.files.artifact import reading
 
     stored = saved.file.layout.get("calibration.weights")
     if stored is None or members is None:

@@ -26,8 +26,8 @@ from gramwatch.cli.score import differences
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gramwatch.datasets.files import Files
-    from gramwatch.live import Examiner, Shown
+    from gramwatch.deploy.live import Examiner, Shown
+    from gramwatch.inputs.files import Files
 
 MOST_NAMES = 8
 """The classes that the page names under its title."""
@@ -67,8 +67,8 @@ def live(
     gramwatch live guard.safetensors --images photos/test
 
     """
-    from gramwatch.datasets.files import files_of
-    from gramwatch.live import create_page, opened_port, run_page
+    from gramwatch.deploy.live import create_page, opened_port, run_page
+    from gramwatch.inputs.files import files_of
 
     voice = Voice(quiet)
     given = Given.of(size, resize, mean, std)
@@ -84,7 +84,7 @@ def live(
         opened = opened_port(port)
     with opened, interruptible(lambda: "Nothing was kept."):
         if guard is None:
-            from gramwatch.live.demo import demo_page
+            from gramwatch.deploy.live.demo import demo_page
 
             examiner, shown = demo_page(voice.say, progress=not quiet)
         else:
@@ -103,9 +103,9 @@ def _page_of(
     files: "Files | None",
     voice: Voice,
 ) -> "tuple[Examiner, Shown]":
-    from gramwatch import artifact
-    from gramwatch.live import Examiner, Shown
-    from gramwatch.live.shown import examples_of, made_up
+    from gramwatch.deploy.live import Examiner, Shown
+    from gramwatch.deploy.live.shown import examples_of, made_up
+    from gramwatch.files import artifact
 
     opened = opened_guard(guard, model, weights, device)
     preprocessing = given.applied(opened.recorded or opened.model.preprocessing, opened.model.name)

@@ -21,7 +21,7 @@ from gramwatch.cli.fit import Job, agreement, check_enough_images
 from gramwatch.errors import ArtifactError
 
 if TYPE_CHECKING:
-    from gramwatch.models import Model
+    from gramwatch.inputs.models import Model
 
 
 def merge(
@@ -90,7 +90,7 @@ def merge(
 
 def _count_all(metadata: list[dict[str, object]]) -> None:
     """Let the first guard say how many images were used for all of them, and what resizing did."""
-    from gramwatch.artifact import fits
+    from gramwatch.files.artifact import fits
 
     records = [each.get("images") for each in metadata]
     found = [

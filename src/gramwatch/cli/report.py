@@ -27,9 +27,9 @@ from gramwatch.cli.info import facts, named_facts
 from gramwatch.errors import DataError
 
 if TYPE_CHECKING:
-    from gramwatch.artifact import Saved
-    from gramwatch.preprocessing import Preprocessing
-    from gramwatch.readers import Opener
+    from gramwatch.files.artifact import Saved
+    from gramwatch.inputs.preprocessing import Preprocessing
+    from gramwatch.inputs.readers import Opener
     from gramwatch.report.page import About, Reasons
     from gramwatch.report.scores import Scores
 
@@ -138,10 +138,10 @@ def write_report(
     level: float | None = None,
 ) -> dict[str, Any]:
     """Write the page of some tables. With a judge, it says why images are flagged. Return a summary."""
+    from gramwatch.files.writing import write_text
+    from gramwatch.pictures.thumbnails import Finder
     from gramwatch.report import scores as scored
     from gramwatch.report.page import About, page
-    from gramwatch.report.thumbnails import Finder
-    from gramwatch.writing import write_text
 
     scores, opener = scored.read(tables), None if minimal else Finder()
     about = About(level=level) if guard is None else about_guard(read_guard(guard, level))
@@ -177,9 +177,9 @@ def about_guard(saved: "Saved") -> "About":
     """What the file of a guard says, without its network."""
     import numpy as np
 
-    from gramwatch.measurement import tolerance_in
+    from gramwatch.detect.measurement import tolerance_in
+    from gramwatch.detect.threshold import range_of_rates, threshold
     from gramwatch.report.page import About
-    from gramwatch.threshold import range_of_rates, threshold
 
     told, level, scores = named_facts(saved), facts(saved)["level"], _calibration_scores(saved)
     if scores is None or not isinstance(level, float) or not 0 < level < 1:

@@ -19,8 +19,8 @@ from typing import IO, Any, NamedTuple, TextIO
 import typer
 
 from gramwatch.errors import DataError, MissingExtraError
-from gramwatch.sheets import as_cell
-from gramwatch.writing import replacing
+from gramwatch.files.sheets import as_cell
+from gramwatch.files.writing import replacing
 
 FORMATS = ("csv", "jsonl", "parquet")
 Row = dict[str, Any]

@@ -38,9 +38,9 @@ from gramwatch.cli.selecting import as_json as selection_as_json
 from gramwatch.cli.selecting import check_fdr, is_selected, selected, told, too_few
 
 if TYPE_CHECKING:
-    from gramwatch.preprocessing import Preprocessing
-    from gramwatch.readers import Batch, Tally
-    from gramwatch.select import Selection
+    from gramwatch.inputs.preprocessing import Preprocessing
+    from gramwatch.inputs.readers import Batch, Tally
+    from gramwatch.stream.select import Selection
 
 FLAGGED = 3
 """The exit code with --fail-if-flagged if an image was flagged."""
@@ -111,7 +111,7 @@ def score(
     gramwatch score guard.safetensors photos/new -o scores.csv --fdr 0.1 --report report.html
 
     """
-    from gramwatch.distributed import rank_and_size
+    from gramwatch.detect.distributed import rank_and_size
 
     voice = Voice(quiet or not first(), as_json and first())
     given = Given.of(size, resize, mean, std)
@@ -189,7 +189,7 @@ def _check_report(report: Path | None, output: Path, overwrite: bool, reads: Ite
 
 
 def _from_stdin() -> Pictures:
-    from gramwatch.datasets.files import listed
+    from gramwatch.inputs.files import listed
 
     sys.stdin.reconfigure(errors="surrogateescape")  # type: ignore[union-attr]
     return Pictures(listed(sys.stdin), about="paths on standard input")
@@ -253,8 +253,8 @@ class Scoring:
 
     def run(self, images: Pictures) -> None:
         """Score the images that have no row yet."""
-        from gramwatch.distributed import together
-        from gramwatch.readers import Tally
+        from gramwatch.detect.distributed import together
+        from gramwatch.inputs.readers import Tally
 
         self.tally: Tally = Tally()
         start = time.monotonic()
@@ -372,7 +372,7 @@ def resized_otherwise(
     metadata: dict[str, Any], tally: "Tally", preprocessing: "Preprocessing"
 ) -> Iterator[str]:
     """Say if resizing did something else to most of these images than to most images of the fit."""
-    from gramwatch.artifact import fits
+    from gramwatch.files.artifact import fits
 
     recorded = metadata.get("images")
     changes = recorded.get("resizing") if isinstance(recorded, dict) else None

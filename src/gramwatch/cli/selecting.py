@@ -11,8 +11,8 @@ import typer
 from gramwatch.errors import GramwatchWarning
 
 if TYPE_CHECKING:
-    from gramwatch.detector import Detector
-    from gramwatch.select import Selection
+    from gramwatch.detect.detector import Detector
+    from gramwatch.stream.select import Selection
 
 
 def check_fdr(fdr: float | None, output: Path) -> None:
@@ -31,7 +31,7 @@ def selected(p_values: Iterable[float], fdr: float) -> "Selection":
     """The selection among all images. `too_few` says what the warning of `select` says."""
     import torch
 
-    from gramwatch.select import select
+    from gramwatch.stream.select import select
 
     values = torch.tensor(list(p_values), dtype=torch.float64)
     with warnings.catch_warnings():

@@ -23,9 +23,9 @@ from gramwatch.cli.common import (
 from gramwatch.cli.score import differences, prepared_otherwise
 
 if TYPE_CHECKING:
-    from gramwatch.measurement import Calibrated
-    from gramwatch.monitor import Monitor
-    from gramwatch.serve import Judge
+    from gramwatch.deploy.serve import Judge
+    from gramwatch.detect.measurement import Calibrated
+    from gramwatch.stream.monitor import Monitor
 
 
 def serve(
@@ -108,8 +108,8 @@ def serve(
     curl --data-binary @photo.jpg http://127.0.0.1:8000/score
 
     """
-    from gramwatch.export import SUFFIXES
-    from gramwatch.serve import Limits, check_reach, create_app, server_of
+    from gramwatch.deploy.export import SUFFIXES
+    from gramwatch.deploy.serve import Limits, check_reach, create_app, server_of
 
     voice = Voice(quiet)
     given = Given.of(size, resize, mean, std)
@@ -162,7 +162,7 @@ def _fitted(
     guard: Path, model: str | None, weights: Path | None, device: str | None, given: Given, voice: Voice
 ) -> "tuple[Calibrated, Judge]":
     """A guard with its network."""
-    from gramwatch.serve import Judge
+    from gramwatch.deploy.serve import Judge
 
     opened = opened_guard(guard, model, weights, chosen_device(device))
     opened.detector.calibration()  # raises the error that says what is missing
@@ -176,8 +176,8 @@ def _exported(
     guard: Path, model: str | None, weights: Path | None, device: str | None, given: Given, voice: Voice
 ) -> "tuple[Calibrated, Judge]":
     """A guard with its network in one graph."""
-    from gramwatch.exported import ExportedGuard
-    from gramwatch.serve import Judge
+    from gramwatch.deploy.exported import ExportedGuard
+    from gramwatch.deploy.serve import Judge
 
     if model is not None or weights is not None:
         raise typer.BadParameter(
@@ -207,7 +207,7 @@ def _replica(text: str) -> tuple[int, int]:
 
 def _monitor(detector: "Calibrated", wanted: dict[str, Any], state: Path | None, voice: Voice) -> "Monitor":
     """A new monitor, or the one that was saved."""
-    from gramwatch.monitor import Monitor
+    from gramwatch.stream.monitor import Monitor
 
     if state is None or not state.exists():
         with about("--mean-time-to-false-alarm, --monitor-..."):

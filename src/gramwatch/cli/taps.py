@@ -31,9 +31,9 @@ def taps(
     """
     import torch
 
-    from gramwatch.guard import EFFORTS
-    from gramwatch.models import resolve
-    from gramwatch.taps import find_taps
+    from gramwatch.guard.guard import EFFORTS
+    from gramwatch.inputs.models import resolve
+    from gramwatch.watch import find_taps
 
     with about("MODEL"):
         found = resolve(model, weights, untrained=True, size=size)

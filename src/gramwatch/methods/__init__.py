@@ -1,7 +1,8 @@
 """All methods except Gram: one file for each method, one line in the registry below."""
 
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
+from gramwatch._moved import old_names
 from gramwatch.methods.ash import ASH
 from gramwatch.methods.base import Method, Record
 from gramwatch.methods.cadref import CADRef
@@ -70,7 +71,7 @@ TRAINED: dict[str, type[Method]] = {
     method.name: method
     for method in (OutlierExposureScore, PriorNetworkScore, VariationalDirichletScore, SemanticScore)
 }
-"""The methods for networks trained for them, by their names. `gramwatch.training` has the same names."""
+"""The methods for networks trained for them, by their names. `gramwatch_lab.training` has the same names."""
 
 _RESERVED = ("gram", "guard")
 """Names of detectors that are not methods."""
@@ -142,3 +143,6 @@ __all__ = [
     "register",
     *sorted(m.__name__ for m in (METHODS | TRAINED).values()),
 ]
+
+if not TYPE_CHECKING:
+    __getattr__ = old_names(__name__)

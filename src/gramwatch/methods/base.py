@@ -8,16 +8,16 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 
-from gramwatch import artifact
-from gramwatch.artifact import Field
-from gramwatch.batches import Inputs, on_device
-from gramwatch.detector import Detector
+from gramwatch.detect.detector import Detector
+from gramwatch.detect.measurement import AsMeasured, Calibration, Measurement, facts_of, how_many_rank
+from gramwatch.detect.passes import explained
 from gramwatch.errors import InputError
-from gramwatch.measurement import AsMeasured, Calibration, Measurement, facts_of, how_many_rank
-from gramwatch.observation import Needs, Observation
-from gramwatch.passes import explained
-from gramwatch.taps import Network
-from gramwatch.taps.running import InputsAdapter, LogitsAdapter, MaskAdapter
+from gramwatch.files import artifact
+from gramwatch.files.artifact import Field
+from gramwatch.inputs.batches import Inputs, on_device
+from gramwatch.observe.observation import Needs, Observation
+from gramwatch.watch import Network
+from gramwatch.watch.running import InputsAdapter, LogitsAdapter, MaskAdapter
 
 _M = TypeVar("_M", bound="Method")
 NEEDS = ("features", "head", "channel_means")

@@ -5,12 +5,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from gramwatch.artifact import FINITE, NOT_NEGATIVE, Field
 from gramwatch.errors import warn
+from gramwatch.files.artifact import FINITE, NOT_NEGATIVE, Field
 from gramwatch.methods.base import Record
 from gramwatch.methods.energy import energy
 from gramwatch.methods.features import TINY, HeadMethod, features_of, head_of
-from gramwatch.observation import Observation
+from gramwatch.observe.observation import Observation
 
 LEAST = 0.01
 """A confidence below this share of its mean on training data counts as this share."""

@@ -5,7 +5,7 @@ from torch import Tensor
 from gramwatch.methods.base import Record
 from gramwatch.methods.features import TINY
 from gramwatch.methods.unit_mahalanobis import UnitMahalanobis
-from gramwatch.observation import Observation
+from gramwatch.observe.observation import Observation
 
 
 class ClassRatio(UnitMahalanobis):

@@ -6,12 +6,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gramwatch.artifact import Field
 from gramwatch.errors import InputError
+from gramwatch.files.artifact import Field
 from gramwatch.methods.base import Record
 from gramwatch.methods.features import features_of, head_of
 from gramwatch.methods.shaping import Shaping
-from gramwatch.observation import Head, Observation
+from gramwatch.observe.observation import Head, Observation
 
 
 class DICE(Shaping):

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from gramwatch.errors import InputError
 from gramwatch.methods.base import Record
 from gramwatch.methods.features import TINY, MeanMethod, features_of, head_of, lengths
-from gramwatch.observation import Head, Observation
+from gramwatch.observe.observation import Head, Observation
 
 
 class FDBD(MeanMethod):

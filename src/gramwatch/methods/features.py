@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.amp.autocast_mode import is_autocast_available
 
-from gramwatch.artifact import FINITE, NOT_NEGATIVE, Field
 from gramwatch.errors import InputError, TapError, warn
+from gramwatch.files.artifact import FINITE, NOT_NEGATIVE, Field
 from gramwatch.methods.base import Method
-from gramwatch.observation import Head, Observation
+from gramwatch.observe.observation import Head, Observation
 
 PIECE = 2**24
 """The number of products with a bank in memory at a time."""

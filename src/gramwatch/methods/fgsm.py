@@ -14,7 +14,7 @@ from gramwatch.methods.perturb import (
     single_images,
     step,
 )
-from gramwatch.taps import Network, call, judging, unwrap
+from gramwatch.watch import Network, call, judging, unwrap
 
 
 def fgsm(

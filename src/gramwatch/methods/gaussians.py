@@ -11,14 +11,14 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from gramwatch.artifact import FINITE, NOT_NEGATIVE, POSITIVE, Field
+from gramwatch.detect.parts import Shares
 from gramwatch.errors import InputError, NotFittedError
+from gramwatch.files.artifact import FINITE, NOT_NEGATIVE, POSITIVE, Field
 from gramwatch.methods.base import Method
 from gramwatch.methods.features import TINY
-from gramwatch.observation import Needs, Observation
-from gramwatch.parts import Shares
-from gramwatch.plan import Plan
-from gramwatch.taps import Tap
+from gramwatch.observe.observation import Needs, Observation
+from gramwatch.observe.plan import Plan
+from gramwatch.watch import Tap
 
 COPIED = 2**23
 """So many numbers of covariances are inverted at once."""

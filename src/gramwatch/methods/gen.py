@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from gramwatch.methods.base import Method, Record
-from gramwatch.observation import Observation
+from gramwatch.observe.observation import Observation
 
 
 class GEN(Method):

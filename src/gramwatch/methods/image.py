@@ -7,14 +7,15 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from gramwatch import artifact, image_numbers
-from gramwatch.artifact import FINITE, NOT_NEGATIVE, POSITIVE_OR_INFINITE, Field
+from gramwatch.detect.measurement import FittedRule, Measurement
 from gramwatch.errors import InputError
-from gramwatch.image_numbers import GROUPS
-from gramwatch.measurement import FittedRule, Measurement
+from gramwatch.files import artifact
+from gramwatch.files.artifact import FINITE, NOT_NEGATIVE, POSITIVE_OR_INFINITE, Field
+from gramwatch.inputs import image_numbers
+from gramwatch.inputs.image_numbers import GROUPS
 from gramwatch.methods.base import Method, Record
 from gramwatch.methods.features import TINY
-from gramwatch.observation import Needs, Observation
+from gramwatch.observe.observation import Needs, Observation
 
 RIDGE = 0.05
 """Added to the variances of the standardised numbers, so that no direction counts without bound."""

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from gramwatch.methods.base import Record
 from gramwatch.methods.features import PIECE, BankMethod, features_of, lengths, unit
-from gramwatch.observation import Observation
+from gramwatch.observe.observation import Observation
 
 
 class KNN(BankMethod):

@@ -6,9 +6,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from gramwatch.artifact import FINITE, Field
-from gramwatch.batches import Inputs
 from gramwatch.errors import InputError, NotFittedError, warn
+from gramwatch.files.artifact import FINITE, Field
+from gramwatch.inputs.batches import Inputs
 from gramwatch.methods.base import Record
 from gramwatch.methods.gaussians import ClassDistances
 from gramwatch.methods.perturb import (
@@ -22,7 +22,7 @@ from gramwatch.methods.perturb import (
     single_images,
     step,
 )
-from gramwatch.observation import Observation
+from gramwatch.observe.observation import Observation
 
 STEPS = (0.0, 0.01, 0.005, 0.002, 0.0014, 0.001, 0.0005)
 """The steps that the authors choose from."""

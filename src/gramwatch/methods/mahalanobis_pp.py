@@ -7,7 +7,7 @@ from torch import Tensor
 from gramwatch.methods.base import Record
 from gramwatch.methods.features import features_of
 from gramwatch.methods.gaussians import ClassDistances
-from gramwatch.observation import Observation
+from gramwatch.observe.observation import Observation
 
 
 class MahalanobisPP(ClassDistances):

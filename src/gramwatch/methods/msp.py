@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from gramwatch.methods.base import Method, Record
-from gramwatch.observation import Observation
+from gramwatch.observe.observation import Observation
 
 
 class MSP(Method):

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from gramwatch.methods.base import Record
 from gramwatch.methods.features import TINY, MeanMethod, features_of, head_of, lengths
-from gramwatch.observation import Observation
+from gramwatch.observe.observation import Observation
 
 
 class NCI(MeanMethod):

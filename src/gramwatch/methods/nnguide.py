@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from gramwatch.methods.base import Record
 from gramwatch.methods.energy import energy
 from gramwatch.methods.features import PIECE, BankMethod, features_of, unit
-from gramwatch.observation import Observation
+from gramwatch.observe.observation import Observation
 
 
 class NNGuide(BankMethod):

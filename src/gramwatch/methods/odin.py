@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gramwatch.batches import Inputs
+from gramwatch.inputs.batches import Inputs
 from gramwatch.methods.base import Method, Record
 from gramwatch.methods.perturb import (
     Scale,
@@ -19,7 +19,7 @@ from gramwatch.methods.perturb import (
     single_images,
     step,
 )
-from gramwatch.observation import Observation
+from gramwatch.observe.observation import Observation
 
 TEMPERATURES = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0)
 """The temperatures that the paper chooses from."""

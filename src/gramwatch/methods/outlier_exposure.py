@@ -7,7 +7,7 @@ from gramwatch.methods.msp import MSP
 class OutlierExposureScore(MSP):
     """MSP on a network trained with auxiliary outliers (Hendrycks, Mazeika & Dietterich, 2019, section 3).
 
-    The training is `gramwatch.training.OutlierExposure`.
+    The training is `gramwatch_lab.training.OutlierExposure`.
     """
 
     name = "outlier_exposure"

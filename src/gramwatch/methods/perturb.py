@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gramwatch import metrics
-from gramwatch.batches import Inputs, on_device
 from gramwatch.errors import InputError
-from gramwatch.taps import Network
+from gramwatch.inputs.batches import Inputs, on_device
+from gramwatch.numerics import metrics
+from gramwatch.watch import Network
 
 Scale = float | Sequence[float] | None
 """The divisor of a step: none, one number, or one for each channel of the inputs."""

@@ -5,11 +5,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from gramwatch import artifact
+from gramwatch.files import artifact
 from gramwatch.methods.base import Method, Record
 from gramwatch.methods.dirichlet import concentrations, differential_entropy, mutual_information
-from gramwatch.observation import Observation
-from gramwatch.taps import Network
+from gramwatch.observe.observation import Observation
+from gramwatch.watch import Network
 
 UNCERTAINTIES = ("differential_entropy", "mutual_information", "max_probability")
 MOST = 1e8
@@ -19,7 +19,7 @@ MOST = 1e8
 class PriorNetworkScore(Method):
     """The uncertainty of a network that predicts a Dirichlet distribution (Malinin & Gales, 2018, section 4).
 
-    The training is `gramwatch.training.PriorNetwork`.
+    The training is `gramwatch_lab.training.PriorNetwork`.
 
     Args:
         model: a network trained as a Prior Network.

@@ -7,17 +7,17 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from gramwatch import artifact
-from gramwatch.artifact import FINITE, Field
-from gramwatch.measurement import FittedRule, Measurement
+from gramwatch.detect.measurement import FittedRule, Measurement
+from gramwatch.detect.parts import Shares
+from gramwatch.files import artifact
+from gramwatch.files.artifact import FINITE, Field
 from gramwatch.methods.base import Record
 from gramwatch.methods.features import TINY
 from gramwatch.methods.gaussians import ClassDistances, Gaussian, in_float64
-from gramwatch.observation import Needs, Observation
-from gramwatch.parts import Shares
-from gramwatch.samples import Sample
-from gramwatch.statistics import check_count
-from gramwatch.taps.tap import Tap
+from gramwatch.numerics.samples import Sample
+from gramwatch.numerics.statistics import check_count
+from gramwatch.observe.observation import Needs, Observation
+from gramwatch.watch.tap import Tap
 
 MOST_CHANNELS = 256
 """At most so many channels of a tensor count: see `Sample`."""

@@ -6,11 +6,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gramwatch.artifact import FINITE, Field
+from gramwatch.files.artifact import FINITE, Field
 from gramwatch.methods.base import Record
 from gramwatch.methods.features import features_of
 from gramwatch.methods.shaping import PercentileShaping
-from gramwatch.observation import Head, Observation
+from gramwatch.observe.observation import Head, Observation
 
 
 class ReAct(PercentileShaping):

@@ -5,11 +5,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from gramwatch.artifact import FINITE, Field
 from gramwatch.errors import InputError, warn
+from gramwatch.files.artifact import FINITE, Field
 from gramwatch.methods.base import Method, Record
 from gramwatch.methods.features import ROWS, features_of, mean_of, second_moment
-from gramwatch.observation import Observation
+from gramwatch.observe.observation import Observation
 
 SINGULAR = 1e-10
 """A covariance whose smallest eigenvalue is below this share of the largest counts as singular."""

@@ -5,10 +5,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from gramwatch.artifact import FINITE, Field
+from gramwatch.files.artifact import FINITE, Field
 from gramwatch.methods.base import Record
 from gramwatch.methods.mahalanobis_pp import MahalanobisPP
-from gramwatch.observation import Observation
+from gramwatch.observe.observation import Observation
 
 
 class RelativeMahalanobisPP(MahalanobisPP):

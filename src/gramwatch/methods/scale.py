@@ -4,7 +4,7 @@ from torch import Tensor
 
 from gramwatch.methods.base import Record
 from gramwatch.methods.shaping import PercentileShaping, kept, sharpening
-from gramwatch.observation import Head
+from gramwatch.observe.observation import Head
 
 
 class SCALE(PercentileShaping):

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from gramwatch.errors import InputError
 from gramwatch.methods.base import Method, Record
-from gramwatch.observation import Needs, Observation
-from gramwatch.taps import unwrap
+from gramwatch.observe.observation import Needs, Observation
+from gramwatch.watch import unwrap
 
 
 class SemanticHead(nn.Module):
@@ -52,7 +52,7 @@ class SemanticHead(nn.Module):
 class SemanticScore(Method):
     """Minus the squared length of all predicted vectors (Shalev, Adi & Keshet, 2018).
 
-    The training is `gramwatch.training.Semantic`.
+    The training is `gramwatch_lab.training.Semantic`.
 
     Args:
         model: a network trained for this score. Its last layer is a `SemanticHead`.
@@ -79,7 +79,7 @@ class SemanticScore(Method):
         if len(heads) != 1:
             raise InputError(
                 f"{type(unwrap(self.model)).__name__} has {len(heads)} SemanticHeads, but this score needs "
-                "exactly one: train the network with gramwatch.training.Semantic"
+                "exactly one: train the network with gramwatch_lab.training.Semantic"
             )
         self._tap = f"{heads[0]}.predict".removeprefix(".")
 

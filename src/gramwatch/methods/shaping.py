@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from gramwatch.methods.energy import energy
 from gramwatch.methods.features import HeadMethod, features_of, head_of
-from gramwatch.observation import Head, Observation
+from gramwatch.observe.observation import Head, Observation
 
 WIDE = 1024
 """The features from which a network counts as wide: those of ImageNet, for which most methods were tuned."""

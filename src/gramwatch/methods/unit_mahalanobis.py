@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from gramwatch.methods.base import Record
 from gramwatch.methods.gaussians import ClassDistances
-from gramwatch.observation import Observation
+from gramwatch.observe.observation import Observation
 
 
 class UnitMahalanobis(ClassDistances):

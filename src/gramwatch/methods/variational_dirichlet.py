@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gramwatch.batches import Inputs
+from gramwatch.inputs.batches import Inputs
 from gramwatch.methods.base import Method, Record
 from gramwatch.methods.dirichlet import concentrations, differential_entropy, expected_log_probability
 from gramwatch.methods.perturb import (
@@ -17,7 +17,7 @@ from gramwatch.methods.perturb import (
     single_images,
     step,
 )
-from gramwatch.observation import Observation
+from gramwatch.observe.observation import Observation
 
 MOST = 1000.0
 """The largest concentration, in training and in judging, as in the code released with the paper."""
@@ -26,7 +26,7 @@ MOST = 1000.0
 class VariationalDirichletScore(Method):
     """The entropy of the Dirichlet posterior that a network predicts (Chen, Shen, Jin & Wang, 2018).
 
-    The training is `gramwatch.training.VariationalDirichlet`. As in the paper, `log(1 + alpha)` smooths
+    The training is `gramwatch_lab.training.VariationalDirichlet`. As in the paper, `log(1 + alpha)` smooths
     the concentrations, so that a few very large ones do not hide the rest, and a step makes the predicted
     class of the inputs likelier. The paper chooses the step on validation data. The default is the step of
     the released code, in units of the network's own inputs. A later version of the paper (2019) also trains

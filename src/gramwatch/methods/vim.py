@@ -5,12 +5,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from gramwatch.artifact import FINITE, Field
 from gramwatch.errors import InputError
+from gramwatch.files.artifact import FINITE, Field
 from gramwatch.methods.base import Record
 from gramwatch.methods.energy import energy
 from gramwatch.methods.features import ROWS, HeadMethod, features_of, head_of, lengths, second_moment
-from gramwatch.observation import Observation
+from gramwatch.observe.observation import Observation
 
 
 class ViM(HeadMethod):

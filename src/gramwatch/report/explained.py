@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from gramwatch.detector import Detector
+from gramwatch.detect.detector import Detector
 from gramwatch.errors import InputError
-from gramwatch.explained_set import ExplainedSet, explain_set
-from gramwatch.preprocessing import Preprocessing
-from gramwatch.readers import Images, Opener, Tally
+from gramwatch.explain.explained_set import ExplainedSet, explain_set
+from gramwatch.inputs.preprocessing import Preprocessing
+from gramwatch.inputs.readers import Images, Opener, Tally
+from gramwatch.pictures.thumbnails import network_input, over, pixels_of, thumbnail
 from gramwatch.report.causes import Cause, Ordinary, statistics
 from gramwatch.report.page import Group, Reasons
 from gramwatch.report.scores import Scores, Truths
-from gramwatch.report.thumbnails import network_input, over, pixels_of, thumbnail
 
 MOST = 600
 """The most flagged images that are explained for groups and layers. More are drawn at random."""

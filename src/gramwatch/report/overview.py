@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gramwatch.gram import GramDetector
-from gramwatch.guard import Guard
-from gramwatch.measurement import Detection
-from gramwatch.report import pyplot, write_picture
-from gramwatch.report.frame import DPI, SMALL, TEXT, TITLE, WIDTH, wrapped
-from gramwatch.report.palette import INK, INSIDE, OUTSIDE, SOFT
+from gramwatch.detect.measurement import Detection
+from gramwatch.guard.guard import Guard
+from gramwatch.methods.gram import GramDetector
+from gramwatch.pictures import pyplot, write_picture
+from gramwatch.pictures.frame import DPI, SMALL, TEXT, TITLE, WIDTH, wrapped
+from gramwatch.pictures.palette import INK, INSIDE, OUTSIDE, SOFT
 
 EXAMPLES = 6
 

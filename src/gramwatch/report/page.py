@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 
 from gramwatch.errors import DataError
-from gramwatch.readers import Opener
+from gramwatch.files.version import __version__
+from gramwatch.inputs.readers import Opener
+from gramwatch.pictures.thumbnails import thumbnail
 from gramwatch.report import charts
 from gramwatch.report.charts import Chart, percent
 from gramwatch.report.scores import Numbers, Scores, Truths
-from gramwatch.report.thumbnails import thumbnail
-from gramwatch.version import __version__
 
 TEMPLATES = Path(__file__).parent / "templates"
 MOST_GROUPS, IN_A_GROUP = 12, 8

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from gramwatch.errors import DataError, MissingExtraError
-from gramwatch.sheets import of_cell
+from gramwatch.files.sheets import of_cell
 
 Numbers = np.ndarray[tuple[int], np.dtype[np.float64]]
 Truths = np.ndarray[tuple[int], np.dtype[np.bool_]]

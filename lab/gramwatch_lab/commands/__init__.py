@@ -1,0 +1,1 @@
+"""Commands that join `gramwatch`: `paper`, `study`, `train` and `data`."""

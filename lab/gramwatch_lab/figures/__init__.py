@@ -1,0 +1,1 @@
+"""Pictures of results, drawn from tables: one file per kind."""

@@ -1,0 +1,171 @@
+"""Fitting: the loop over training data, for one or several detectors of a network."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gramwatch.detect.contract import Contract
+from gramwatch.detect.counted import Counted, checksums
+from gramwatch.detect.distributed import Group, together
+from gramwatch.detect.passes import explained, leaves_of, note_form, plan_for
+from gramwatch.detect.progress import Fits
+from gramwatch.detect.ranks import finish_on_ranks
+from gramwatch.errors import InputError, warn
+from gramwatch.inputs.batches import Inputs, mapped, on_device, on_device_ahead, repeated
+from gramwatch.observe.observation import Observation, Statistics
+from gramwatch.observe.plan import Plan
+from gramwatch.watch import Look, Taps
+
+UNCOUNTED = 32
+"""After this many batches, their examples are counted."""
+
+
+@torch.inference_mode()
+def fit_all(
+    detectors: Sequence[Contract],
+    loader: Iterable[Any],
+    progress: bool,
+    fits: Fits,
+    done: int = 0,
+    write: Callable[[int], None] = lambda done: None,
+    sharded: bool | None = None,
+) -> None:
+    """Fit detectors of one network in one pass over the training data. Every fit runs this loop."""
+    network = detectors[0].network
+    for detector in (*detectors, *leaves_of(detectors)):
+        detector.forget_calibration()
+    passed = TrainingPass(detectors, fits)
+    with together(network.model, "fit") as group:
+        if any(leaf.learns for leaf in leaves_of(detectors)):
+            part = group.part(loader, network.inputs_of, sharded)
+            shown = network.batches(part, "fitting", progress and group.rank == 0)
+            batches = on_device_ahead(shown, network.model)
+            if group.size > 1:
+                batches = passed.begin_together(batches, group)
+
+            def write_all(done: int) -> None:
+                passed.count()
+                write(done)
+
+            fits.run(batches, passed.take, passed.skip, done, write_all, may_be_empty=passed.begun)
+            passed.compare(part, group)
+        leaves = leaves_of(detectors)
+        left_out, where = passed.left_out_by_all(leaves, group)
+        if any(left_out) and group.rank == 0:
+            warn(f"{max(left_out)} training example(s) with NaN or infinity were left out{where}")
+        for leaf, count in zip(leaves, left_out, strict=True):
+            if group.size > 1 and leaf in passed.learning:
+                finish_on_ranks(leaf, group, count)
+            else:
+                leaf.finish(count)
+
+
+class TrainingPass:
+    """One pass over training data: its plan, and how many examples were left out."""
+
+    def __init__(self, detectors: Sequence[Contract], fits: Fits) -> None:
+        self._detectors, self._fits = detectors, fits
+        self._plan: Plan | None = None
+        self._left_out: dict[Contract, Tensor | int] = {}
+        joined = {leaf for detector in detectors if not detector.uses_labels for leaf in detector.leaves}
+        self._labelled = set(leaves_of(detectors)) - joined
+        self._sums: list[Tensor] = []
+        """Checksums of examples that are not counted yet: to wait for a GPU after each batch takes time."""
+        self.learning: list[Contract] = []
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is a plan."""
+        return self._plan is not None
+
+    def _begin(self, inputs: Inputs, known: Mapping[Statistics, Taps] | None = None) -> Plan:
+        """Look at the network, at the first batch."""
+        with explained(leaves_of(self._detectors), inputs):
+            look = Look(self._detectors[0].network, inputs)
+            for detector in self._detectors:
+                detector.settle(look)
+            self.learning = [leaf for leaf in leaves_of(self._detectors) if leaf.learns]
+            self._plan = plan_for(self.learning, look, known)
+        for detector in (*self._detectors, *leaves_of(self._detectors)):
+            note_form(detector, inputs)
+        return self._plan
+
+    def begin_together(
+        self, batches: Iterator[tuple[Inputs, Tensor | None]], group: Group
+    ) -> Iterator[tuple[Inputs, Tensor | None]]:
+        """Look at the network with one example on all ranks, so that all watch the same taps.
+
+        It is the first example of the first rank that has any. Taps of an earlier fit come first.
+        """
+        first = next(batches, None)
+        example = None if first is None else mapped(repeated(first[0], 1), Tensor.cpu)
+        known = {
+            asked: taps for leaf in leaves_of(self._detectors) for asked, taps in leaf.known_taps.items()
+        }
+        ranks = group.gather((example, known))
+        examples = [example for example, _ in ranks if example is not None]
+        if not examples:
+            raise InputError("the loader yielded no example: there is nothing to fit")
+        known = {asked: taps for _, each in reversed(ranks) for asked, taps in each.items()}
+        with group.one_voice():
+            self._begin(on_device(examples[0], self._detectors[0].model), known)
+        return batches if first is None else chain([first], batches)
+
+    def take(self, batch: tuple[Inputs, Tensor | None]) -> None:
+        """Let all detectors learn from a batch."""
+        plan = self._plan or self._begin(batch[0])
+        if not self.learning:
+            return
+        sums = checksums(batch[0])
+        record = any(detector.record_pass for detector in self._detectors)
+        inputs, labels = batch
+        first = 0
+        for observations in plan.run(inputs, labels if self._labelled else None, record):
+            self._fits.torn = True
+            last = first + len(observations[0])
+            shown: dict[tuple[int, bool], Observation] = {}  # leaves of one observation share it
+            for leaf, observation in zip(self.learning, observations, strict=True):
+                key = id(observation), leaf in self._labelled
+                if key not in shown:
+                    labels_shown = observation.labels if leaf in self._labelled else None
+                    shown[key] = replace(observation, labels=labels_shown, checksums=sums[first:last])
+                observation = shown[key]
+                leaf.note(observation)
+                self._left_out[leaf] = self._left_out.get(leaf, 0) + leaf.take(observation)
+            first = last
+        self._fits.torn = False
+        self._sums.append(sums)
+        if len(self._sums) == UNCOUNTED:
+            self.count()
+
+    def skip(self, batch: tuple[Inputs, Tensor | None]) -> None:
+        """Pass a batch that the checkpoint holds already."""
+        self._fits.skip(checksums(batch[0]))
+
+    def count(self) -> None:
+        """Count the examples of the last batches."""
+        if self._sums:
+            sums, self._sums = torch.cat(self._sums).cpu(), []
+            self._fits.read.add(sums)
+            counted = Counted.of(sums)
+            for leaf in leaves_of(self._detectors):
+                leaf._examples = leaf._examples.joined(counted)
+
+    def compare(self, part: Iterable[Any], group: Group) -> None:
+        """After the last batch: compare what the ranks counted, and join it."""
+        leaves = leaves_of(self._detectors)
+        joined = group.compare(part, [leaf._examples for leaf in leaves])
+        for leaf, examples in zip(leaves, joined, strict=True):
+            leaf._examples = examples
+
+    def left_out_by_all(self, leaves: Sequence[Contract], group: Group) -> tuple[list[int], str]:
+        """How many examples of all ranks each detector left out, and where the first one was."""
+        counts = [int(self._left_out.get(leaf, 0)) for leaf in leaves]
+        where = next(filter(None, (leaf.where_not_finite() for leaf in leaves)), "") if any(counts) else ""
+        ranks = group.gather((counts, where))
+        total = [sum(each) for each in zip(*(counts for counts, _ in ranks), strict=True)]
+        return total, next(filter(None, (where for _, where in ranks)), "")

@@ -1,0 +1,1 @@
+"""Detectors x sets: a table, and its picture."""

@@ -1,0 +1,396 @@
+"""Image numbers: how sharp, coloured, bright and laid out an image is, whatever it shows.
+
+A network is trained to ignore what does not change the class. A fault of the camera or of the pipeline is
+just that, so it is often plainer in the input than in the features. The numbers are those of the network's
+input: `(N, channels, height, width)`, of any scale. They are in five groups, `GROUPS`. They use first
+differences between neighbouring pixels, and differences of differences, at full size and reduced to a half
+and a quarter.
+
+Logarithms need a floor. It is relative to the largest value of the image, so that scaling the input adds a
+constant to a logarithm.
+
+`sums_of` reads the pixels, `_measured` makes numbers of the sums. The first one has a kernel for the CPU, and
+both together have kernels for NVIDIA GPUs.
+"""
+
+from collections.abc import Iterable
+from functools import lru_cache
+from itertools import product
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gramwatch.errors import InputError
+from gramwatch.inputs.batches import Inputs, tensors_in
+from gramwatch.numerics import kernels
+from gramwatch.numerics.image_scales import BLOCK, BUSY, CLIPPED, FLOOR, REGIONS, SCALES, SHARE, pairs_of
+
+LEAST_SIDE = 8
+"""Smaller images are not looked at."""
+SMALL = 4 * SCALES[-1]
+"""The pixels of images with a smaller side are repeated."""
+MOST_CHANNELS = 16
+"""A tensor with more channels is no image."""
+
+WHY_NONE = (
+    f"the input holds no image: one tensor (N, channels, height, width), of at most {MOST_CHANNELS} channels "
+    f"and at least {LEAST_SIDE} x {LEAST_SIDE} pixels"
+)
+
+AXES, WAYS = (2, 3), ("vertical", "horizontal")
+
+GROUPS = {
+    "detail": "sharpness and noise",
+    "grain": "fine differences of colour, and lines",
+    "colour": "colours",
+    "tone": "brightness and contrast",
+    "layout": "where light and detail lie",
+}
+"""The groups of numbers, and what each one sees."""
+
+
+class Number(NamedTuple):
+    """The meaning of one number."""
+
+    group: str
+    what: str
+    """Such as "log mean square of vertical differences"."""
+    scale: int
+    """The factor by which the image was reduced."""
+    channels: str
+    """The channel or the pair of channels; empty: all together."""
+
+    @property
+    def in_words(self) -> str:
+        """What it is, with the channel and the scale."""
+        word = "channels" if "and" in self.channels else "channel"
+        channels = f" of {word} {self.channels}" if self.channels else ""
+        reduced = f", reduced to 1/{self.scale}" if self.scale > 1 else ""
+        return f"{self.what}{channels}{reduced}"
+
+
+def image_of(inputs: Inputs) -> Tensor | None:
+    """The image among the arguments of a network: its only tensor `(N, channels, height, width)` of numbers.
+
+    None if there is no such tensor, if there are several, or if it has too many channels or too few pixels.
+    """
+    images = [t for t in tensors_in(inputs) if t.ndim == 4 and t.is_floating_point()]
+    if len(images) != 1:
+        return None
+    _, channels, height, width = images[0].shape
+    fits = channels <= MOST_CHANNELS and min(height, width) >= LEAST_SIDE
+    return images[0] if fits else None
+
+
+def of(inputs: Inputs) -> Tensor:
+    """The numbers of the image among the arguments of a network, `(N, numbers)`. Without one, an error."""
+    image = image_of(inputs)
+    if image is None:
+        raise InputError(WHY_NONE)
+    return look(image)
+
+
+class Sums(NamedTuple):
+    """Means and extremes of images over their pixels, `(N, ...)` each.
+
+    Axes are 0, vertical, and 1, horizontal. Planes are the channels, then the differences of pairs of
+    channels: these also tell what two channels have in common.
+    """
+
+    square: Tensor
+    """Mean squares of differences, `(N, scales, 2 axes, planes)`."""
+    curved: Tensor
+    """Mean squares of second differences, `(N, scales, 2 axes, channels)`."""
+    length: Tensor
+    """Mean magnitudes of differences, `(N, scales, 2 axes, channels)`."""
+    slope: Tensor
+    """Mean squares of differences, weighted by a ramp along their axis, `(N, 2 axes, channels)`."""
+    lines: Tensor
+    """Mean magnitude of differences by line: its mean over lines, the largest and the smallest,
+    `(N, 2 axes, 2, 3)`. First lines are averaged over every eighth place, then not."""
+    step: Tensor
+    """The largest magnitude of a difference, `(N, 2 axes)`."""
+    mean: Tensor
+    """`(N, channels)`."""
+    variance: Tensor
+    """`(N, planes)`."""
+    third: Tensor
+    """Mean third powers about the mean, `(N, planes)`."""
+    tilt: Tensor
+    """Means about the mean, weighted by a ramp, `(N, 2 axes, channels)`."""
+    extremes: Tensor
+    """The largest and the smallest value, `(N, 2, channels)`."""
+    clipped: Tensor
+    """The shares of pixels near these, `(N, 2, channels)`."""
+    regions: Tensor
+    """Means by region, `(N, channels, regions)`."""
+    busy: Tensor
+    """Mean squares of the length of the gradient by region, `(N, 2 scales, regions)`."""
+
+
+def look(images: Tensor) -> Tensor:
+    """The numbers of images `(N, channels, height, width)`: `(N, numbers)`.
+
+    They are computed in float32. With a kernel, sums are kept in float64.
+    """
+    x = large_enough(images)
+    if x.device.type == "cuda" and _may_have_kernel(x):
+        fast = kernels.image_numbers(x)
+        if fast is not None:
+            return fast
+    x = x.float()
+    values = _measured(_fast_sums_of(x) or sums_of(x)).values
+    return torch.cat([value for group in GROUPS for value in values[group]], 1).float()
+
+
+def large_enough(images: Tensor) -> Tensor:
+    """Small images with every pixel repeated, so that they can be reduced. Other images as they are."""
+    factor = -(-SMALL // min(images.shape[2:]))
+    return images if factor == 1 else images.repeat_interleave(factor, 2).repeat_interleave(factor, 3)
+
+
+@lru_cache(maxsize=64)
+def numbers(channels: int) -> tuple[Number, ...]:
+    """What the numbers of images mean, by their channels."""
+    meanings = _measured(sums_of(torch.zeros(1, channels, SMALL, SMALL))).meanings
+    return tuple(number for group in GROUPS for part in meanings[group] for number in part)
+
+
+@lru_cache(maxsize=64)
+def meaning(width: int) -> tuple[Number, ...]:
+    """What so many numbers mean."""
+    for channels in range(1, MOST_CHANNELS + 1):
+        if len(numbers(channels)) == width:
+            return numbers(channels)
+    raise ValueError(f"no image has {width} numbers")
+
+
+@lru_cache(maxsize=256)
+def columns(width: int, group: str) -> slice:
+    """The columns of one group among so many numbers."""
+    groups = [number.group for number in meaning(width)]
+    first = groups.index(group)
+    return slice(first, first + groups.count(group))
+
+
+def sums_of(x: Tensor) -> Sums:
+    """The sums of images with sides of at least `SMALL`, in their own precision. This is the definition."""
+    channels, (first, second) = x.shape[1], _of_pairs(x.shape[1])
+    planes = torch.cat([x, x[:, first] - x[:, second]], 1) if first else x
+    high, low = x.amax((2, 3), keepdim=True), x.amin((2, 3), keepdim=True)
+    near = CLIPPED * (high - low) + 1e-12
+    mean = planes.mean((2, 3), keepdim=True)
+    centred = planes - mean
+    by_line = [centred[:, :channels].mean(5 - axis) for axis in AXES]
+    clipped = [at.to(x.dtype).mean((2, 3)) for at in (x >= high - near, x <= low + near)]
+    by_scale, busy, slopes, lines, steps = [], [], [], [], []
+    y = planes
+    for scale in SCALES:
+        y = y if scale == 1 else F.avg_pool2d(y, 2)
+        squares = []
+        for axis in AXES:
+            d = _difference(y, axis)
+            own, squared = d[:, :channels], d.square()
+            magnitude = own.abs()
+            square, length = squared.mean(5 - axis), magnitude.mean(5 - axis)
+            by_scale.append((square.mean(2), _mean_square(_difference(own, axis)), length.mean(2)))
+            if scale == 1:
+                slopes.append((square[:, :channels] * _ramp(square)).mean(2))
+                lines.append(_lines(length.mean(1)))
+                steps.append(magnitude.amax((1, 2, 3)))
+            squares.append(squared[:, :channels])
+        if scale in BUSY:
+            gradient = squares[0][:, :, :, :-1].mean(1, True) + squares[1][:, :, :-1].mean(1, True)
+            busy.append(F.adaptive_avg_pool2d(gradient, REGIONS).flatten(1))
+    square, curved, length = (
+        torch.stack(parts, 1).unflatten(1, (-1, len(AXES))) for parts in zip(*by_scale, strict=True)
+    )
+    return Sums(
+        square=square,
+        curved=curved,
+        length=length,
+        slope=torch.stack(slopes, 1),
+        lines=torch.stack(lines, 1),
+        step=torch.stack(steps, 1),
+        mean=mean[:, :channels].flatten(1),
+        variance=_mean_square(centred),
+        third=centred.pow(3).mean((2, 3)),
+        tilt=torch.stack([(line * _ramp(line)).mean(2) for line in by_line], 1),
+        extremes=torch.stack([high.flatten(1), low.flatten(1)], 1),
+        clipped=torch.stack(clipped, 1),
+        regions=F.adaptive_avg_pool2d(x, REGIONS).flatten(2),
+        busy=torch.stack(busy, 1),
+    )
+
+
+def _lines(length: Tensor) -> Tensor:
+    """The `lines` of one axis, from the mean magnitude of differences by line, `(N, lines)`."""
+    blocks = length.shape[1] // BLOCK
+    by_phase = length[:, : blocks * BLOCK].unflatten(1, (blocks, BLOCK)).mean(1) if blocks else length
+    kinds = (by_phase, length)
+    return torch.stack([torch.stack([k.mean(1), k.amax(1), k.amin(1)], 1) for k in kinds], 1)
+
+
+def _fast_sums_of(x: Tensor) -> Sums | None:
+    """The same in float64, by a kernel for the CPU. None without a kernel, and while a graph is traced."""
+    if x.device.type != "cpu" or not _may_have_kernel(x):
+        return None
+    shapes = _shapes(x.shape[1])
+    sums = Sums(*(x.new_empty((len(x), *shape), dtype=torch.float64) for shape in shapes))
+    return sums if kernels.image_sums(x, pairs_of(x.shape[1]), BLOCK, CLIPPED, sums) else None
+
+
+def _may_have_kernel(x: Tensor) -> bool:
+    """Not if gradients are wanted, and not while a graph is traced."""
+    wants_gradients = x.requires_grad and torch.is_grad_enabled()
+    return type(x) is Tensor and not wants_gradients and not torch.compiler.is_compiling()
+
+
+@lru_cache(maxsize=64)
+def _shapes(channels: int) -> list[torch.Size]:
+    """The shapes of the sums of one image."""
+    return [part.shape[1:] for part in sums_of(torch.zeros(1, channels, SMALL, SMALL))]
+
+
+class _Numbers:
+    """Collects numbers, `(N, ...)`, and what they mean, by group."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, list[Tensor]] = {group: [] for group in GROUPS}
+        self.meanings: dict[str, list[Iterable[Number]]] = {group: [] for group in GROUPS}
+
+    def add(self, group: str, meanings: Iterable[tuple[str, int, str]], *values: Tensor) -> None:
+        """Add numbers, `(N, ..., channels)`. Several ones lie side by side, before the channels."""
+        value = values[0] if len(values) == 1 else torch.stack(values, -2)
+        self.values[group].append(value.flatten(1))
+        self.meanings[group].append(Number(group, *meaning) for meaning in meanings)
+
+
+def _measured(sums: Sums) -> _Numbers:
+    """The numbers, from sums of any precision."""
+    numbers = _Numbers()
+    floor = FLOOR * sums.extremes.abs().amax((1, 2)).square().unsqueeze(1) + 1e-12
+    channels = sums.mean.shape[1]
+    each = [str(channel) for channel in range(channels)]
+    both = [f"{i} and {j}" for i, j in pairs_of(channels)]
+    _add_detail(numbers, sums, floor, each)
+    if both:
+        _add_pairs(numbers, sums, floor, both)
+    _add_lines(numbers, sums)
+    _add_tones(numbers, sums, floor, each)
+    return numbers
+
+
+def _add_detail(numbers: _Numbers, sums: Sums, floor: Tensor, each: list[str]) -> None:
+    """How large differences are, and how much regions differ: the plainest one and the busiest one."""
+    least = floor[:, None, None]
+    square = (sums.square[..., : len(each)] + least).log()
+    curved = (sums.curved + least).log()
+    spread = (sums.length + least.sqrt()).log() - square / 2
+    whats = (
+        "log mean square of {} differences",
+        "log mean square of second {} differences",
+        "log mean over root mean square of {} differences",
+    )
+    meanings = ((what.format(way), s, c) for s, way, what, c in product(SCALES, WAYS, whats, each))
+    numbers.add("detail", meanings, square, curved, spread)
+    energy = (sums.busy + floor.unsqueeze(1)).log()
+    spread = (energy - energy.mean(2, keepdim=True)).square().mean(2).sqrt()
+    extremes = torch.stack([energy.amin(2), energy.amax(2), spread], 2)
+    regions = ("plainest region", "busiest region", "spread over regions")
+    meanings = ((f"log mean square of differences: {what}", s, "") for s, what in product(BUSY, regions))
+    numbers.add("detail", meanings, extremes)
+
+
+def _add_pairs(numbers: _Numbers, sums: Sums, floor: Tensor, both: list[str]) -> None:
+    """How two channels differ from one another."""
+    channels = sums.mean.shape[1]
+    correlation = _correlation(sums.square, channels, floor[:, None, None])
+    meanings = (
+        (f"log of 1 - correlation of {way} differences", s, pair)
+        for s, way, pair in product(SCALES, WAYS, both)
+    )
+    numbers.add("grain", meanings, ((1 - correlation).clamp_min(0) + SHARE).log())
+    correlation = _correlation(sums.variance, channels, floor)
+    rest = (1 - correlation.square()).clamp_min(0) + SHARE / 10
+    variance = sums.variance[:, channels:] + floor
+    skewness = sums.third[:, channels:] / variance.pow(1.5)
+    whats = (
+        "correlation",
+        "log of 1 - squared correlation",
+        "log variance of the difference",
+        "skewness of the difference",
+    )
+    meanings = ((what, 1, pair) for what, pair in product(whats, both))
+    numbers.add("colour", meanings, correlation, rest.log(), variance.log(), skewness)
+
+
+def _add_lines(numbers: _Numbers, sums: Sums) -> None:
+    """Single lines, and lines at every eighth place: how far differences there are from the mean."""
+    small = 1e-3 * sums.step[..., None, None] + 1e-12
+    lines = (sums.lines + small).log()
+    places, mosts = ("at every eighth place", "at one line"), ("largest", "smallest")
+    meanings = (
+        (f"log of the {most} {way} difference {place}, over the mean", 1, "")
+        for way, place, most in product(WAYS, places, mosts)
+    )
+    numbers.add("grain", meanings, lines[..., 1:] - lines[..., :1])
+
+
+def _add_tones(numbers: _Numbers, sums: Sums, floor: Tensor, each: list[str]) -> None:
+    """The mean and the distribution of the values of each channel, and where light and detail lie."""
+    numbers.add("colour", (("mean", 1, c) for c in each), sums.mean)
+    variance = sums.variance[:, : len(each)] + floor
+    values = (
+        *(sums.clipped + SHARE).log().unbind(1),
+        *sums.extremes.unbind(1),
+        variance.log(),
+        sums.third[:, : len(each)] / variance.pow(1.5),
+        sums.regions.amin(2),
+        sums.regions.amax(2),
+    )
+    whats = (
+        "log share of pixels at the largest value",
+        "log share of pixels at the smallest value",
+        "largest value",
+        "smallest value",
+        "log variance",
+        "skewness",
+        "mean of the darkest region",
+        "mean of the brightest region",
+    )
+    numbers.add("tone", ((what, 1, c) for what, c in product(whats, each)), *values)
+    slope = sums.slope / (sums.square[:, 0, :, : len(each)] + floor.unsqueeze(1))
+    meanings = ((f"{way} slope of {way} differences", 1, c) for way, c in product(WAYS, each))
+    numbers.add("layout", meanings, slope)
+    meanings = ((f"{way} slope of the values", 1, c) for way, c in product(WAYS, each))
+    numbers.add("layout", meanings, sums.tilt / variance.sqrt().unsqueeze(1))
+
+
+def _correlation(square: Tensor, channels: int, floor: Tensor) -> Tensor:
+    """The correlation of pairs of channels, from the mean squares of planes."""
+    first, second = _of_pairs(channels)
+    one, other, apart = square[..., first], square[..., second], square[..., channels:]
+    return (one + other - apart) / 2 / (one * other + floor.square()).sqrt()
+
+
+def _of_pairs(channels: int) -> tuple[list[int], list[int]]:
+    """The first channels of the pairs, and the second ones."""
+    pairs = pairs_of(channels)
+    return [i for i, _ in pairs], [j for _, j in pairs]
+
+
+def _difference(x: Tensor, axis: int) -> Tensor:
+    """The differences between neighbours along an axis."""
+    return x[:, :, 1:] - x[:, :, :-1] if axis == 2 else x[:, :, :, 1:] - x[:, :, :, :-1]
+
+
+def _mean_square(x: Tensor) -> Tensor:
+    return x.square().mean((2, 3))
+
+
+def _ramp(lines: Tensor) -> Tensor:
+    """From -1 to 1 along the last axis."""
+    return torch.linspace(-1, 1, lines.shape[-1], dtype=lines.dtype, device=lines.device)

@@ -1,0 +1,1 @@
+"""One file per neighbour: Lightning and Ray Data."""

@@ -1,0 +1,1 @@
+"""One forward pass for all detectors: what they need, the plan, the observation, and CUDA graphs."""

@@ -1,0 +1,632 @@
+"""Finding taps: a forward pass in which every call is followed.
+
+The network runs twice on a tiny batch. Every tensor is followed to learn its batch axis and its channel axis.
+A watched call is named after the module that makes it.
+"""
+
+import functools
+import itertools
+import math
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from gramwatch.errors import NoTapError, TapError, warn_once
+from gramwatch.inputs.batches import Inputs, mapped, on_device, repeated, tensors_in
+from gramwatch.watch.observe import Watch, ordinary
+from gramwatch.watch.operations import (
+    KINDS,
+    LAYOUTS,
+    MIXES,
+    MOVES,
+    PRODUCTS,
+    RECURRENT,
+    made_by,
+    operation_of,
+    watched,
+)
+from gramwatch.watch.running import (
+    LogitsAdapter,
+    Network,
+    call,
+    first_look,
+    judging,
+    outside_compilation,
+    unwrap,
+)
+from gramwatch.watch.tap import Tap, Taps
+
+_T = TypeVar("_T")
+MOST_SPREAD = 24
+"""The most taps of `taps="spread"`."""
+
+
+@outside_compilation
+def find_taps(
+    model: nn.Module | Network,
+    inputs: Inputs,
+    select: str | Iterable[str] = "all",
+    *,
+    logits: LogitsAdapter = None,
+) -> Taps:
+    """Find the tensors to watch in `model`, from one batch of its inputs.
+
+    Args:
+        model: any classifier. It is run twice, on copies of the batch's first example.
+        inputs: a tensor, a tuple of arguments or a mapping of keyword arguments, as the model takes it.
+        select: which tensors. `"all"`: the outputs of all convolutions, linear layers, recurrent layers and
+            activations, without the logits. `"ends"`: of these, the last tensor of every size that has two
+            channels or more; there the network's stages end. `"spread"`: of these, at most 24 with two
+            channels or more, evenly spread from the first to the last. `"paper"`: the tensors of the paper,
+            for the networks in `gramwatch.inputs.networks`. Or names and globs.
+        logits: where the logits are in the model's output, as for `GramDetector`.
+
+    """
+    network = Network.of(model, logits=logits)
+    if network is not model:  # a user's own inputs
+        inputs = on_device(network.read(inputs), network.model)
+    return Look(network, inputs).taps(select)
+
+
+def find_head(model: nn.Module | Network, inputs: Inputs) -> int | None:
+    """The position of the watched call that computes the logits by a linear layer. None if there is none."""
+    return Look(Network.of(model), inputs).head
+
+
+class Look:
+    """The facts about a network that a probe finds: its watched calls, its taps, and its head.
+
+    The head is the linear layer that makes the logits.
+
+    Args:
+        network: any classifier. It runs once for its calls, once more for its taps, and once for its head.
+        inputs: a batch. Only its first example is used.
+
+    """
+
+    def __init__(self, network: Network, inputs: Inputs) -> None:
+        self.network, self.inputs = network, inputs
+        self._model = unwrap(network.model)
+        self.head_layer: tuple[Tensor, Tensor | None] | None = None
+        """The weight `(classes, features)` and the bias of the head, after `head` has found it."""
+
+    @functools.cached_property
+    def _inputs(self) -> Inputs:
+        """The first example. Values that are not finite become zero, because the probe compares values."""
+        first = repeated(self.inputs, 1)
+        return mapped(first, lambda t: t.nan_to_num(0.0, 0.0, 0.0) if t.is_floating_point() else t)
+
+    @functools.cached_property
+    def _probed(self) -> "tuple[_Probe, Tensor]":
+        """The watched calls of one pass over two examples, and its logits. The pass runs at the first use."""
+        return self._run()
+
+    @outside_compilation
+    def _run(self) -> "tuple[_Probe, Tensor]":
+        with judging(self._model), first_look(self.network, self._inputs):
+            probe = _Probe(self._model)
+            logits = self.network.logits_of(probe.run(repeated(self._inputs, 2)))
+        self.network.warn_of_probabilities(logits, probe.last_operation(logits))
+        return probe, logits
+
+    @property
+    def _probe(self) -> "_Probe":
+        return self._probed[0]
+
+    @property
+    def _logits(self) -> Tensor:
+        return self._probed[1]
+
+    @property
+    def operations(self) -> tuple[str, ...]:
+        """Every watched call of a forward pass."""
+        return tuple(event.operation for event in self._probe.events)
+
+    def taps(self, select: str | Iterable[str] = "all") -> Taps:
+        """The chosen taps."""
+        return _chosen(self._model, self._every, select, _HINT_PACKED * self._probe.packed)
+
+    @functools.cached_property
+    def _every(self) -> Taps:
+        """All taps, including marked tensors. They are found at the first use."""
+        return self._all_taps()
+
+    @outside_compilation
+    def _all_taps(self) -> Taps:
+        probe, model = self._probe, self._model
+        with judging(model):
+            sizes = _sizes(model, repeated(self._inputs, 3))
+        if list(self.operations) != sizes.operations:
+            raise TapError(
+                "the network makes different calls for a batch of two and a batch of three: its path depends "
+                "on its input, so its tensors cannot be watched by their place in it"
+            )
+        if not any(event.kind != "mark" for event in probe.events):
+            none = f"{type(model).__name__} has no tap: no convolution, linear layer or activation was called"
+            if any(isinstance(m, torch.jit.ScriptModule) for m in model.modules()):
+                raise TapError(
+                    f"{none}; a scripted network cannot be watched, pass the nn.Module it was made from"
+                )
+            raise NoTapError(none + _HINT_PACKED * probe.packed)
+        dropped = probe.logits_calls(self._logits)
+        names = _names(probe.events)
+        taps = []
+        for number, (event, shape3) in enumerate(zip(probe.events, sizes.shapes, strict=True)):
+            batch = _batch_axis(event.shape, shape3)
+            if number in dropped or batch is None or event.is_constant:
+                continue  # the logits themselves, or values that do not depend on the input
+            axis, fold = batch
+            channel = _channel_axis(event, axis)
+            shape = (*event.shape[:axis], fold, *event.shape[axis + 1 :])
+            first = _examples_first(event.output, axis)
+            taps.append(Tap(names[number], event.kind, event.operation, shape, axis, channel, number, first))
+        return Taps(taps, sizes.operations)
+
+    @property
+    def makers(self) -> tuple[nn.Module, ...]:
+        """The module of every watched call, in order. Empty if a call is no result of a module of its own."""
+        if "_probed" not in vars(self):
+            return ()
+        makers = tuple([event.maker for event in self._probe.events])
+        return () if any(maker is None for maker in makers) else makers  # type: ignore[return-value]
+
+    @functools.cached_property
+    def head(self) -> int | None:
+        """The position of the watched call that computes the logits by a linear layer. None if there is none.
+
+        A convolution over its whole input counts as a linear layer, because it computes the same.
+        """
+        return self._head()
+
+    @outside_compilation
+    def _head(self) -> int | None:
+        probe = self._probe
+        layers = [
+            number
+            for number in probe.logits_calls(self._logits)
+            if probe.events[number].kind in ("linear", "convolution")
+        ]
+        if len(layers) != 1:
+            return None
+        seen: list[tuple[Tensor, Tensor, Tensor | None]] = []
+        with (
+            judging(self._model),
+            Watch(Taps((), self.operations), _ignore, None, (layers[0], lambda *given: seen.append(given))),
+        ):
+            logits = self.network.logits_of(call(self._model, repeated(self._inputs, 2))).float()
+        x, weight, bias = seen[0]
+        features, weight = x.flatten(1).float(), weight.detach().flatten(1).float()
+        if bias is not None and bias.ndim != 1:
+            return None  # the network adds a matrix, which is no bias
+        if features.shape[0] != 2 or weight.shape != (logits.shape[1], features.shape[1]):
+            return None
+        bias = None if bias is None else bias.detach().float()
+        computed = features @ weight.T + (0.0 if bias is None else bias)
+        if not torch.allclose(computed, logits, rtol=1e-2, atol=1e-3 * float(logits.abs().max())):
+            return None
+        self.head_layer = weight, bias
+        return layers[0]
+
+    def warn_of_padding(self, taps: Taps) -> None:
+        """Warn if padding counts in spite of a mask: at some of these taps, or in the network itself."""
+        mask = self.network.mask_of(self.inputs)
+        if mask is None:
+            return
+        sizes = {tap.call: tap.pixels for tap in self._every} if taps else {}  # for these inputs
+        apart = [tap.name for tap in taps if sizes.get(tap.call, 1) not in (1, mask.shape[1])]
+        if apart:
+            names = ", ".join(apart[:8]) + (f" and {len(apart) - 8} more" if len(apart) > 8 else "")
+            warn_once(
+                self._model,
+                f"padding counts at {len(apart)} tap(s) of {type(self._model).__name__}, which do not have "
+                f"one pixel for each place of the mask: {names}",
+            )
+        padded = (mask.any(1) & ~mask.all(1)).nonzero().flatten().tolist()
+        if padded and self._depends_on_padding(padded[0], mask):
+            warn_once(
+                self._model,
+                f"{type(self._model).__name__} itself returns other logits if an input is padded, so that "
+                "its verdict depends on its batch. Look at how the network pools places and numbers their "
+                "positions; pad on the other side, or give position_ids",
+            )
+
+    @outside_compilation
+    def _depends_on_padding(self, example: int, mask: Tensor) -> bool:
+        """Whether the logits of an example change if its padding is cut off."""
+
+        def alone(t: Tensor) -> Tensor:
+            return t[example : example + 1] if t.ndim and t.shape[0] == len(mask) else t
+
+        def cut(t: Tensor) -> Tensor:
+            return alone(t)[:, mask[example]] if t.shape[:2] == mask.shape else alone(t)
+
+        try:
+            with judging(self._model):
+                padded, without = (
+                    self.network.logits_of(call(self._model, ordinary(mapped(self.inputs, change))))
+                    for change in (alone, cut)
+                )
+        except (TypeError, RuntimeError, ValueError, IndexError):
+            return False  # the network takes inputs of one length only
+        rounding = torch.finfo(padded.dtype).eps ** 0.5 * padded.abs().amax().clamp_min(1.0)
+        return bool((padded - without).abs().amax() > rounding)
+
+
+_HINT_PACKED = (
+    "; a recurrent layer over a packed sequence is not watched: in the network's code, mark the tensor that "
+    'pad_packed_sequence returns, gramwatch.mark(x, "name")'
+)
+
+
+def _ignore(number: int, maps: Tensor) -> None:
+    """Do nothing with a tensor."""
+
+
+def _chosen(model: nn.Module, taps: Taps, select: str | Iterable[str], hint: str) -> Taps:
+    if select in ("all", "ends", "spread"):
+        plain = Taps((tap for tap in taps if tap.kind != "mark"), taps.operations)
+        if not plain:
+            raise NoTapError(
+                f"{type(model).__name__} has no tap: its only convolution or linear layer makes the logits"
+                + hint
+            )
+        if select == "all":
+            return plain
+        return _ends(model, plain) if select == "ends" else _spread(model, plain)
+    if select == "paper":
+        patterns = getattr(model, "paper_taps", None)
+        if patterns is None:
+            raise TapError(
+                f"taps='paper' is defined for the networks in gramwatch_lab.networks, not for "
+                f"{type(model).__name__}: choose 'all', or names and globs"
+            )
+        return taps.select(patterns)
+    return taps.select(select)
+
+
+def _ends(model: nn.Module, taps: Taps) -> Taps:
+    """The last tap with two channels or more, of every size. One channel scaled to length one is constant."""
+    last = {tap.pixels: tap for tap in taps if tap.channels > 1}
+    without = {tap.pixels: tap.name for tap in taps if tap.pixels not in last}
+    network = type(model).__name__
+    if not last:
+        raise NoTapError(f"{network} has no tap with two channels or more, which taps='ends' looks for")
+    if without:
+        warn_once(
+            model,
+            f"taps='ends' leaves out {len(without)} stage(s) of {network}, in which every tensor has one "
+            f"channel only: {', '.join(without.values())}",
+        )
+    return Taps((tap for tap in taps if last.get(tap.pixels) is tap), taps.operations)
+
+
+def _spread(model: nn.Module, taps: Taps) -> Taps:
+    """At most `MOST_SPREAD` taps with two channels or more, evenly spread from the first to the last."""
+    wide = [tap for tap in taps if tap.channels > 1]
+    if not wide:
+        raise NoTapError(
+            f"{type(model).__name__} has no tap with two channels or more, which taps='spread' looks for"
+        )
+    steps = max(1, min(len(wide), MOST_SPREAD) - 1)
+    chosen = {(2 * step * (len(wide) - 1) + steps) // (2 * steps) for step in range(steps + 1)}
+    return Taps((tap for number, tap in enumerate(wide) if number in chosen), taps.operations)
+
+
+@dataclass
+class _Event:
+    """One watched call of the probing pass."""
+
+    operation: str
+    kind: str
+    module: str
+    is_leaf: bool
+    module_call: int
+    label: str
+    output: Tensor
+    shape: tuple[int, ...]
+    axes: tuple[int, ...]
+    sources: frozenset[int]
+    """The watched calls whose output the activation was applied to, with no other layer in between."""
+    is_constant: bool
+    maker: nn.Module | None = None
+    """The module without parts that made this call, no other watched call, and returned the result."""
+
+
+@dataclass(frozen=True)
+class _Trace:
+    """The facts about a tensor: the axes of its channels, and the watched calls that its values come from.
+
+    The channels have several axes if a network splits them into heads or groups.
+    """
+
+    axes: tuple[int, ...] = ()
+    sources: frozenset[int] = frozenset()
+
+
+_Known = list[tuple[Tensor, tuple[int, ...], _Trace]]
+"""The traced arguments of a call, with their shapes before the call, which may change them in place."""
+
+
+class _Probe(TorchFunctionMode):
+    """Records the watched calls of one pass, and follows the channel axis through all calls between them."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.events: list[_Event] = []
+        self._traces: dict[int, _Trace] = {}
+        self._alive = list(_held(model))  # tensors that are kept, so that no id is used twice
+        self._constants = {_storage(t) for t in self._alive}
+        self._hidden: set[int] = set()  # the watched calls whose values are the input of a later layer
+        self._last_output = 0  # the id of the last watched call's result
+        self._modules: list[tuple[str, bool, int]] = [("", False, 0)]
+        self.packed = False
+        """Whether a recurrent layer was given a packed sequence."""
+
+    def run(self, inputs: Inputs) -> Any:
+        with self._module_names(), self:
+            return call(self.model, inputs)
+
+    @contextmanager
+    def _module_names(self) -> Iterator[None]:
+        """Keep track of the module that runs, by hooks. The hooks are removed at the end."""
+        owner, calls, handles = threading.get_ident(), itertools.count(1), []
+
+        def enter(name: str, is_leaf: bool) -> Callable[..., None]:
+            def hook(*_: Any) -> None:
+                if threading.get_ident() == owner:
+                    self._modules.append((name, is_leaf, next(calls)))
+
+            return hook
+
+        def leave(module: nn.Module, args: Any, result: Any) -> None:
+            if threading.get_ident() != owner:
+                return
+            _, is_leaf, number = self._modules.pop()
+            made = [event for event in self.events[-2:] if event.module_call == number]
+            if is_leaf and len(made) == 1 and result is not None:
+                returned = id(made_by(result))
+                made[0].maker = module if returned == self._last_output else None
+
+        try:
+            for path, module in self.model.named_modules():
+                if isinstance(module, torch.jit.ScriptModule):
+                    continue  # a scripted module takes no hooks and shows no calls
+                name = ".".join(part for part in path.split(".") if part != "_orig_mod")
+                is_leaf = bool(path) and not any(True for _ in module.children())
+                handles.append(module.register_forward_pre_hook(enter(name, is_leaf)))
+                handles.append(module.register_forward_hook(leave, always_call=True))
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        operation = operation_of(func)
+        given = list(tensors_in((args, kwargs)))
+        known = [(t, tuple(t.shape), self._traces[id(t)]) for t in given if id(t) in self._traces]
+        is_constant = all(_storage(t) in self._constants for t in given)
+        result = func(*args, **kwargs)
+        if watched(func, args):
+            output = made_by(result)
+            for state in tensors_in(result) if operation in RECURRENT else ():
+                self._traces[id(state)] = _Trace((state.ndim - 1,))
+            self._traces[id(output)] = self._record(operation, args, output, known, given[0], is_constant)
+        elif known or operation in LAYOUTS:
+            for output in tensors_in(result):
+                self._traces[id(output)] = self._followed(func, operation, args, kwargs, output, known)
+        self.packed |= operation in RECURRENT and not watched(func, args)
+        for output in [*tensors_in(result), *(given[:1] if operation == "__setitem__" else [])]:
+            self._alive.append(output)
+            (self._constants.add if is_constant else self._constants.discard)(_storage(output))
+        return result
+
+    def _record(
+        self,
+        operation: str,
+        args: tuple[Any, ...],
+        output: Tensor,
+        known: _Known,
+        given: Tensor,
+        is_constant: bool,
+    ) -> _Trace:
+        """Record a watched call, and return the facts about its output."""
+        kind = KINDS[operation]
+        before = next((trace for t, _, trace in known if t is given), _Trace())
+        axes, sources = before.axes, before.sources
+        if kind not in ("activation", "mark"):
+            self._hidden.update(*(trace.sources for _, _, trace in known))
+            axes = (1 if kind == "convolution" else output.ndim - 1,)
+            sources = frozenset()
+        self._last_output = id(output)
+        module, is_leaf, module_call = self._modules[-1]
+        self.events.append(
+            _Event(
+                operation,
+                kind,
+                module,
+                is_leaf,
+                module_call,
+                label=args[1] if kind == "mark" else operation,
+                output=output.detach(),  # a view: it keeps its shape if `output` changes
+                shape=tuple(output.shape),
+                axes=axes,
+                sources=sources,
+                is_constant=is_constant,
+            )
+        )
+        return _Trace(axes, sources if kind == "mark" else frozenset({len(self.events) - 1}))
+
+    def _followed(
+        self, func: Any, operation: str, args: Any, kwargs: Any, output: Tensor, known: _Known
+    ) -> _Trace:
+        """The facts about the output of an unwatched function, from the facts about its arguments."""
+        axes: tuple[int, ...] = ()
+        sources = frozenset(
+            itertools.chain(
+                *(trace.sources for _, shape, trace in known if math.prod(shape) == output.numel())
+            )
+        )
+        if operation in MIXES:
+            self._hidden.update(*(trace.sources for _, _, trace in known))
+            sources = frozenset()
+        if known:
+            _, shape, trace = next((k for k in known if k[1] == output.shape), known[0])
+            axes = trace.axes
+            if operation in PRODUCTS and [len(shape) for _, shape, _ in known] == [output.ndim] * 2:
+                rows, columns = known[0][2].axes, known[1][2].axes
+                axes = tuple(sorted({*rows} - {output.ndim - 1} | {*columns} - {output.ndim - 2}))
+            elif axes and (operation in MOVES or len(shape) != output.ndim):
+                axes = _moved_axes(func, args, kwargs, output, known)
+        if not axes and operation in LAYOUTS:
+            axes = (LAYOUTS[operation] % output.ndim,)
+        return _Trace(axes, sources)
+
+    def last_operation(self, logits: Tensor) -> str | None:
+        """The watched function whose output the logits are. None if there is none."""
+        operations = (e.operation for e in reversed(self.events) if e.output.data_ptr() == logits.data_ptr())
+        return next(operations, None)
+
+    def logits_calls(self, logits: Tensor) -> set[int]:
+        """The watched calls that computed the logits: the layers, and activations applied to their output."""
+        dropped: set[int] = set()
+        left = set(self._traces.get(id(logits), _Trace()).sources)
+        while left := left - self._hidden - dropped:
+            number = left.pop()
+            dropped.add(number)
+            left |= self.events[number].sources
+        return dropped
+
+
+class _Sizes(TorchFunctionMode):
+    """Records only the names and the output shapes of watched calls, for a batch of another size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: list[str] = []
+        self.shapes: list[tuple[int, ...]] = []
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        operation = watched(func, args)
+        if operation is not None:
+            self.operations.append(operation)
+            self.shapes.append(tuple(made_by(result).shape))
+        return result
+
+
+def _sizes(model: nn.Module, inputs: Inputs) -> _Sizes:
+    """The names and the output shapes of the watched calls in a pass over a batch."""
+    sizes = _Sizes()
+    with sizes:
+        call(model, inputs)
+    return sizes
+
+
+def _held(model: nn.Module) -> Iterator[Tensor]:
+    """The tensors that a network holds before it runs: parameters, buffers, and tensors in its attributes."""
+    for value in itertools.chain(*(vars(module).values() for module in model.modules())):
+        values = value.values() if isinstance(value, dict) else value
+        several = isinstance(value, dict | tuple | list)
+        yield from (t for t in (values if several else [value]) if isinstance(t, Tensor))
+
+
+def _storage(t: Tensor) -> int:
+    """The identity of a tensor's memory. A tensor shares it with its views."""
+    try:
+        return int(t.untyped_storage()._cdata)
+    except (NotImplementedError, RuntimeError, ValueError):  # for example a sparse tensor
+        return id(t)
+
+
+def _moved_axes(func: Any, args: Any, kwargs: Any, output: Tensor, known: _Known) -> tuple[int, ...]:
+    """The axes of the channels after a function. Tensors of channel numbers go through the same function."""
+    if any(output is t for t in tensors_in((args, kwargs))) and not any(output is t for t, _, _ in known):
+        return ()  # the function writes into an argument that is not traced
+    tags = {id(t): _tag(shape, trace.axes, t) for t, shape, trace in known if t.is_floating_point()}
+    try:
+        moved = func(*_replaced(args, tags), **_replaced(kwargs, tags))
+        tag = next(t for t in tensors_in(moved) if t.shape == output.shape)
+    except Exception:
+        return ()  # the function does not take these tensors: the axes stay unknown
+    # The number of different values along an axis. Along an axis of channels all values are different. If the
+    # function repeats channels, the axis with the most different values is taken.
+    steps = {d: tag.sort(dim=d).values.diff(dim=d) != 0 for d, size in enumerate(tag.shape) if size > 1}
+    counts = {d: 1 + int(step.sum(dim=d).amax()) for d, step in steps.items() if step.any()}
+    distinct = tuple(d for d, count in counts.items() if count == tag.shape[d])
+    return distinct or tuple(sorted(counts, key=lambda d: -counts[d])[:1])
+
+
+def _tag(shape: tuple[int, ...], axes: tuple[int, ...], like: Tensor) -> Tensor:
+    """A tensor whose values number the channels."""
+    sizes = [size if axis in axes else 1 for axis, size in enumerate(shape)]
+    numbers = torch.arange(math.prod(sizes), dtype=torch.float32, device=like.device)
+    return numbers.view(sizes).expand(shape).contiguous()
+
+
+def _replaced(value: _T, tags: Mapping[int, Tensor]) -> _T:
+    if id(value) in tags:
+        return tags[id(value)]  # type: ignore[return-value]
+    if isinstance(value, tuple | list):
+        return type(value)(_replaced(v, tags) for v in value)
+    if isinstance(value, dict):
+        return {k: _replaced(v, tags) for k, v in value.items()}  # type: ignore[return-value]
+    return value
+
+
+def _channel_axis(event: _Event, batch_axis: int) -> int:
+    """The last axis of the channels. If they are unknown: the last of three axes, else the second axis."""
+    likely = (0, 1, 2) if len(event.shape) == 3 else (0, 1)
+    axes = [axis for axis in event.axes or likely if axis != batch_axis and axis < len(event.shape)]
+    return axes[-1] if axes else batch_axis
+
+
+def _examples_first(x: Tensor, axis: int) -> bool:
+    """Whether all entries of one example come before the next, along a batch axis that holds more.
+
+    `x` has two equal examples. So along that axis, either the two halves are equal, or neighbours are equal.
+    """
+    rows = x.movedim(axis, 0)
+    if len(rows) == 2 or not rows.numel():
+        return True
+    first, second = rows.chunk(2)
+    halves, neighbours = first - second, rows[::2] - rows[1::2]
+    return not bool(10 * neighbours.abs().amax() < halves.abs().amax())
+
+
+def _batch_axis(shape2: tuple[int, ...], shape3: tuple[int, ...]) -> tuple[int, int] | None:
+    """The axis that grows with the batch, and its size for a batch of one."""
+    for axis, (size2, size3) in enumerate(zip(shape2, shape3, strict=False)):
+        if size2 != size3 and 3 * size2 == 2 * size3:
+            return axis, size2 // 2
+    return None
+
+
+def _names(events: list[_Event]) -> list[str]:
+    """A readable and unique name for each watched call."""
+    in_module_call = Counter((e.module, e.module_call) for e in events)
+    seen: Counter[str] = Counter()
+    names = []
+    for event in events:
+        alone = event.is_leaf and in_module_call[event.module, event.module_call] == 1
+        if alone and event.kind != "mark":
+            name = event.module
+        elif event.kind == "attention":
+            name = event.module or "attention"
+        else:
+            name = f"{event.module}.{event.label}" if event.module else event.label
+        seen[name] += 1
+        names.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
+    return names

@@ -1,0 +1,176 @@
+"""Replay, as far as it goes without a GPU: what can be recorded, and what makes recordings differ."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import gramwatch
+from gramwatch.detect.distributed import Group
+from gramwatch.detect.fitting import TrainingPass
+from gramwatch.detect.progress import Fits
+from gramwatch.observe.replay import Nest, Replay, asks_for_values
+
+
+@pytest.mark.parametrize(
+    "asking",
+    [
+        lambda x: x.sum().item(),
+        lambda x: float(x.amax()),
+        lambda x: bool((x > 0).any()),
+        lambda x: x.nonzero(),
+        lambda x: x[x > 0],
+        lambda x: x.masked_select(x > 0),
+        lambda x: x.unique(),
+        lambda x: torch.where(x > 0),
+        lambda x: torch.equal(x, x + 1),
+        lambda x: x.clone().index_put_((x > 0,), torch.tensor(1.0)),
+        lambda x: x.to("meta"),
+        lambda x: torch.empty_like(x, device="meta").copy_(x),
+    ],
+)
+def test_asking_for_values_is_found(asking) -> None:
+    x = torch.randn(4, 5)
+    assert asks_for_values(lambda: asking(x), "cpu")
+    assert not asks_for_values(lambda: asking(x), "cuda")
+
+
+@pytest.mark.parametrize(
+    "working",
+    [
+        lambda x: (x @ x.T).relu().double().softmax(1).amax(1),
+        lambda x: x[torch.tensor([0, 2])],
+        lambda x: (x > 0)[torch.tensor([0, 2])],
+        lambda x: torch.where(x > 0, x, 0.0),
+        lambda x: x.clone().masked_fill_(x > 0, 1),
+        lambda x: torch.searchsorted(x.sort().values, x),
+        lambda x: x / torch.tensor(3.0, dtype=torch.float64),
+        lambda x: nn.functional.conv2d(x[None, None], x[None, None, :3, :3]),
+    ],
+)
+def test_work_that_asks_for_nothing_is_not(working) -> None:
+    x = torch.randn(4, 5)
+    assert not asks_for_values(lambda: working(x), "cpu")
+
+
+def test_what_stands_between_tensors_makes_a_difference() -> None:
+    x, y = torch.randn(2, 3), torch.randn(2, 3)
+    assert Nest({"x": x, "flag": True}).constant == Nest({"x": y, "flag": True}).constant
+    others = [Nest({"x": x, "flag": False}), Nest({"y": x, "flag": True}), Nest((x, True)), Nest(x)]
+    constants = {Nest({"x": x, "flag": True}).constant, *(other.constant for other in others)}
+    assert len(constants) == 5
+    assert Nest(x, (1, 2)).constant != Nest(x, (1, 3)).constant
+    doubled = Nest({"x": (x, 3)}, 7).changed(lambda t: 2 * t)
+    assert torch.equal(doubled.value["x"][0], 2 * x)
+    assert (doubled.value["x"][1], doubled.beside) == (3, 7)
+
+
+def test_on_a_cpu_the_function_is_called() -> None:
+    calls = []
+
+    def function(given: Nest) -> tuple[Tensor, ...]:
+        calls.append(given)
+        return (given.value + 1,)
+
+    replay = Replay(function)
+    for _ in range(6):
+        assert torch.equal(replay(Nest(torch.zeros(2)))[0], torch.ones(2))
+    assert len(calls) == 6
+
+
+class Net(nn.Module):
+    """Takes two inputs by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3)
+        self.hidden = nn.Linear(8, 12)
+        self.head = nn.Linear(12, 3)
+        with torch.no_grad():  # so that every class is predicted
+            self.head.weight *= 20
+            self.head.bias -= self(**batches(1)[0]).mean(0)
+
+    def forward(self, image: Tensor, shift: Tensor) -> Tensor:
+        seen = self.conv(image + shift[:, None, None, None]).relu().mean((2, 3))
+        return self.head(self.hidden(seen).relu())
+
+
+def batches(number: int) -> list[dict[str, Tensor]]:
+    return [{"image": torch.randn(100, 3, 8, 8), "shift": torch.randn(100)} for _ in range(number)]
+
+
+def test_a_guard_that_would_record_judges_the_same_on_a_cpu() -> None:
+    torch.manual_seed(0)
+    guard = gramwatch.Guard(Net().eval()).fit(batches(8), progress=False)
+    guard.calibrate(batches(4), progress=False)
+    some = batches(1)[0]
+    expected = guard(some)
+    guard.record_pass = True
+    for _ in range(5):
+        found = guard(some)
+        for name in ("logits", "score", "p_value", "deviations"):
+            assert torch.equal(getattr(found, name), getattr(expected, name))
+            assert not getattr(found, name).is_inference()
+    guard.calibrate(batches(4), progress=False)
+    assert guard.record_pass
+
+
+def test_a_guard_that_would_record_fits_and_calibrates_the_same_on_a_cpu() -> None:
+    torch.manual_seed(0)
+    net, training, held_out = Net().eval(), batches(8), batches(4)
+
+    def ready(record: bool) -> gramwatch.Guard:
+        guard = gramwatch.Guard(net, members=("gram", "profile", "fdbd", "class_ratio", "energy"))
+        guard.record_pass = record
+        return guard.fit(training, progress=False).calibrate(held_out, progress=False)
+
+    found, expected = (ready(record).contents()[1] for record in (True, False))
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(found[name], tensor), name
+
+
+def test_a_batch_of_a_fit_asks_for_no_values() -> None:
+    """After the first, which looks at the network. On a GPU, asking is waiting."""
+    torch.manual_seed(0)
+    guard = gramwatch.Guard(Net().eval())
+    some = batches(1)[0]
+    broken = {name: tensor.clone() for name, tensor in some.items()}
+    broken["image"][3] = torch.nan
+    passed = TrainingPass([guard], Fits())
+    passed.take((some, None))
+    assert not asks_for_values(lambda: passed.take((broken, None)), "cpu")
+    assert [int(n) for n in passed.left_out_by_all(guard.leaves, Group())[0]] == [1, 1, 1, 0, 1, 1, 1]
+
+
+@pytest.mark.parametrize("per_class", [False, True])
+def test_what_a_gpu_would_record_is_the_verdict(per_class: bool) -> None:
+    torch.manual_seed(0)
+    guard = gramwatch.Guard(
+        Net().eval(), per_class=per_class, members=("gram", "fdbd", "class_ratio", "energy")
+    )
+    guard.fit(batches(8), progress=False).calibrate(batches(8), progress=False)
+    some = batches(1)[0]
+    some["image"][3] = torch.nan
+    expected = guard._verdict(some)
+    copied = []
+
+    def copy(t: Tensor) -> Tensor:
+        copied.append(t)
+        return t.clone()
+
+    apart = guard._given(some).changed(copy)
+    assert len(copied) == len({id(t) for t in copied})  # those that members share are copied once
+    for given in (apart, guard._given(Nest(some).changed(torch.clone).value)):
+        found = guard._judge_given(given)
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+
+
+def test_nothing_in_a_guard_asks_for_values_before_its_end() -> None:
+    torch.manual_seed(0)
+    guard = gramwatch.Guard(Net().eval(), per_class=True).fit(batches(8), progress=False)
+    guard.calibrate(batches(8), progress=False)
+    some = batches(1)[0]
+    guard(some)
+    assert not asks_for_values(lambda: guard._judge_given(guard._given(some)), "cpu")
+    assert asks_for_values(lambda: guard(some), "cpu")  # how many are broken, at the end

@@ -1,0 +1,71 @@
+"""One look for each method."""
+
+import itertools
+
+import pytest
+
+from gramwatch.methods import METHODS, TRAINED
+from gramwatch.pictures.palette import LOOKS, SPARE, Look, family, look_of, looks_of
+
+TITLES = [method.record.title for method in (*METHODS.values(), *TRAINED.values())]
+
+
+def as_seen(colour: str) -> list[tuple[float, ...]]:
+    """A colour as most people see it, and as those see it who lack the red or the green cones.
+
+    These see one lightness of red and green together, and blue (Vienot, Brettel & Mollon, 1999).
+    """
+    red, green, blue = ((int(colour[i : i + 2], 16) / 255) for i in (1, 3, 5))
+    both = [share * red**2.2 + (1 - share) * green**2.2 for share in (0.1124, 0.2929)]
+    return [(red, green, blue), *((light ** (1 / 2.2), blue) for light in both)]
+
+
+def test_gram_and_guard_share_their_colour_with_no_other_method():
+    for name in ("Gram", "Guard"):
+        others = [look_of(title).colour for title in TITLES]
+        assert look_of(name).colour not in others
+        assert look_of(name).colour not in [look.colour for look in SPARE]
+
+
+def test_the_paper_s_methods_are_told_apart_by_colour_alone_also_by_the_colour_blind():
+    for (one, a), (other, b) in itertools.combinations(LOOKS.items(), 2):
+        for seen, beside in zip(as_seen(a.colour), as_seen(b.colour), strict=True):
+            assert max(abs(x - y) for x, y in zip(seen, beside, strict=True)) > 0.16, (one, other)
+
+
+def test_a_method_keeps_its_look_when_others_come():
+    before = looks_of(["MSP", "ODIN", "Gram", "my own method"])
+    after = looks_of(["another", "Gram", "my own method", "Guard", "ODIN", "MSP"])
+    assert {name: after[name] for name in before} == before
+    assert looks_of(["my own method"])["my own method"] == look_of("my own method")
+    assert look_of("my_own_method") == look_of("my own method")
+
+
+@pytest.mark.parametrize(
+    ("name", "of"),
+    [
+        ("Gram less MSP", "Gram"),
+        ("Gram, row sums", "Gram"),
+        ("row sums of roots", "Gram"),
+        ("off_diagonal", "Gram"),
+        ("Min/Max, order 3", "Gram"),
+        ("MSP, KMNIST", "MSP"),
+        ("OE tuned", "OE"),
+        ("Outlier Exposure", "OE"),
+        ("odin", "ODIN"),
+        ("unit Mahalanobis", "unit Mahalanobis"),
+        ("Gramophone", "Gramophone"),
+        ("own, tuned", "own"),
+    ],
+)
+def test_forms_belong_to_their_method(name, of):
+    assert family(name) == of
+    assert look_of(name) == look_of(of)
+
+
+def test_forms_in_one_picture_are_told_apart_and_the_method_itself_keeps_its_look():
+    looks = looks_of(["Gram, row sums", "Gram", "Gram less MSP", "MSP"])
+    assert looks["Gram"] == LOOKS["Gram"] == Look("#0072B2", "s")
+    assert len({look.mark for name, look in looks.items() if name.startswith("Gram")}) == 3
+    assert len({look.colour for look in looks.values()}) == 4
+    assert list(looks) == ["Gram, row sums", "Gram", "Gram less MSP", "MSP"]
