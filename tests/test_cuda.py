@@ -309,7 +309,7 @@ def test_a_batch_in_pieces_is_not_recorded_but_judged(net, record, monkeypatch):
     guard.record_pass = record
     monkeypatch.setattr(replay, "CALLS", 1)
     at_once = guard.planned(x).at_once
-    monkeypatch.setattr("gramwatch.observe.observation.MOST_STATISTICS", 2**30 // at_once * 20)
+    monkeypatch.setattr("gramwatch.observe.plan.MOST_STATISTICS", 2**30 // at_once * 20)
     assert guard.planned(x).at_once < 50
     for _ in range(4):
         assert_close(guard(x), expected)
@@ -394,7 +394,7 @@ def test_float16_bounds_and_pieces_equal_those_of_the_cpu(net, storage, statisti
     train, test = torch.randn(400, 3, 16, 16).split(100), 2 * torch.randn(50, 3, 16, 16)
     once = gramwatch.GramDetector(net, statistic=statistic, storage=storage).fit(train)
     expected = once.measure(test).deviations
-    monkeypatch.setattr("gramwatch.observe.observation.MOST_STATISTICS", 0)
+    monkeypatch.setattr("gramwatch.observe.plan.MOST_STATISTICS", 0)
     monkeypatch.setattr("gramwatch.numerics.statistics.PIECE", 2000)
     twice = gramwatch.GramDetector(net, statistic=statistic, storage=storage).fit(train)
     assert once.measure_all(train).deviations.le(1e-3).all()

@@ -1,10 +1,15 @@
 """The generated blocks of every page: `BLOCKS`, and pages that are generated as a whole: `WHOLE`."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from statistics import fmean
 from typing import Any
 
+from gramwatch.detect.measurement import calibration_needs
+from gramwatch.detect.threshold import range_of_rates
+from gramwatch.methods import methods_table
 from gramwatch_lab.figures import across
+from gramwatch_lab.figures.calibration import IMAGES
 from gramwatch_lab.paper import false_alarms
 from lab.benchmarks import (
     calibrations,
@@ -145,6 +150,115 @@ def reliability() -> dict[str, str]:
     return {"stress": stress.table(data("data/stress.json")), "cuda": on_gpu.record(data("data/on_gpu.json"))}
 
 
+def share(counts: Mapping[str, int]) -> str:
+    """Which part of the images is flagged."""
+    return f"{100 * counts['flagged'] / counts['images']:.1f} %"
+
+
+def tutorial() -> dict[str, str]:
+    """The answer in docs/tutorial.md: what is flagged, and what is in the groups of the report."""
+    kept = data("data/tutorial.json")
+    titles = {"clean": "clean", "blurred": "out of focus", "normalised": "normalised before saving"}
+    lines = [
+        [
+            title,
+            counts["flagged"],
+            f"{counts['images']:,}",
+            share(counts),
+            share(kept["earlier"]["flagged"][kind]),
+        ]
+        for kind, title in {**titles, "foreign": "other places"}.items()
+        for counts in [kept["flagged"][kind]]
+    ]
+    lines += [
+        [f"a first mix: {kind}", counts["flagged"], counts["images"], "", share(counts)]
+        for kind, counts in kept["milder"].items()
+        if kind != "about"
+    ]
+    kinds = {
+        "blurred": "out of focus",
+        "normalised": "normalised",
+        "foreign": "other places",
+        "clean": "clean",
+    }
+    groups = [[group["images"], *(group.get(kind, 0) for kind in kinds)] for group in kept["groups"]]
+    return {
+        "flagged": claims.table(["photographs", "flagged", "of", "", "earlier network and guard"], lines),
+        "groups": claims.table(["photographs in the group", *kinds.values()], groups, 0),
+    }
+
+
+def texts() -> dict[str, str]:
+    """docs/howto/text.md: means over the networks."""
+    runs = data("data/text.json")
+    sets = list(runs[0]["auroc"]["Guard"])
+    lines: list[list[object]] = []
+    for method in runs[0]["auroc"]:
+        of = [100 * fmean(run["auroc"][method][name] for run in runs) for name in sets]
+        lines.append([method, *of, fmean(of)])
+    flagged = [100 * fmean(run["flagged"][name] for run in runs) for name in ("test", *sets)]
+    planted = []
+    for name, title in (("all", "all"), ("flagged because of it", "flagged because of them")):
+        parts = [run["planted"][name] for run in runs]
+        count = sum(part["texts"] for part in parts)
+        of = [
+            sum(100 * part[key] * part["texts"] for part in parts) / count
+            for key in ("auroc", "top", "chance")
+        ]
+        planted.append([title, f"{count:,}", *of])
+    return {
+        "texts": claims.table(["AUROC, percent", *sets, "mean"], lines),
+        "flagged texts": claims.table(["percent", "test sentences", *sets], [["flagged", *flagged]]),
+        "planted words": claims.table(
+            ["sentences", "number", "AUROC of the tokens", "highest token is planted", "by chance"], planted
+        ),
+    }
+
+
+def workers() -> dict[str, str]:
+    """docs/howto/large_data.md: least and most of three rounds."""
+    kept = data("data/stream.json")
+    lines = []
+    for name, case in kept["workers"].items():
+        costs = [f"{kept['costs'][name][part]:.2f}" for part in ("decode_ms", "judge_ms")]
+        rates = [f"{min(rates):,.0f} to {max(rates):,.0f}" for rates in case["rounds"].values()]
+        lines.append([case["about"], *costs, *rates])
+    head = ["", "decode, ms", "judge, ms", "0 workers", "1 worker", "2 workers", "3 workers"]
+    return {"workers": claims.table(head, lines)}
+
+
+def ranges() -> dict[str, str]:
+    """docs/howto/calibration.md: what the picture shows."""
+    lines = []
+    for images in IMAGES:
+        rates = range_of_rates(images - images // 2, 0.95)
+        lines.append([f"{images:,}", *(f"{100 * rate:.1f} %" for rate in rates)])
+    return {"ranges": claims.table(["calibration images", "lowest", "highest"], lines, 0)}
+
+
+def fewest() -> dict[str, str]:
+    """docs/howto/level.md: the fewest calibration images."""
+    lines = [
+        [level, f"{calibration_needs(float(level), split=True):,}"]
+        for level in ("0.9", "0.95", "0.99", "0.999")
+    ]
+    return {"fewest": claims.table(["level", "the fewest calibration images"], lines, 0)}
+
+
+def held_out() -> dict[str, str]:
+    """docs/cli.md: what a guard flags that was calibrated on images that the network was trained on."""
+    kept = data("data/held_out.json")
+    drawn = f"({kept['calibration']} training images held out)"
+    titles = {
+        "held out": f"`gramwatch fit resnet20 train --weights resnet20_cifar10.pth` {drawn}",
+        "other": f"the same with `--calibrate`, {kept['calibration']} other test images",
+    }
+    lines = [[title, f"{kept[name]['flagged']}, {share(kept[name])}"] for name, title in titles.items()]
+    return {
+        "held out": claims.table(["command", f"flagged, of {kept['other']['images']:,} test images"], lines)
+    }
+
+
 def across_networks() -> str:
     """docs/results/across.md, as `python -m gramwatch_lab.figures.across` writes it."""
     return f"# Across networks\n\n{across.tables_of(photographs.studies_of(DOCS / 'results', 'scenes'))}"
@@ -158,8 +272,14 @@ BLOCKS: dict[str, list[Callable[[], dict[str, str]]]] = {
     "docs/method.md": [lambda: {"cancellation": cancellation.page(data("data/cancellation.json"))}],
     "docs/methods/react.md": [lambda: {"react": react.page(data("data/react.json"))}],
     "docs/methods/defaults.md": [lambda: {"defaults": defaults.page(data("data/defaults.json"))}],
+    "docs/cli.md": [held_out],
+    "docs/methods/README.md": [lambda: {"methods": methods_table()}],
     "docs/methods/image.md": [lambda: {"image costs": image.table()}],
-    "docs/howto/calibration.md": [lambda: sample_sizes.page(sample_sizes.read())],
+    "docs/howto/calibration.md": [lambda: sample_sizes.page(sample_sizes.read()), ranges],
+    "docs/howto/large_data.md": [workers],
+    "docs/howto/level.md": [fewest],
+    "docs/howto/text.md": [texts],
+    "docs/tutorial.md": [tutorial],
     "docs/howto/export.md": [exports],
     "docs/monitor.md": [
         lambda: monitor.pages(data("data/monitor.json")),

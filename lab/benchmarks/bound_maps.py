@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from gramwatch.explain.explained import Explained
-from gramwatch.numerics.samples import Sample, as_maps, sampled
+from gramwatch.numerics.samples import Sample
 from gramwatch.observe.places import Places, observe_tensors
 
 ORDER = 2
@@ -35,7 +35,7 @@ def by_bounds(explained: Explained) -> Tensor:
         squares = maps[:, gram.channels_at(tap)].float().square()
         parts = squares * squares.sum(1, keepdim=True)
         shape = (maps.shape[2],) if grid[0] else grid[1]
-        counted = as_maps(*sampled(tensor.new_empty(1, 1, *shape), 1, Sample(gram.pixels))).shape[2]
+        counted = Sample(gram.pixels).of((1, 1, *shape), 1).maps(tensor.new_empty(1, 1, *shape)).shape[2]
         limits = (torch.where(value > high, high, low).square() / counted).unsqueeze(2)
         excess = torch.where((value > high).unsqueeze(2), parts - limits, limits - parts).clamp_min(0)
         shares = outside.unsqueeze(2) * excess / excess.sum(2, keepdim=True).clamp_min(1e-30)

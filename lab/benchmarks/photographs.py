@@ -118,7 +118,8 @@ def openood(results: Path, most: int = 10) -> str:
     of = {name: on_openood(results, name) for name in (GUARD, *studies[0].singles)}
     names = sorted(studies[0].singles, key=lambda name: -sum(value for value, _ in of[name].values()))
     lines = ["| method | near | far | published: near | far |", "| --- |" + " ---: |" * 4]
-    for name in (GUARD, *names[:most]):
+    of |= {name: on_openood(results, name) for name in (THIRD, "Guard + KNN")}
+    for name in (GUARD, "Guard + KNN", THIRD, *names[:most]):
         cells = [f"{value:.2f} ± {spread:.2f}" for value, spread in of[name].values()]
         cells += [f"{value}" for value in PUBLISHED.get(name, ("", ""))]
         lines.append(f"| {name} | {' | '.join(cells)} |")

@@ -9,7 +9,7 @@ from torch import Tensor
 from gramwatch import Guard
 from gramwatch.detect.measurement import Measurement
 from gramwatch.numerics.deviation import outside_range
-from gramwatch.numerics.samples import Sample, as_maps, sampled
+from gramwatch.numerics.samples import Sample
 from gramwatch.observe.observation import Observation
 from gramwatch.observe.places import Places
 from gramwatch.watch import Tap, Taps, judging
@@ -168,10 +168,10 @@ def _at_tap(
         leaf = tensor.clone().requires_grad_()
         apart, axis = tap.examples_apart(leaf, len(tensor))
         for averaged, means in by_means:
-            outputs.append(as_maps(*sampled(apart, axis, averaged)).float().mean(2))
+            outputs.append(averaged.of(apart.shape, axis).maps(apart).float().mean(2))
             grads.append(means.to(outputs[-1]))
         if by_statistics is not None:
-            outputs.append(as_maps(*sampled(apart, axis, sample)).float())
+            outputs.append(sample.of(apart.shape, axis).maps(apart).float())
             grads.append(_by_maps(outputs[-1].detach(), *by_statistics))
     (found,) = torch.autograd.grad(outputs, leaf, grads)
     return found

@@ -1,17 +1,12 @@
 """docs/cli.md: its blocks run, and print what the page shows."""
 
 import csv
-import json
 import re
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
-import torch
 
-from gramwatch.cli.fit import worth
-from gramwatch.cli.selecting import selected, too_few
 from tests.pages import ROOT
 
 PAGE = ROOT / "docs" / "cli.md"
@@ -56,29 +51,6 @@ def test_every_command_for_a_network_of_ones_own_is_on_the_page():
     text = PAGE.read_text(encoding="utf-8")
     for name in "fit score report info merge taps doctor".split():
         assert f"`gramwatch {name}" in text
-
-
-def test_the_page_has_the_message_of_a_small_calibration():
-    """The guard of the page is calibrated on 361 images, of which 181 rank; it scores 200."""
-    ranks = SimpleNamespace(ranks=SimpleNamespace(sizes=torch.tensor([361 - 361 // 2])))
-    found = selected([0.5] * 200, 0.1)
-    (said,) = too_few(found, SimpleNamespace(calibration=lambda: ranks))
-    assert " ".join(said.split()) in " ".join(PAGE.read_text(encoding="utf-8").split())
-    assert "calibrated on 361 images" in PAGE.read_text(encoding="utf-8")
-
-
-def test_the_figures_of_held_out_images_are_those_of_the_file():
-    result = json.loads((PAGE.parent / "data" / "held_out.json").read_text(encoding="utf-8"))
-    text = PAGE.read_text(encoding="utf-8")
-    for key, row in (("held out", "(600 training images held out)"), ("other", "600 other test images")):
-        flagged, images = result[key]["flagged"], result[key]["images"]
-        assert f"{row} | {flagged}, {100 * flagged / images:.1f} % |" in text
-        assert f"flagged, of {images:,} test images" in text
-    assert (result["train"], result["calibration"]) == (3000, 600)
-    calibration = SimpleNamespace(level=0.95, calibration_scores_=range(300))
-    assert "from 3.1 % to 7.2 %" in text
-    assert "from 3.1" in (said := worth(600, calibration))
-    assert "to 7.2" in said
 
 
 EXTRAS = {

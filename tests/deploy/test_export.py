@@ -30,7 +30,7 @@ from gramwatch.inputs import networks
 from gramwatch.inputs.foreign import import_torchvision
 from gramwatch.methods import METHODS
 from gramwatch.numerics import statistics
-from gramwatch.numerics.samples import Sample, as_maps, sampled
+from gramwatch.numerics.samples import Sample, as_maps
 from gramwatch.observe.observation import Observation
 from tests import real_data
 from tests.guarded import CLASSES, images, made
@@ -451,7 +451,7 @@ def test_row_sums_of_both_signs_are_those_of_the_readable_definition():
 def test_the_part_of_a_tap_that_counts_is_that_of_the_guard(shape, axis):
     x = torch.arange(math.prod(shape)).reshape(shape).float()
     for sample in (Sample(), Sample(20), Sample(None, 40), Sample(20, 40)):
-        want = as_maps(*sampled(x, axis, sample))
+        want = sample.of(x.shape, axis).maps(x)
         assert as_maps(export.part_of(x, axis, sample), axis).equal(want)
         means = export.channel_means(x, axis, *sample)
         torch.testing.assert_close(means, want.double().mean(2), rtol=1e-6, atol=0)

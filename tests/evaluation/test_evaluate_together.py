@@ -6,7 +6,7 @@ import torch
 from gramwatch import GramDetector, GramwatchWarning
 from gramwatch.evaluation.evaluate import fit_together
 from gramwatch.methods import METHODS
-from gramwatch.observe import observation
+from gramwatch.observe.plan import MOST_STATISTICS
 from tests.compared import made, training
 
 
@@ -16,9 +16,9 @@ def net():
 
 
 @pytest.mark.filterwarnings("ignore:.*fewer than 20:gramwatch.GramwatchWarning")
-@pytest.mark.parametrize("most", [observation.MOST_STATISTICS, 0], ids=["at once", "in pieces"])
+@pytest.mark.parametrize("most", [MOST_STATISTICS, 0], ids=["at once", "in pieces"])
 def test_gram_fitted_beside_others_is_what_it_is_alone(net, most, monkeypatch):
-    monkeypatch.setattr(observation, "MOST_STATISTICS", most)
+    monkeypatch.setattr("gramwatch.observe.plan.MOST_STATISTICS", most)
     loader = training()
     loader[1][0][3] = torch.nan
     beside, alone = GramDetector(net), GramDetector(net)

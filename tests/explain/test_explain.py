@@ -385,7 +385,7 @@ def test_explaining_needs_a_calibration():
 
 
 def test_too_many_inputs_at_once_are_refused(monkeypatch):
-    monkeypatch.setattr("gramwatch.observe.observation.MOST_STATISTICS", 4096)
+    monkeypatch.setattr("gramwatch.observe.plan.MOST_STATISTICS", 4096)
     with pytest.raises(InputError, match="too many to be explained at once: give at most"):
         planted().explain(images(60, 0))
 

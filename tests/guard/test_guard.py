@@ -32,7 +32,6 @@ from gramwatch.inputs import networks
 from gramwatch.methods import FDBD, METHODS, MSP, Energy, Mahalanobis, ViM
 from gramwatch.numerics import kernels
 from gramwatch.numerics.metrics import auroc
-from gramwatch.observe import observation
 from gramwatch_lab.paper import false_alarms, guard_study
 from tests import oracle, real_data
 from tests.guarded import (
@@ -282,7 +281,7 @@ def test_large_statistics_are_measured_all_the_same(ready, monkeypatch):
     x[4] = torch.nan
     with pytest.warns(GramwatchWarning, match=r"1 input\(s\) with NaN"):
         expected = [ready(x[i : i + 1]) for i in range(9)]
-    monkeypatch.setattr(observation, "MOST_STATISTICS", 0)
+    monkeypatch.setattr("gramwatch.observe.plan.MOST_STATISTICS", 0)
     ready.model.register_forward_hook(lambda *_: passes.append(1))
     for record in (False, True):
         ready.record_pass = record
@@ -303,7 +302,7 @@ def test_large_statistics_are_measured_all_the_same(ready, monkeypatch):
 
 def test_a_fit_in_pieces_is_the_same(net, fitted, monkeypatch):
     batches = images(300, 0).split(64)
-    monkeypatch.setattr(observation, "MOST_STATISTICS", 20_000)
+    monkeypatch.setattr("gramwatch.observe.plan.MOST_STATISTICS", 20_000)
     guard = Guard(net).fit(batches, progress=False)
     assert 1 < guard.planned(batches[0]).at_once < 64
     gram, expected = guard.members["gram"], fitted.members["gram"]

@@ -14,7 +14,7 @@ from torch import nn
 import gramwatch
 from gramwatch import GramDetector, Guard
 from gramwatch.methods import Profile
-from gramwatch.numerics.samples import TOGETHER, Sample, as_maps, sampled
+from gramwatch.numerics.samples import TOGETHER, Sample
 from tests import oracle
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fewer than 20:gramwatch.GramwatchWarning")
@@ -47,7 +47,7 @@ def chosen(shape: tuple[int, ...], axis: int, pixels: int) -> list[tuple[int, ..
     sides = [size for i, size in enumerate(shape) if i not in (0, axis)]
     numbers = torch.arange(math.prod(sides), dtype=torch.float64).reshape(sides)
     x = numbers.unsqueeze(0).unsqueeze(axis).expand(shape)
-    maps = as_maps(*sampled(x, axis, Sample(pixels)))
+    maps = Sample(pixels).of(x.shape, axis).maps(x)
     assert maps.shape[:2] == (shape[0], shape[axis])
     assert (maps == maps[:1, :1]).all()
     return [tuple(int(i) for i in np.unravel_index(int(n), sides)) for n in maps[0, 0].tolist()]
@@ -69,11 +69,11 @@ def test_channels_are_evenly_spread_groups_and_no_more_than_asked_for(channels, 
         .reshape([-1 if i == axis else 1 for i in range(4)])
         .expand([channels if i == axis else 2 for i in range(4)])
     )
-    maps = as_maps(*sampled(x, axis, sample))
+    maps = sample.of(x.shape, axis).maps(x)
     assert maps.shape == (2, len(numbers), 4)
     assert (maps == torch.tensor(numbers)[None, :, None]).all()
     vectors = torch.arange(channels).expand(3, -1)
-    assert sampled(vectors, 1, sample)[0].tolist() == [numbers] * 3
+    assert sample.of(vectors.shape, 1).maps(vectors).squeeze(2).tolist() == [numbers] * 3
 
 
 @given(

@@ -11,7 +11,7 @@ from torch import nn
 import gramwatch
 from gramwatch import InputError, NotFittedError
 from gramwatch.evaluation.evaluate import fit_together
-from gramwatch.methods import METHODS, methods_table
+from gramwatch.methods import METHODS
 from gramwatch.observe.observation import Observation
 from tests.methods import plain
 
@@ -169,7 +169,3 @@ def test_features_of_another_size_are_refused(net, data):
             detector = fitted(name, net, data)
             with pytest.raises(InputError, match=f"{name} was fitted on 12 features, 7 were given"):
                 detector.judged(Observation(LOGITS, torch.randn(3, 7), None))
-
-
-def test_the_table_of_methods_in_the_docs_is_that_of_the_records():
-    assert methods_table() in (DOCS / "README.md").read_text(encoding="utf-8")

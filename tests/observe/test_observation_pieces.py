@@ -13,8 +13,8 @@ from gramwatch.evaluation.evaluate import Together, fit_together
 from gramwatch.methods import METHODS
 from gramwatch.numerics.bounds import HalfMinMax, MeanVariance, MinMax
 from gramwatch.numerics.statistics import STATISTICS
-from gramwatch.observe import observation
-from gramwatch.observe.observation import Needs, Plan, Statistics
+from gramwatch.observe.observation import Needs, Statistics
+from gramwatch.observe.plan import Plan
 from gramwatch.watch import Network
 from tests.files.test_artifact import _Largest
 
@@ -63,7 +63,7 @@ def by_pieces(monkeypatch: pytest.MonkeyPatch):
 
     def switch(gram: GramDetector, at_once: int) -> None:
         features = sum(gram._statistics.at(tap).size for tap in gram.taps)
-        monkeypatch.setattr(observation, "MOST_STATISTICS", 4 * features * (at_once + 1) - 1)
+        monkeypatch.setattr("gramwatch.observe.plan.MOST_STATISTICS", 4 * features * (at_once + 1) - 1)
 
     return switch
 
@@ -196,7 +196,7 @@ def test_the_pieces_of_a_batch_are_the_batch(net, monkeypatch):
     assert whole is inputs
     assert same is labels
     statistics = plan(x)[0].statistics
-    monkeypatch.setattr(observation, "MOST_STATISTICS", 10 * statistics[0].nbytes)
+    monkeypatch.setattr("gramwatch.observe.plan.MOST_STATISTICS", 10 * statistics[0].nbytes)
     parts = list(plan.pieces(inputs, labels))
     assert [len(some["x"]) for some, _ in parts] == [10, 10, 3]
     assert torch.cat([some["x"] for some, _ in parts]).equal(x)
@@ -212,7 +212,7 @@ def test_the_pieces_of_a_batch_are_the_batch(net, monkeypatch):
 
 
 def test_without_statistics_a_batch_stays_whole(net, monkeypatch):
-    monkeypatch.setattr(observation, "MOST_STATISTICS", 0)
+    monkeypatch.setattr("gramwatch.observe.plan.MOST_STATISTICS", 0)
     x = images(50, 0)
     plan = Plan.of(Network.of(net), [Needs(features=True), Needs(means="all")], x)
     assert [len(some) for some, _ in plan.pieces(x, None)] == [50]

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from gramwatch.numerics import kernels
-from gramwatch.numerics.samples import WHOLE, Sample, _grid, as_maps, sampled
+from gramwatch.numerics.samples import WHOLE, Sample, grid_of
 from gramwatch.watch.padding import Real, most_along, real_means
 from tests import oracle
 
@@ -43,7 +43,7 @@ def test_the_part_that_counts_is_that_of_the_tensor_without_padding(layout, chan
     means = real_means(part, count)
     for row, keep in enumerate(mask):
         alone = tokens[row : row + 1, keep]
-        expected = as_maps(*sampled(alone, 2, sample))
+        expected = sample.of(alone.shape, 2).maps(alone)
         assert count[row] == expected.shape[2]
         assert torch.equal(part[row : row + 1, :, : count[row]], expected)
         assert not part[row, :, count[row] :].any()
@@ -72,7 +72,7 @@ def test_a_sample_takes_at_most_so_many_along_one_axis():
     for pixels in range(1, 30):
         most = most_along(pixels)
         for length in range(1, 200):
-            grid = _grid((1, 4, length), 1, pixels)
+            grid = grid_of((1, 4, length), 1, pixels)
             first, step = (0, 1) if grid is None else grid[2]
             assert (grid is None) == (length <= most)
             assert len(range(first, length, step)) <= most

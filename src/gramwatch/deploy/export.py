@@ -41,7 +41,9 @@ from gramwatch.methods.gram import GramDetector
 from gramwatch.numerics.bounds import MinMax
 from gramwatch.numerics.deviation import outside_range
 from gramwatch.numerics.samples import TOGETHER, Sample, as_maps
-from gramwatch.observe.observation import GramTable, Observation, Plan, Read, StatisticsAtTap
+from gramwatch.observe.observation import Observation, StatisticsAtTap
+from gramwatch.observe.plan import Plan
+from gramwatch.observe.uses import GramTable, Read
 from gramwatch.watch import judging
 
 SUFFIXES = (".onnx", ".pt2")
@@ -277,7 +279,7 @@ class Graph(nn.Module):
     def forward(self, images: Tensor) -> dict[str, Tensor]:
         """The outputs, by name."""
         inputs = images if self.pixels is None else self.pixels(images)
-        read = Read(*self._plan.in_graph(maps_of, channel_means, table)(inputs))
+        read = Read(*self._plan.traceable(maps_of, channel_means, table)(inputs))
         looked_at = [inputs, read.logits, *read.tables, *read.means.values(), *read.features]
         finite = functools.reduce(operator.and_, map(is_finite, looked_at))
         seen = self._plan.observed(read, inputs, None, None)
@@ -334,7 +336,7 @@ def is_finite(t: Tensor) -> Tensor:
 
 
 def part_of(x: Tensor, channel_axis: int, sample: Sample) -> Tensor:
-    """The part of a tap that counts, as `taps.tap.sampled` takes it, with its axes in their places."""
+    """The part of a tap that counts, as `Part.maps` takes it, with its axes in their places."""
     chosen = sample.of(x.shape, channel_axis)
     if chosen.grid is not None:
         x = x[tuple([slice(first, None, step) for first, step in chosen.grid])]

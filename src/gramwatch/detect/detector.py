@@ -25,7 +25,8 @@ from gramwatch.detect.split import KeptInputs
 from gramwatch.errors import InputError, warn
 from gramwatch.files import artifact
 from gramwatch.inputs.batches import Inputs, count_examples, on_device
-from gramwatch.observe.observation import Observation, Plan
+from gramwatch.observe.observation import Observation
+from gramwatch.observe.plan import Plan
 from gramwatch.watch import Look, Network, unwrap
 from gramwatch.watch.running import InputsAdapter, LogitsAdapter, MaskAdapter
 

@@ -8,8 +8,9 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from gramwatch.observe.observation import Observation, Plan
+from gramwatch.observe.observation import Observation
 from gramwatch.observe.places import contrasts, strengths
+from gramwatch.observe.plan import Plan
 from gramwatch.watch import Tap
 
 

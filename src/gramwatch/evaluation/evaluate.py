@@ -30,7 +30,7 @@ from gramwatch.files.writing import write_text
 from gramwatch.inputs.batches import Inputs
 from gramwatch.methods.msp import MSP
 from gramwatch.numerics.metrics import METRICS, all_metrics, auroc
-from gramwatch.observe.observation import Plan
+from gramwatch.observe.plan import Plan
 from gramwatch.watch import Look
 
 Measured = Mapping[str, Measurement]

@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gramwatch.errors import InputError
 from gramwatch.inputs.batches import Inputs, tensors_in
 from gramwatch.numerics import kernels
 from gramwatch.numerics.image_scales import BLOCK, BUSY, CLIPPED, FLOOR, REGIONS, SCALES, SHARE, pairs_of
@@ -81,6 +82,14 @@ def image_of(inputs: Inputs) -> Tensor | None:
     _, channels, height, width = images[0].shape
     fits = channels <= MOST_CHANNELS and min(height, width) >= LEAST_SIDE
     return images[0] if fits else None
+
+
+def of(inputs: Inputs) -> Tensor:
+    """The numbers of the image among the arguments of a network, `(N, numbers)`. Without one, an error."""
+    image = image_of(inputs)
+    if image is None:
+        raise InputError(WHY_NONE)
+    return look(image)
 
 
 class Sums(NamedTuple):

@@ -42,14 +42,8 @@ from gramwatch.numerics.deviation import (
 )
 from gramwatch.numerics.samples import TOGETHER, Sample
 from gramwatch.numerics.statistics import STATISTICS, check_count, check_orders
-from gramwatch.observe.observation import (
-    WIDEST_TRIANGLE,
-    Needs,
-    Observation,
-    Plan,
-    Statistics,
-    StatisticsAtTap,
-)
+from gramwatch.observe.observation import WIDEST_TRIANGLE, Needs, Observation, Statistics, StatisticsAtTap
+from gramwatch.observe.plan import Plan
 from gramwatch.watch import Network, Tap, Taps, unwrap
 from gramwatch.watch.running import InputsAdapter, LogitsAdapter, MaskAdapter
 from gramwatch.watch.stored import taps_from_json, taps_to_json

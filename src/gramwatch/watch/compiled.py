@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from gramwatch.errors import warn_once
-from gramwatch.numerics import kernels
+from gramwatch.numerics.kernels.reading import Scratch, reading
 from gramwatch.numerics.samples import Sample
 from gramwatch.watch.operations import OPERATIONS
 from gramwatch.watch.running import is_compiled, unwrap, wrappers
@@ -47,7 +47,7 @@ def statistics(
     out = x.new_empty((len(x), len(orders), features), dtype=torch.float32)
     wanted = [(statistic, tuple(orders), out)]
     averaged = Sample(mean_pixels, mean_channels) if with_means else None
-    means = kernels.read(x, channel_axis, Sample(pixels, channels), wanted, averaged)
+    means = reading(x, channel_axis, Sample(pixels, channels), wanted, averaged)(x, [out], Scratch())
     return out, x.new_empty((len(x), 0), dtype=torch.float32) if means is None else means
 
 
@@ -73,7 +73,7 @@ def _(
 def channel_means(x: Tensor, channel_axis: int, pixels: int | None, channels: int | None) -> Tensor:
     """The mean of each channel of the part of a tap that counts, `(N, channels)`."""
     sample = Sample(pixels, channels)
-    means = kernels.read(x, channel_axis, sample, (), sample)
+    means = reading(x, channel_axis, sample, (), sample)(x, [], Scratch())
     assert means is not None
     return means
 

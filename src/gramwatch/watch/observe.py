@@ -1,7 +1,6 @@
 """Running a network once under watch: every tapped tensor is handed over as soon as it is computed."""
 
 import itertools
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -13,7 +12,6 @@ from torch.overrides import TorchFunctionMode
 
 from gramwatch.errors import TapError
 from gramwatch.inputs.batches import Inputs, count_examples, mapped
-from gramwatch.numerics.samples import as_maps
 from gramwatch.watch.operations import (
     OPERATIONS,
     RECURRENT,
@@ -23,17 +21,25 @@ from gramwatch.watch.operations import (
     watched,
     writes,
 )
-from gramwatch.watch.running import Network, call, is_compiled, judging, warn_uncompiled
+from gramwatch.watch.running import (
+    Network,
+    call,
+    is_compiled,
+    judging,
+    outside_compilation,
+    warn_uncompiled,
+)
 from gramwatch.watch.tap import Taps
 
 
+@outside_compilation
 def observe(
     model: nn.Module | Network,
     taps: Taps,
     inputs: Inputs,
     receive: Callable[[int, Tensor], None],
     repeat: Callable[[int, int], bool | None] | None = None,
-    head: "tuple[int | None, Callable[[Tensor, Tensor, Tensor | None], None]] | None" = None,
+    head: "Head | None" = None,
     gradients: bool = False,
 ) -> Tensor:
     """Run the network once and return its logits, `(N, classes)`.
@@ -52,49 +58,6 @@ def observe(
         gradients: whether the tensors handed over, and the logits, can be differentiated.
 
     """
-    return observe_apart(
-        model,
-        taps,
-        inputs,
-        lambda number, tensor, channel_axis: receive(number, as_maps(tensor, channel_axis)),
-        repeat,
-        head,
-        gradients,
-    )
-
-
-def observe_apart(
-    model: nn.Module | Network,
-    taps: Taps,
-    inputs: Inputs,
-    receive: Callable[[int, Tensor, int], None],
-    repeat: Callable[[int, int], bool | None] | None = None,
-    head: "tuple[int | None, Callable[[Tensor, Tensor, Tensor | None], None]] | None" = None,
-    gradients: bool = False,
-    makers: "Makers" = (),
-) -> Tensor:
-    """`observe` that hands over tensors as `Tap.examples_apart` returns them.
-
-    It calls `receive(number, tensor, channel_axis)`. All axes but the first and that one are pixels. If
-    `makers` are given, those modules are watched instead of all calls, which takes less time: see
-    `run_by_modules`.
-    """
-    # If the caller is compiled, torch.compile must not compile this.
-    run = torch.compiler.disable(_run) if "torch._dynamo" in sys.modules else _run
-    output: Tensor = run(model, taps, inputs, receive, repeat, head or (None, None), gradients, makers)
-    return output
-
-
-def _run(
-    model: nn.Module | Network,
-    taps: Taps,
-    inputs: Inputs,
-    receive: Callable[[int, Tensor, int], None],
-    repeat: Callable[[int, int], bool | None] | None,
-    head: "tuple[int | None, Callable[[Tensor, Tensor, Tensor | None], None] | None]",
-    gradients: bool,
-    makers: "Makers",
-) -> Tensor:
     network = model if isinstance(model, Network) else Network.of(model)
     if network is not model and any(map(is_compiled, network.model.modules())):
         warn_uncompiled(network.module, "`observe` hands over tensors, which compiled code hides")
@@ -102,14 +65,15 @@ def _run(
     examples = count_examples(inputs)
 
     def hand_over(number: int, tensor: Tensor) -> None:
-        receive(number, *taps.examples_apart(number, tensor, examples))
+        receive(number, taps.maps(number, tensor, examples))
 
     with judging(network.module), torch.set_grad_enabled(gradients):
-        if makers:
-            output = run_by_modules(network.module, inputs, taps, hand_over, makers)
-        else:
-            output = run_watched(network.module, inputs, taps, hand_over, repeat, head)
+        output = run_watched(network.module, inputs, taps, hand_over, repeat, head or (None, None))
     return network.logits_of(output)
+
+
+Head = tuple[int | None, Callable[[Tensor, Tensor, Tensor | None], None] | None]
+"""A watched call, and a function that takes the input, the weight and the bias of the layer at that call."""
 
 
 def ordinary(inputs: Inputs) -> Inputs:
@@ -126,7 +90,7 @@ def run_watched(
     taps: Taps,
     receive: Callable[[int, Tensor], None],
     repeat: Callable[[int, int], bool | None] | None,
-    head: "tuple[int | None, Callable[[Tensor, Tensor, Tensor | None], None] | None]",
+    head: Head,
 ) -> Any:
     """The network's output. Every tapped tensor is handed over as the network makes it."""
     if not taps.listed and head[0] is None:  # nothing is watched, so any path will do
@@ -207,7 +171,7 @@ class Watch(TorchFunctionMode):
         taps: Taps,
         receive: Callable[[int, Tensor], None],
         repeat: Callable[[int, int], bool | None] | None,
-        head: "tuple[int | None, Callable[[Tensor, Tensor, Tensor | None], None] | None]",
+        head: Head,
     ) -> None:
         super().__init__()
         self._head_call, self._take_head = head

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gramwatch.numerics.samples import Sample, as_maps, sampled
+from gramwatch.numerics.samples import Sample
 
 
 def most_along(pixels: int) -> int:
@@ -34,11 +34,6 @@ class Real:
         """The number of real places, `(N, 1)`."""
         self._samples: dict[int | None, tuple[Tensor, Tensor, Tensor]] = {}
 
-    @staticmethod
-    def of(mask: Tensor | None) -> "Real | None":
-        """The real places of a mask; None without a mask."""
-        return None if mask is None else Real(mask)
-
     def fits(self, shape: Sequence[int], channel_axis: int) -> bool:
         """Whether a tensor of this shape has one pixel for each place. Its first axis is the examples."""
         sizes = [size for axis, size in enumerate(shape) if axis not in (0, channel_axis)]
@@ -55,7 +50,7 @@ class Real:
         statistics.
         """
         places, real, count = self._sample(self.whole(sample.pixels))
-        maps = as_maps(*sampled(x, channel_axis, Sample(None, sample.channels)))
+        maps = Sample(None, sample.channels).of(x.shape, channel_axis).maps(x)
         rows = torch.arange(x.shape[0], device=x.device).unsqueeze(1)
         return maps.transpose(1, 2)[rows, places].masked_fill(~real.unsqueeze(2), 0).transpose(1, 2), count
 
@@ -89,7 +84,7 @@ def real_means(part: Tensor, count: Tensor) -> Tensor:
 
 
 def _grid(counts: Tensor, pixels: int) -> tuple[Tensor, Tensor]:
-    """The first position and the step of `Sample`, for sequences of these numbers of places."""
+    """The first position and the step of `samples.grid_of`, for sequences of these numbers of places."""
     step = _quotient(counts, pixels).clamp_min(1)
     larger, count = _quotient(counts, (step - 1).clamp_min(1)), _quotient(counts, step)
     step = torch.where((step > 1) & (larger * count <= pixels * pixels), step - 1, step)

@@ -77,10 +77,10 @@ def three_threads():
 @pytest.mark.parametrize("own_threads", [True, False])
 @pytest.mark.parametrize("name", FAST)
 def test_several_threads_give_what_one_gives(name, own_threads, three_threads, monkeypatch):
-    from gramwatch.numerics.kernels import cpu
+    from gramwatch.numerics.kernels import cpu, threads
 
     if own_threads:
-        monkeypatch.setattr(cpu, "_openmp", lambda: None)
+        monkeypatch.setattr(threads, "_openmp", lambda: None)
     maps, orders = torch.randn(13, 40, 35), (1, 2, 10)
     several, one = torch.empty(13, 3, 40), torch.empty(13, 3, 40)
     cpu.compute(name, maps, orders, several)
@@ -91,17 +91,17 @@ def test_several_threads_give_what_one_gives(name, own_threads, three_threads, m
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere PyTorch may bring another kind of threads")
 def test_the_threads_are_those_of_pytorch():
-    from gramwatch.numerics.kernels import cpu
+    from gramwatch.numerics.kernels import threads
 
-    assert cpu._openmp() is not None
+    assert threads._openmp() is not None
 
 
 @pytest.mark.parametrize("own_threads", [True, False])
 def test_an_error_on_another_thread_is_raised(own_threads, three_threads, monkeypatch):
-    from gramwatch.numerics.kernels import cpu
+    from gramwatch.numerics.kernels import threads
 
     if own_threads:
-        monkeypatch.setattr(cpu, "_openmp", lambda: None)
+        monkeypatch.setattr(threads, "_openmp", lambda: None)
     seen = []
 
     def fail(start, stop):
@@ -110,7 +110,7 @@ def test_an_error_on_another_thread_is_raised(own_threads, three_threads, monkey
             raise ValueError("the first part")
 
     with pytest.raises(ValueError, match="the first part"):
-        cpu._in_parts(fail, 30)
+        threads.in_parts(fail, 30)
     seen.clear()
-    cpu._in_parts(lambda start, stop: seen.extend(range(start, stop)), 30)
+    threads.in_parts(lambda start, stop: seen.extend(range(start, stop)), 30)
     assert sorted(seen) == list(range(30))

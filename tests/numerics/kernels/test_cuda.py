@@ -11,8 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gramwatch.numerics.samples import WHOLE, Sample, as_maps, sampled
-from tests.numerics.test_statistics import (
+from gramwatch.numerics.samples import WHOLE, Sample
+from tests.test_statistics import (
     assert_as_exact_as_promised,
     assert_exact_down_to_denormals,
     mixed_map,
@@ -62,7 +62,7 @@ def read(x, axis, sample=WHOLE, orders=ORDERS, with_means=True):
 
 def chosen(x, axis, sample):
     """The part that counts as `(N, C, pixels, 1)`, on the CPU."""
-    return as_maps(*sampled(x, axis, sample)).unsqueeze(3).cpu()
+    return sample.of(x.shape, axis).maps(x).unsqueeze(3).cpu()
 
 
 def assert_means(means, part):

@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from gramwatch import GramwatchWarning
 from gramwatch.numerics import kernels, statistics
 from gramwatch.numerics.deviation import outside_range
-from gramwatch.numerics.kernels import FAST
+from gramwatch.numerics.kernels import FAST, reading
+from gramwatch.numerics.samples import WHOLE
 from gramwatch.numerics.statistics import STATISTICS
 from tests import oracle
 from tests.numerics.test_statistics import (
@@ -386,10 +387,11 @@ def test_shapes_do_not_compile_anew(backend):
     if module.__name__.endswith("cuda"):
         pytest.skip("Triton compiles for tile sizes, of which there are few")
     computed(backend, "row_sums", torch.rand(2, 3, 4), (1, 2))
-    compiled = len(module._row_sums_in_range.signatures)
+    programs = importlib.import_module("gramwatch.numerics.kernels.cpu_programs")
+    compiled = len(programs._row_sums_in_range.signatures)
     for shape in ((1, 3, 5), (4, 7, 9), (2, 64, 16)):
         computed(backend, "row_sums", torch.rand(shape), (1, 2))
-    assert len(module._row_sums_in_range.signatures) == compiled
+    assert len(programs._row_sums_in_range.signatures) == compiled
 
 
 @pytest.mark.parametrize("shape", [(5, 7, 9), (3, 6, 1)])
@@ -405,8 +407,10 @@ def test_statistics_of_pairs_share_their_gram_matrices(shape, monkeypatch):
         called.append(sorted(given))
         statistics.write_pairs(*args, **given)
 
-    monkeypatch.setattr(kernels, "write_pairs", counted)
-    kernels.compute_each(maps, [(name, orders, out) for name, out in zip(wanted, outs, strict=True)])
+    for module in (kernels, reading):
+        monkeypatch.setattr(module, "write_pairs", counted)
+    asked = [(name, orders, out) for name, out in zip(wanted, outs, strict=True)]
+    reading.Reading(maps, 1, WHOLE, asked, None)(maps, outs, reading.Scratch())
     assert called == [["pairs", "sums"], ["sums"]]  # the second sums of the same orders are of another table
     for name, out, each in zip(wanted, outs, wide, strict=True):
         torch.testing.assert_close(out, STATISTICS[name](maps, orders, 1), rtol=1e-5, atol=1e-6)
@@ -417,6 +421,7 @@ def test_statistics_of_pairs_share_their_gram_matrices(shape, monkeypatch):
 def test_pairs_of_other_orders_are_computed_apart():
     maps = mixed_map(4, 5, 3, 2, zeros=0, seed=2).flatten(2)
     sums, pairs = torch.empty(4, 2, 5), torch.empty(4, 1, 15)
-    kernels.compute_each(maps, [("row_sums_of_roots", (1, 2), sums), ("triangle", (2,), pairs)])
+    wanted = [("row_sums_of_roots", (1, 2), sums), ("triangle", (2,), pairs)]
+    reading.Reading(maps, 1, WHOLE, wanted, None)(maps, [sums, pairs], reading.Scratch())
     assert sums.equal(statistics.row_sums_of_roots(maps, (1, 2)))
     assert pairs.equal(statistics.triangle(maps, (2,)))

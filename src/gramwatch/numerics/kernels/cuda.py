@@ -1,9 +1,9 @@
 """Gram statistics, deviations and bounds on NVIDIA GPUs: which Triton programs to launch, and how.
 
-The programs are in `gramwatch.numerics.kernels.programs`. Their arithmetic is that of `gramwatch.statistics`.
+The programs are in `numerics.kernels.programs`. Their arithmetic is that of `numerics.statistics`.
 
 A magnitude below 2^-126, the smallest normal float32, is treated as 0 as a divisor, as in
-`gramwatch.numerics.kernels.cpu`. So a statistic whose products all lie below 2^-126 is 0.
+`numerics.kernels.cpu`. So a statistic whose products all lie below 2^-126 is 0.
 """
 
 from collections.abc import Callable

@@ -15,19 +15,20 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
-from gramwatch.numerics.kernels.cpu import _compiled, _in_parts
+from gramwatch.numerics.kernels.compiling import compiled
+from gramwatch.numerics.kernels.threads import in_parts
 
 WHOLE = 32
 """Scratch lines have a multiple of this length."""
 _ZERO, _ONE, _QUARTER = np.float32(0), np.float32(1), np.float32(0.25)
 
 
-@_compiled
+@compiled
 def _whole(length):
     return (length + WHOLE - 1) // WHOLE * WHOLE
 
 
-@_compiled
+@compiled
 def _ramp(length, places):
     """From -1 to 1 over so many places, then 0."""
     ramp = np.zeros(places, np.float32)
@@ -36,7 +37,7 @@ def _ramp(length, places):
     return ramp
 
 
-@_compiled
+@compiled
 def _starts_and_stops(length, regions):
     """Where regions begin and end. If the length is no multiple of their number, they overlap."""
     edges = np.empty((2, regions), np.int64)
@@ -46,7 +47,7 @@ def _starts_and_stops(length, regions):
     return edges
 
 
-@_compiled
+@compiled
 def _sum(line):
     total = _ZERO
     for k in range(line.size):
@@ -54,13 +55,13 @@ def _sum(line):
     return total
 
 
-@_compiled
+@compiled
 def _add(line, total):
     for k in range(total.size):
         total[k] += line[k]
 
 
-@_compiled
+@compiled
 def _write_regions(totals, down, across, count, out):
     """Means by region, from sums of lines by row of regions."""
     regions = len(totals)
@@ -73,7 +74,7 @@ def _write_regions(totals, down, across, count, out):
             out[i * regions + j] = total / (size * count)
 
 
-@_compiled
+@compiled
 def _widen(line, high, low):
     for k in range(line.size):
         v = line[k]
@@ -81,7 +82,7 @@ def _widen(line, high, low):
         low[k] = v if v < low[k] else low[k]
 
 
-@_compiled
+@compiled
 def _write_extremes_and_means(x, regions_out, extremes, mean):
     """What the other sums need first."""
     channels, height, width = x.shape
@@ -106,7 +107,7 @@ def _write_extremes_and_means(x, regions_out, extremes, mean):
         _write_regions(totals, down, across, 1, regions_out[c])
 
 
-@_compiled
+@compiled
 def _moments(v, ramp):
     """The sums of a line, of its squares and third powers, and of its products with a ramp."""
     one = two = three = tilt = _ZERO
@@ -120,7 +121,7 @@ def _moments(v, ramp):
     return one, two, three, tilt
 
 
-@_compiled
+@compiled
 def _beyond(line, most, least):
     """How many values are at least `most`, and at most `least`."""
     above = below = _ZERO
@@ -130,7 +131,7 @@ def _beyond(line, most, least):
     return above, below
 
 
-@_compiled
+@compiled
 def _write_values(x, first, second, share, extremes, mean, variance, third, tilt, clipped):
     """What depends on single pixels."""
     channels, height, width = x.shape
@@ -179,7 +180,7 @@ def _write_values(x, first, second, share, extremes, mean, variance, third, tilt
         third[p] = third[p] / pixels - 3 * s * two + 2 * s * s * s
 
 
-@_compiled
+@compiled
 def _squares(d):
     """The sums of squares and of magnitudes."""
     square = length = _ZERO
@@ -189,7 +190,7 @@ def _squares(d):
     return square, length
 
 
-@_compiled
+@compiled
 def _weighted_squares(d, weights):
     total = _ZERO
     for k in range(d.size):
@@ -197,7 +198,7 @@ def _weighted_squares(d, weights):
     return total
 
 
-@_compiled
+@compiled
 def _squares_apart(a, b):
     total = _ZERO
     for k in range(a.size):
@@ -206,7 +207,7 @@ def _squares_apart(a, b):
     return total
 
 
-@_compiled
+@compiled
 def _bend(a, b, c):
     """The sum of squares of second differences between three lines."""
     total = _ZERO
@@ -216,26 +217,26 @@ def _bend(a, b, c):
     return total
 
 
-@_compiled
+@compiled
 def _add_magnitudes(d, total):
     for k in range(total.size):
         total[k] += abs(d[k])
 
 
-@_compiled
+@compiled
 def _widen_magnitudes(d, largest):
     for k in range(largest.size):
         a = abs(d[k])
         largest[k] = a if a > largest[k] else largest[k]
 
 
-@_compiled
+@compiled
 def _add_squares(a, b, total):
     for k in range(total.size):
         total[k] += a[k] * a[k] + b[k] * b[k]
 
 
-@_compiled
+@compiled
 def _differ(plane, r, v, h):
     """The differences of a line to the next one, 0 if it is the last one, and those within it."""
     height, width = plane.shape
@@ -246,7 +247,7 @@ def _differ(plane, r, v, h):
         v[k] = below[k] - line[k]
 
 
-@_compiled
+@compiled
 def _write_differences(x, first, second, square, curved, length):
     """What depends on differences, at any scale."""
     channels, height, width = x.shape
@@ -276,7 +277,7 @@ def _write_differences(x, first, second, square, curved, length):
         curved[axis] /= (down - 1) * across if axis == 0 else down * (across - 1)
 
 
-@_compiled
+@compiled
 def _write_places(x, block, slope, lines, step):
     """What depends on where differences lie, at full size."""
     channels, height, width = x.shape
@@ -306,7 +307,7 @@ def _write_places(x, block, slope, lines, step):
     _write_lines(by_column / (channels * height), block, lines[1])
 
 
-@_compiled
+@compiled
 def _write_gradients(x, busy):
     """The mean square of the gradient by region. The last line and column have none."""
     channels, height, width = x.shape
@@ -323,7 +324,7 @@ def _write_gradients(x, busy):
     _write_regions(totals, down, across, channels, busy)
 
 
-@_compiled
+@compiled
 def _write_lines(length, block, out):
     """The mean, the largest and the smallest line: averaged over every eighth place, then not."""
     blocks = length.size // block
@@ -336,7 +337,7 @@ def _write_lines(length, block, out):
     out[1, 0], out[1, 1], out[1, 2] = length.mean(), length.max(), length.min()
 
 
-@_compiled
+@compiled
 def _halved(x):
     """Means of 2 x 2 pixels."""
     channels, height, width = x.shape[0], x.shape[1] // 2, x.shape[2] // 2
@@ -349,7 +350,7 @@ def _halved(x):
     return y
 
 
-@_compiled
+@compiled
 def _in_range(images, first, second, block, share, out, start, stop):
     square, curved, length, slope, lines, step = out[:6]
     mean, variance, third, tilt, extremes, clipped, regions, busy = out[6:]
@@ -375,4 +376,4 @@ def image_sums(
     x = images.detach().float().contiguous().numpy()
     first, second = (np.array([pair[i] for pair in pairs], np.int64) for i in (0, 1))
     if len(x):
-        _in_parts(_in_range, len(x), x, first, second, block, clipped, tuple(t.numpy() for t in out))
+        in_parts(_in_range, len(x), x, first, second, block, clipped, tuple(t.numpy() for t in out))

@@ -2,7 +2,7 @@
 
 All orders of a tile of activations are in registers. A map is read twice as it lies in memory, channels first
 or last: once for the sums over the channels, once for the sums over the pixels.
-`gramwatch.numerics.kernels.cuda` launches the programs.
+`numerics.kernels.cuda` launches the programs.
 """
 
 # ruff: noqa: N803
