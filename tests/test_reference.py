@@ -9,8 +9,7 @@ import pytest
 import torch
 
 import gramwatch
-from gramwatch.detect import detector as detectors
-from gramwatch.detect import measurement
+from gramwatch.detect import calibrating, measurement
 from gramwatch.detect.measurement import Calibration
 
 DATA = Path(__file__).with_name("data")
@@ -54,7 +53,7 @@ def as_then(monkeypatch):
         order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
         return order[: count // 2], order[count // 2 :]
 
-    for module in (detectors, measurement):
+    for module in (calibrating, measurement):
         monkeypatch.setattr(module, "halves", halves)
     monkeypatch.setattr(measurement, "rounding_of", lambda scores: torch.zeros(scores.shape[1]).double())
     monkeypatch.setattr(Calibration, "tolerating", lambda calibration, tolerance, level: calibration)

@@ -237,7 +237,7 @@ def test_pixels_are_unusual_by_their_own_distance(name):
     for tap, means in enumerate(seen.channel_means):
         spread = torch.randn(4, means.shape[1], 9, generator=torch.Generator().manual_seed(tap))
         maps = (means.unsqueeze(2) + 0.1 * spread).double()
-        nearest = detector._nearest(tap, detector._features(seen)[tap]).mean.double()
+        nearest = detector._nearest(tap, detector._at_taps(seen)[tap][1]).mean.double()
         length = means.double().norm(dim=1) if detector.unit else torch.ones(4).double()
         gaussian = detector._fitted_on(means.device).gaussians[tap]
         away = (maps / length[:, None, None] - nearest.unsqueeze(2)).transpose(1, 2) @ gaussian.whitening

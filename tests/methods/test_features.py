@@ -382,10 +382,10 @@ def test_pieces_change_nothing(
 ) -> None:
     detector = fitted(method, net, training)
     assert isinstance(detector, KNN | NNGuide)
-    measure = detector._distance if isinstance(detector, KNN) else detector._guidance
     assert new.features is not None
     queries = unit(new.features)
-    torch.testing.assert_close(measure(queries, piece), measure(queries), rtol=1e-12, atol=1e-12)
+    measured = detector._nearest(queries, piece)
+    torch.testing.assert_close(measured, detector._nearest(queries), rtol=1e-12, atol=1e-12)
 
 
 class FlatIndex:

@@ -155,8 +155,8 @@ def test_all_taps_at_once_give_what_one_after_the_other_gives():
     """On a GPU all taps are measured at once."""
     detector = Profile(made(), taps="all").fit(images(400, 0).split(50), progress=False)
     observation = detector.observe(images(8, 3))
-    taps, gaussians = observation.channel_means, detector._checked(observation)
-    expected = detector._fitted_on(observation.logits.device).expected
+    taps, ready = observation.channel_means, detector._fitted_on(observation.logits.device)
+    gaussians, expected = ready.gaussians, ready.expected
     apart = detector._measured_apart(taps, gaussians, expected)
     assert len({len(gaussian.whitening) for gaussian in gaussians}) > 1
     torch.testing.assert_close(

@@ -32,7 +32,7 @@ def test_every_rule_differs_from_guards_in_what_it_says() -> None:
     assert titles[0] == guard_study.GUARD
     assert len(set(titles)) == len(titles)
     for each in guard_study.VARIANTS:
-        assert (guard_study.GRAM in each.rule().totals) == (guard_study.GRAM in each.members)
+        assert (guard_study.GRAM in each.rule().rules) == (guard_study.GRAM in each.members)
 
 
 def test_the_first_rule_is_a_guards() -> None:
@@ -44,7 +44,6 @@ def test_the_first_rule_is_a_guards() -> None:
     titles = [each.title for each in guard.members.values()]
     assert list(variant.members) == titles
     mine, theirs = variant.rule(), guard.rule()
-    assert list(mine.totals.values()) == list(theirs.totals.values())
     assert (list(mine.rules.values()), mine.standard) == (list(theirs.rules.values()), theirs.standard)
 
 
@@ -153,12 +152,12 @@ def test_a_rule_is_fitted_anew_each_time(measured: Measurement) -> None:
     other = simulated(200, torch.Generator().manual_seed(1))
     for variant in guard_study.VARIANTS:
         rule = replace(variant, members=("gram", "fdbd", "energy")).rule()
-        rule = replace(rule, totals={"gram": variant.total})
+        rule = replace(rule, rules={"gram": variant.gram})
         first = rule.fit(measured)(measured)
         again = rule.fit(other).fit(measured)(measured)
         assert torch.equal(first, again), variant.title
         assert rule.standard.median_ is None
-        assert variant.total.expectation_ is None
+        assert variant.gram.total.expectation_ is None
 
 
 def test_rules_and_single_methods_stand_side_by_side(measured: Measurement) -> None:

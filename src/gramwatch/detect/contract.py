@@ -7,7 +7,7 @@ the rule that turns its measurement into a score.
 from abc import abstractmethod
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,16 @@ from gramwatch.observe.plan import Plan
 from gramwatch.watch import Look, Network, Taps
 
 _C = TypeVar("_C", bound="Contract")
+
+
+class Ready(NamedTuple):
+    """What every batch needs of a calibrated detector."""
+
+    device: torch.device
+    calibration: Calibration
+    """The calibration on the device."""
+    tap_names: tuple[str, ...] | None
+    """The names of the taps whose deviations a detection shows."""
 
 
 class Contract(Part):
@@ -150,7 +160,7 @@ class Contract(Part):
     def forget_calibration(self) -> None:
         """Forget the calibration, which no longer holds after further training data."""
         self._calibration: Calibration | None = None
-        self._moved: tuple[torch.device, Calibration] | None = None
+        self._ready: Ready | None = None
 
     def check_fitted(self) -> None:
         """Raise an error if the detector is not fitted."""
@@ -164,11 +174,14 @@ class Contract(Part):
             raise NotFittedError(
                 f"{self._called} is not calibrated: call detector.calibrate(validation_loader) after fitting"
             )
-        if device is None:
-            return self._calibration
-        if self._moved is None or self._moved[0] != device:
-            self._moved = (device, self._calibration.to(device))
-        return self._moved[1]
+        return self._calibration if device is None else self.ready(device).calibration
+
+    def ready(self, device: torch.device) -> Ready:
+        """What every batch needs of a calibrated detector, on a device. It is prepared once."""
+        if self._ready is None or self._ready.device != device:
+            calibration = self.calibration().to(device)
+            self._ready = Ready(device, calibration, self.tap_names)
+        return self._ready
 
     @property
     def _called(self) -> str:

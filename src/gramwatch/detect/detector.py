@@ -256,26 +256,23 @@ class Detector(Contract):
 
         An input gets an infinite score if it is not finite, or if its activations are not finite.
         """
-        inputs = self._read(inputs)
-        # Outside inference mode, the results and the tensors kept on a GPU are ordinary tensors.
-        with torch.inference_mode(False), torch.no_grad():
-            return self._detection(self._verdict(inputs))
-
-    def _read(self, inputs: Any) -> Inputs:
-        """The network's input, made from the argument of a call. The detector must be calibrated."""
         if self._calibration is None:
             self.calibration()  # raises the error that says what is missing
         if self.network.inputs is not None or not isinstance(inputs, Tensor):
             inputs = self.network.read(inputs)
-        return inputs
+        # Outside inference mode, the results and the tensors kept on a GPU are ordinary tensors.
+        with torch.inference_mode(False), torch.no_grad():
+            weight = next(self.network.model.parameters(), None)
+            on_gpu = weight is not None and weight.is_cuda
+            return self._detection(self._replayed(inputs) if on_gpu else self.judge(self._run(inputs)))
 
-    def _verdict(self, inputs: Inputs) -> Verdict:
-        """The verdict on a batch. This does not wait for a GPU."""
+    def _replayed(self, inputs: Inputs) -> Verdict:
+        """The verdict on a batch on a GPU, where a guard replays a CUDA graph."""
         return self.judge(self._run(inputs))
 
     def judge(self, measurement: Measurement) -> Verdict:
         """The verdict from a measurement, with what a detection shows besides the scores."""
-        verdict = self.calibration(measurement.logits.device).judged(measurement)
+        verdict = self.ready(measurement.logits.device).calibration.judged(measurement)
         shown: dict[str, Tensor] = {}
         if self.shows_deviations:
             shown = self.shown(measurement.values, verdict.predicted)
@@ -299,7 +296,7 @@ class Detector(Contract):
             deviations=verdict.deviations,
             class_support=verdict.class_support,
             parts=dict(zip(self.members, of_members, strict=True)) if self.members else None,
-            taps=self.tap_names,
+            taps=self.tap_names if self._ready is None else self._ready.tap_names,
         )
         broken = len(verdict.predicted) - int(verdict.finite)
         if broken:
@@ -346,7 +343,8 @@ class Detector(Contract):
             places: whether to compute the map, where in the input the contributions come from.
 
         """
-        return self.explain_inputs(self._read(inputs), places=places)
+        self.calibration()  # raises the error that says what is missing
+        return self.explain_inputs(self.network.read(inputs), places=places)
 
     def explain_inputs(self, inputs: Inputs, *, places: bool = True) -> "Explained":
         """`explain` for a batch that is the network's input already."""

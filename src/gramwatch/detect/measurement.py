@@ -413,7 +413,7 @@ class Calibration:
 
     def judged(self, measured: Measurement) -> Verdict:
         """The verdict: the score, its p-value and those of the members, and whether it is flagged."""
-        scores, predicted = self.rule(measured), measured.predicted
+        scores, predicted = self.rule(measured), measured.logits.argmax(1)
         p_values, is_ood = self.ranks.judged(scores, predicted)
         return Verdict(scores[:, 0], p_values, is_ood, measured.logits, predicted, measured.finite.sum())
 

@@ -134,6 +134,12 @@ class Guard(Detector):
     Attributes:
         members: the joined detectors, by name.
         metadata: a free dictionary that is saved with the guard (preprocessing, class names, ...).
+        record_pass: whether the forward pass is part of the CUDA graph, on a GPU, from the fourth batch of a
+            shape on; by default False. It holds for fitting and calibrating, too. A host often takes longer
+            to launch many small operations than the GPU to run them. The graph launches them together. Use it
+            for networks that do the same operations for all inputs of one shape: their Python code is not run
+            again. In-place parameter updates are seen. Replacing a parameter object is not. Up to four shapes
+            are recorded. A recording takes as much memory as the pass.
 
     """
 
@@ -214,7 +220,8 @@ class Guard(Detector):
         self._all_members, self.members = members, members
         self.per_class, self.rehearse = bool(per_class), bool(rehearse)
         self._chosen = list(members)
-        self._record_pass = False
+        self.record_pass = False
+        self._records_pass = False
         super().__init__(network, level=level)
 
     def _begin(self) -> None:
@@ -251,23 +258,6 @@ class Guard(Detector):
         """The groups of classes that are ranked together. Without `per_class`, all classes are one group."""
         group_of = self.calibration().ranks.group_of
         return [(group_of == group).nonzero().flatten().tolist() for group in range(int(group_of.max()) + 1)]
-
-    @property
-    def record_pass(self) -> bool:
-        """Whether the forward pass is part of the CUDA graph, on a GPU, from the fourth batch of a shape on.
-
-        The default is False. It holds for fitting and calibrating, too. A host often takes longer to launch
-        many small operations than the GPU to run them. The graph launches them together. Use it for networks
-        that do the same operations for all inputs of one shape: their Python code is not run again. In-place
-        parameter updates are seen. Replacing a parameter object is not. Up to four shapes are recorded. A
-        recording takes as much memory as the pass.
-        """
-        return self._record_pass
-
-    @record_pass.setter
-    def record_pass(self, record: bool) -> None:
-        self._record_pass = bool(record)
-        self._recorded = None
 
     def to(self, device: torch.device | str) -> "Guard":
         """Move the network and the fitted tensors to a device."""
@@ -425,20 +415,20 @@ class Guard(Detector):
             found.append(Contribution(name, member, own, total, terms, usual, tail, words))
         return found
 
-    def _verdict(self, inputs: Inputs) -> Verdict:
-        """The verdict on a batch. A GPU replays it as a CUDA graph if the batch fits into one pass."""
-        weight = next(self.network.model.parameters(), None)
-        if weight is None or not weight.is_cuda:
-            return self.judge(self._run(inputs))
+    def _replayed(self, inputs: Inputs) -> Verdict:
+        """The verdict on a batch on a GPU, by a CUDA graph if the batch fits into one pass."""
         inputs = on_device(inputs, self.network.model)
         if count_examples(inputs) > self.planned(inputs).at_once:
             return self.judge(self._run(inputs))
-        if self._recorded is None and self._record_pass:
-            self._weights = [*self.model.parameters(), *self.model.buffers()]
-            self._recorded = Replay(lambda nest: self._judge_given(self._given(nest.value)), self._tables)
-        if self._recorded is None:
-            self._recorded = Replay(self._judge_given)
-        if self._record_pass:
+        if self._recorded is None or self._records_pass != self.record_pass:
+            self._records_pass = self.record_pass
+            self._weights = [*self.model.parameters(), *self.model.buffers()] if self.record_pass else []
+            self._recorded = (
+                Replay(lambda nest: self._judge_given(self._given(nest.value)), self._tables)
+                if self.record_pass
+                else Replay(self._judge_given)
+            )
+        if self.record_pass:
             places = tuple(weight.data_ptr() for weight in self._weights)
             return Verdict(*self._recorded(Nest(inputs, places)))
         return Verdict(*self._recorded(self._given(inputs)))

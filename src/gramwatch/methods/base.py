@@ -304,8 +304,16 @@ class Method(Detector):
 
     @torch.inference_mode()
     def measured(self, observation: Observation) -> Measurement:
-        """The score of each example, and whether it is finite."""
-        score = self.judged(observation)
+        """The score of each example, in float64, and whether it is finite."""
+        if not self._fitted:
+            self.check_fitted()
+        if self.width_ is not None and observation.features is not None:
+            if self._known_width[0] is not self.width_:  # read once: reading waits for a GPU
+                self._known_width = (self.width_, int(self.width_))
+            now, then = observation.features.shape[1], self._known_width[1]
+            if now != then:
+                raise InputError(f"{self.name} was fitted on {then} features, {now} were given")
+        score = self._infinite_where_broken(self.score(observation), observation.finite)
         return Measurement(score.unsqueeze(1), observation.logits, score < torch.inf)
 
     def _run(self, inputs: Inputs) -> Measurement:
@@ -346,26 +354,13 @@ class Method(Detector):
     @torch.inference_mode()
     def judged(self, observation: Observation) -> Tensor:
         """The scores in float64. They are infinite if the example or its observation is not finite."""
-        if not self._fitted:
-            self.check_fitted()
+        self.check_fitted()
         if self.alone:
             raise InputError(
                 f"{self.name} judges by gradients at the inputs, which an observation does not show: "
                 "call detector.score_inputs(inputs)"
             )
-        if self.width_ is not None and observation.features is not None:
-            now, then = observation.features.shape[1], self._width(self.width_)
-            if now != then:
-                raise InputError(f"{self.name} was fitted on {then} features, {now} were given")
-        return self._infinite_where_broken(self.score(observation), observation.finite)
-
-    def _width(self, stored: Tensor) -> int:
-        """The number of features. It is read once: reading it again and again would wait for a GPU."""
-        known, width = self._known_width
-        if known is not stored:
-            width = int(stored)
-            self._known_width = (stored, width)
-        return width
+        return self.scored(self.measured(observation))
 
     def on(self, device: torch.device, name: str) -> Tensor:
         """A fitted tensor on a device. The copy is kept there."""

@@ -1,8 +1,7 @@
 """Parts shared by methods on penultimate features: unit length, second moments, neighbours, the head."""
 
 from abc import abstractmethod
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from types import ModuleType
@@ -53,14 +52,13 @@ def mean_of(training: Observation, name: str) -> Tensor:
 
 def unit(features: Tensor) -> Tensor:
     """The features at length one, computed in float64, kept in float32. A feature of zeros stays zero."""
-
-    def scaled(rows: Tensor) -> Tensor:
-        rows = rows.double()
-        return (rows / lengths(rows).unsqueeze(1).clamp_min(TINY)).float()
-
-    if torch.compiler.is_exporting():  # a graph has no pieces: it takes batches of every size
-        return scaled(features)
-    return torch.cat([scaled(rows) for rows in features.split(ROWS)])
+    # A graph has no pieces: it takes batches of every size.
+    parts = (features,) if torch.compiler.is_exporting() else features.split(ROWS)
+    units = []
+    for rows in parts:
+        exact = rows.double()
+        units.append((exact / torch.linalg.vector_norm(exact, dim=1, keepdim=True).clamp_min(TINY)).float())
+    return units[0] if len(units) == 1 else torch.cat(units)
 
 
 def lengths(vectors: Tensor) -> Tensor:
@@ -186,13 +184,18 @@ def largest_products(queries: Tensor, bank: Tensor, k: int, piece: int = PIECE) 
     """
     width = min(len(bank), max(k, 2**16))
     parts = []
-    kind = torch.float32 if _full_precision() else torch.float64
+    try:
+        exact = torch.get_float32_matmul_precision() == "highest"
+    except RuntimeError:  # several settings disagree, and PyTorch names none
+        exact = False
+    kind, device = torch.float32 if exact else torch.float64, queries.device.type
+    plain = torch.autocast(device, enabled=False) if is_autocast_available(device) else nullcontext()
     queries = queries.to(kind)
     for rows in queries.split(max(1, piece // width)):
         best = torch.empty(len(rows), 0, device=rows.device, dtype=rows.dtype)
         where = torch.empty(len(rows), 0, device=rows.device, dtype=torch.long)
         for start in range(0, len(bank), width):
-            with _no_autocast(rows.device.type):
+            with plain:
                 products = rows @ bank[start : start + width].to(kind).T
             top = products.topk(min(k, products.shape[1]), dim=1)
             best = torch.cat((best, top.values), 1)
@@ -201,18 +204,6 @@ def largest_products(queries: Tensor, bank: Tensor, k: int, piece: int = PIECE) 
             best, where = kept.values, where.gather(1, kept.indices)
         parts.append(where)
     return torch.cat(parts)
-
-
-def _no_autocast(device: str) -> AbstractContextManager[Any]:
-    return torch.autocast(device, enabled=False) if is_autocast_available(device) else nullcontext()
-
-
-def _full_precision() -> bool:
-    """Whether float32 matrix products are computed in float32, not in TF32 or bfloat16."""
-    try:
-        return torch.get_float32_matmul_precision() == "highest"
-    except RuntimeError:  # several settings disagree, and PyTorch names none
-        return False
 
 
 def warn_of_few(name: str, examples: int, k: int) -> None:
@@ -358,22 +349,20 @@ class BankMethod(Method):
             warn_of_few(self.name, len(self.bank_), self.k)
         super().finish(left_out)
 
-    @property
-    def _k(self) -> int:
-        """The number of neighbours. The bank of a file may be smaller than `k`."""
-        assert self.bank_ is not None
-        return min(self.k, len(self.bank_))
+    @abstractmethod
+    def _measure(self, near: Tensor, queries: Tensor) -> Tensor:
+        """One number for each query `(n, D)`, from its candidates `(n, near, D)`, in float64."""
 
-    def _nearest(self, queries: Tensor, measure: Callable[[Tensor, Tensor], Tensor], piece: int) -> Tensor:
-        """`measure(candidates, queries)` in float64, on pieces of shapes `(n, near, D)` and `(n, D)`."""
+    def _nearest(self, queries: Tensor, piece: int = PIECE) -> Tensor:
+        """The numbers of queries `(N, D)`, so many products or distances at a time."""
         assert self.bank_ is not None
         neighbours = self._neighbours
         if neighbours is None or neighbours.bank is not self.bank_:
             neighbours = self._neighbours = Neighbours(self.bank_)
-        candidates = neighbours.candidates(queries, self._k, piece)
+        candidates = neighbours.candidates(queries, min(self.k, len(self.bank_)), piece)
         bank = neighbours.on(queries.device)
         if torch.compiler.is_exporting():
-            return measure(bank[candidates].double(), queries.double())
+            return self._measure(bank[candidates].double(), queries.double())
         rows = max(1, min(piece, NEAR) // (candidates.shape[1] * bank.shape[1]))
         parts = zip(queries.split(rows), candidates.split(rows), strict=True)
-        return torch.cat([measure(bank[near].double(), part.double()) for part, near in parts])
+        return torch.cat([self._measure(bank[near].double(), part.double()) for part, near in parts])

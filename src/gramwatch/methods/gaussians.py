@@ -228,7 +228,7 @@ class ClassDistances(Method):
             parts = zip(origins, whitening, centres, widths, ranks, strict=True)
             gaussians = [Gaussian.of(o, w.view(width, r), c.view(classes, r)) for o, w, c, width, r in parts]
             expected = _usable(self.ranks_.clamp_min(1).double(), device)
-            self._cached = cached = _Fitted(device, self.whitening_, gaussians, expected)
+            self._cached = cached = _Fitted(device, self.whitening_, widths, gaussians, expected)
         return cached
 
     # --- judge ---------------------------------------------------------------------------------------
@@ -244,15 +244,20 @@ class ClassDistances(Method):
         """The tensors that are compared with the classes, `(N, width)` for each tap: the channel means."""
         return observation.channel_means
 
-    def _features(self, observation: Observation) -> list[Tensor]:
-        """What `_compared` returns, in float64, and of length one if `unit`."""
-        features = [in_float64(tensor) for tensor in self._compared(observation)]
-        return [of_unit_length(f) for f in features] if self.unit else features
+    def _at_taps(self, observation: Observation) -> "list[tuple[Gaussian, Tensor]]":
+        """For each tap, the fitted distribution and the features, in float64, and of length one if `unit`."""
+        compared = self._compared(observation)
+        fitted = self._fitted_on(observation.logits.device)
+        if [tensor.shape[1] for tensor in compared] != fitted.widths:
+            raise self._other_taps(compared, fitted)
+        features = [in_float64(tensor) for tensor in compared]
+        if self.unit:
+            features = [of_unit_length(f) for f in features]
+        return list(zip(fitted.gaussians, features, strict=True))
 
     def distances(self, observation: Observation) -> Tensor:
         """The distance of each example to the nearest class at each tap, `(N, taps)`; Eq. 2 without sign."""
-        taps = zip(self._checked(observation), self._features(observation), strict=True)
-        return torch.stack([gaussian.distance(features) for gaussian, features in taps], 1)
+        return torch.stack([gaussian.distances(f)[0] for gaussian, f in self._at_taps(observation)], 1)
 
     def _over_expectation(self, distances: Tensor) -> Tensor:
         """The distances at each tap, `(N, taps)`, divided by their expectation.
@@ -263,20 +268,17 @@ class ClassDistances(Method):
         return distances / self._fitted_on(distances.device).expected
 
     def _distance(self, tap: int, observation: Observation) -> Tensor:
-        return self._checked(observation)[tap].distance(self._features(observation)[tap])
+        gaussian, features = self._at_taps(observation)[tap]
+        return gaussian.distances(features)[0]
 
-    def _checked(self, observation: Observation) -> "list[Gaussian]":
-        """The fitted distributions, for an observation of the same taps."""
-        gaussians = self._fitted_on(observation.logits.device).gaussians
-        now = [tensor.shape[1] for tensor in self._compared(observation)]
-        then = [len(gaussian.whitening) for gaussian in gaussians]
-        if now != then:
-            raise InputError(
-                f"{self.name} was fitted on {len(then)} tap(s) with {sum(then)} channels in all, {len(now)} "
-                f"tap(s) with {sum(now)} channels were given. Taps are found at the first batch: give "
-                "a first batch of a size that the fit saw"
-            )
-        return gaussians
+    def _other_taps(self, compared: Sequence[Tensor], fitted: "_Fitted") -> InputError:
+        """The error if an observation is not of the taps of the fit."""
+        now, then = [tensor.shape[1] for tensor in compared], fitted.widths
+        return InputError(
+            f"{self.name} was fitted on {len(then)} tap(s) with {sum(then)} channels in all, {len(now)} "
+            f"tap(s) with {sum(now)} channels were given. Taps are found at the first batch: give "
+            "a first batch of a size that the fit saw"
+        )
 
     # --- explain -------------------------------------------------------------------------------------
 
@@ -307,7 +309,7 @@ class ClassDistances(Method):
 
     def shares_at(self, observation: Observation, rule: Any, example: int, tap: int) -> Shares:
         """What channels add to the squared distance at a tap: `d_i (S^-1 d)_i`, which may be negative."""
-        features = self._features(observation[example : example + 1])[tap]
+        _, features = self._at_taps(observation[example : example + 1])[tap]
         nearest = self._nearest(tap, features)
         amount = ((features - nearest.mean) * nearest.pull).flatten().cpu()
         return Shares(
@@ -369,10 +371,6 @@ class Gaussian(NamedTuple):
 
     # Few operations: on a GPU each one costs a launch.
 
-    def distance(self, features: Tensor) -> Tensor:
-        """The squared distance to the nearest class, `(N,)`."""
-        return self.distances(features)[0]
-
     def nearest(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """The number of the nearest class `(N,)`, and the whitened difference from its mean, `(N, rank)`."""
         white = torch.addmm(self.shift, features, self.whitening)
@@ -394,6 +392,8 @@ class _Fitted(NamedTuple):
     device: torch.device
     whitening: Tensor
     """The fitted tensor that `gaussians` was computed from. Another tensor there means another fit."""
+    widths: list[int]
+    """The channels of each tap."""
     gaussians: list[Gaussian]
     """One for each tap."""
     expected: Tensor

@@ -409,12 +409,17 @@ class GramDetector(Detector):
         """Eq. 4, delta_l: the deviation at each tap."""
         logits, statistics = observation.logits, observation.statistics
         assert statistics is not None
-        self._check_classes(logits)
-        self._follow(statistics.device)
+        if self._class_counts is not None and self._class_counts.device != statistics.device:
+            self._follow(statistics.device)
+        counts, bounds = self._class_counts, self._bounds
+        if counts is None or bounds is None:
+            counts, bounds = self._fitted()  # raises the error that says what is missing
+        if logits.shape[1] != len(counts):
+            self._check_classes(logits)
         if observation.form != self._form:
             self._warn_of_size(observation.form or [])
-        bounds = self._bounds or self._fitted()[1]
-        deviations = tap_deviations(statistics, logits.argmax(1), bounds, self._layout(statistics.device))
+        layout = self._layouts.get(statistics.device) or self._layout(statistics.device)
+        deviations = tap_deviations(statistics, logits.argmax(1), bounds, layout)
         finite = torch.linalg.vector_norm(deviations, torch.inf, 1) < torch.inf
         finite = finite if observation.finite is None else finite & observation.finite
         return Measurement(deviations, logits, finite)

@@ -71,7 +71,10 @@ class MeanOfRoots(_OfDeviations):
 
     def __call__(self, measured: Measurement) -> Tensor:
         """The score, `(N, 1)`."""
-        roots = self.total.shares(measured.values, measured.probability).sqrt()
+        terms = self.total.terms(measured.values, measured.probability)
+        if self.total.confidence == "divide_total":
+            terms = terms / measured.probability[:, None]
+        roots = terms.sqrt()
         return torch.where(measured.finite, roots.sum(1) / self.total.counted, torch.inf).unsqueeze(1)
 
     def terms(self, measured: Measurement) -> Tensor:

@@ -115,16 +115,13 @@ class Image(Method):
         """The numbers of the input."""
         return replace(super().needs, image=True)
 
-    def _numbers(self, observation: Observation) -> Tensor:
-        if observation.image is None:
-            raise InputError(f"{self.name} looks at images. {image_numbers.WHY_NONE}")
-        return observation.image.double()
-
     # --- fit -----------------------------------------------------------------------------------------
 
     def take(self, observation: Observation) -> Tensor | int:
         """Add one batch of training images to the sums. Images that are not finite are left out."""
-        numbers = self._numbers(observation)
+        if observation.image is None:
+            raise InputError(f"{self.name} looks at images. {image_numbers.WHY_NONE}")
+        numbers = observation.image.double()
         finite = (numbers.abs() < MOST).all(1)
         if observation.finite is not None:
             finite = finite & observation.finite
@@ -154,8 +151,11 @@ class Image(Method):
     @torch.inference_mode()
     def measured(self, observation: Observation) -> Measurement:
         """The distance of each group, as a logarithm."""
-        self.check_fitted()
-        numbers = self._numbers(observation)
+        if not self._fitted:
+            self.check_fitted()
+        if observation.image is None:
+            raise InputError(f"{self.name} looks at images. {image_numbers.WHY_NONE}")
+        numbers = observation.image.double()
         usual = self.usual(numbers.device)
         if numbers.shape[1] != len(usual.mean):
             now, then = numbers.shape[1], len(usual.mean)
@@ -163,11 +163,11 @@ class Image(Method):
                 f"{self.name} was fitted on images with {then} numbers, and these have {now}: they have "
                 "another number of channels"
             )
-        distances = usual.distances(numbers).clamp_min(TINY).log()
+        distances = ((numbers - usual.mean) @ usual.whitening).square() @ usual.share
         finite = (numbers.abs() < MOST).all(1)
         if observation.finite is not None:
             finite = finite & observation.finite
-        return Measurement(distances, observation.logits, finite)
+        return Measurement(distances.clamp_min(TINY).log(), observation.logits, finite)
 
     def score(self, observation: Observation) -> Tensor:
         """The largest standardised distance, `(N,)`. The detector must be calibrated."""
@@ -177,7 +177,9 @@ class Image(Method):
 
     def words(self, observation: Observation, rule: LargestGroup) -> tuple[str, ...]:
         """The group with the largest distance, and the number that adds most to it."""
-        measured, numbers = self.measured(observation), self._numbers(observation)
+        measured = self.measured(observation)
+        assert observation.image is not None
+        numbers = observation.image.double()
         usual = self.usual(numbers.device)
         difference = numbers - usual.mean
         shares = difference * ((difference @ usual.whitening) @ usual.whitening.T)
@@ -237,10 +239,6 @@ class _Usual:
             whitening[part, part] = factor[part].unsqueeze(1) * inverse.T
             share[part, place] = 1 / len(block)
         return _Usual(mean, whitening, share)
-
-    def distances(self, numbers: Tensor) -> Tensor:
-        """The mean square of the whitened numbers of each group, `(N, groups)`."""
-        return ((numbers - self.mean) @ self.whitening).square() @ self.share
 
     def to(self, device: torch.device) -> "_Usual":
         return _Usual(self.mean.to(device), self.whitening.to(device), self.share.to(device))

@@ -2,10 +2,11 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from gramwatch.methods.base import Record
-from gramwatch.methods.features import PIECE, BankMethod, features_of, lengths, unit
+from gramwatch.methods.features import BankMethod, features_of, unit
 from gramwatch.observe.observation import Observation
 
 
@@ -39,11 +40,9 @@ class KNN(BankMethod):
 
     def score(self, observation: Observation) -> Tensor:
         """The distance to the k-th nearest training example."""
-        return self._distance(unit(features_of(observation, self.name)))
+        return self._nearest(self._bank(observation))
 
-    def _distance(self, queries: Tensor, piece: int = PIECE) -> Tensor:
-        def kth(near: Tensor, query: Tensor) -> Tensor:
-            # The difference keeps all digits. 2 - 2 u.v loses those in which near neighbours differ.
-            return lengths(near - query.unsqueeze(1)).topk(self._k, dim=1, largest=False).values[:, -1]
-
-        return self._nearest(queries, kth, piece)
+    def _measure(self, near: Tensor, queries: Tensor) -> Tensor:
+        # The difference keeps all digits. 2 - 2 u.v loses those in which near neighbours differ.
+        distances: Tensor = torch.linalg.vector_norm(near - queries.unsqueeze(1), dim=-1)
+        return distances.topk(min(self.k, near.shape[1]), dim=1, largest=False).values[:, -1]

@@ -40,4 +40,5 @@ class MahalanobisPP(ClassDistances):
 
     def score(self, observation: Observation) -> Tensor:
         """The squared distance to the nearest class."""
-        return self.distances(observation)[:, 0]
+        ((gaussian, features),) = self._at_taps(observation)
+        return gaussian.distances(features)[0]

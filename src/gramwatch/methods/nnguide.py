@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from gramwatch.methods.base import Record
 from gramwatch.methods.energy import energy
-from gramwatch.methods.features import PIECE, BankMethod, features_of, unit
+from gramwatch.methods.features import BankMethod, features_of, unit
 from gramwatch.observe.observation import Observation
 
 
@@ -42,10 +42,8 @@ class NNGuide(BankMethod):
     def score(self, observation: Observation) -> Tensor:
         """Minus the confidence, which is minus the energy, times the guidance."""
         confidence = -energy(observation.logits)
-        return -confidence * self._guidance(unit(features_of(observation, self.name)))
+        return -confidence * self._nearest(unit(features_of(observation, self.name)))
 
-    def _guidance(self, queries: Tensor, piece: int = PIECE) -> Tensor:
-        def largest(near: Tensor, query: Tensor) -> Tensor:
-            return (near @ query.unsqueeze(2)).squeeze(2).topk(self._k, dim=1).values.mean(1)
-
-        return self._nearest(queries, largest, piece)
+    def _measure(self, near: Tensor, queries: Tensor) -> Tensor:
+        products = (near @ queries.unsqueeze(2)).squeeze(2)
+        return products.topk(min(self.k, near.shape[1]), dim=1).values.mean(1)

@@ -203,11 +203,11 @@ class Profile(ClassDistances):
 
     def profile(self, observation: Observation) -> Tensor:
         """The profile of each example: distance and length at each tap, as logarithms, `(N, 2 x taps)`."""
-        gaussians = self._checked(observation)
-        taps = observation.channel_means
+        taps, fitted = observation.channel_means, self._fitted_on(observation.logits.device)
+        if [means.shape[1] for means in taps] != fitted.widths:
+            raise self._other_taps(taps, fitted)
         measure = self._measured_together if taps and taps[0].is_cuda else self._measured_apart
-        numbers = measure(taps, gaussians, self._fitted_on(observation.logits.device).expected)
-        return numbers.clamp_min(TINY).log()
+        return measure(taps, fitted.gaussians, fitted.expected).clamp_min(TINY).log()
 
     def _measured_apart(
         self, taps: Sequence[Tensor], gaussians: Sequence[Gaussian], expected: Tensor
@@ -217,7 +217,7 @@ class Profile(ClassDistances):
         for tap, (means, gaussian) in enumerate(zip(taps, gaussians, strict=True)):
             features = in_float64(means)
             length = features.norm(dim=1, keepdim=True)
-            distance = gaussian.distance(features / length.clamp_min(TINY))
+            distance, _ = gaussian.distances(features / length.clamp_min(TINY))
             numbers += [distance / expected[tap], length.squeeze(1).square()]
         return torch.stack(numbers, 1)
 
@@ -239,7 +239,8 @@ class Profile(ClassDistances):
     @torch.inference_mode()
     def measured(self, observation: Observation) -> Measurement:
         """The profile of each example."""
-        self.check_fitted()
+        if not self._fitted:
+            self.check_fitted()
         profile = self.profile(observation)
         finite = profile.isfinite().all(1)
         if observation.finite is not None:

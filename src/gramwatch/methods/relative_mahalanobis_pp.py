@@ -59,7 +59,7 @@ class RelativeMahalanobisPP(MahalanobisPP):
 
     def score(self, observation: Observation) -> Tensor:
         """The squared distance to the nearest class minus the squared distance to all training data."""
-        (features,) = self._features(observation)
+        ((_, features),) = self._at_taps(observation)
         mean, whitening = (self.on(features.device, name) for name in ("mean_", "background_whitening_"))
         background = ((features - mean) @ whitening).square().sum(1)
         return super().score(observation) - background

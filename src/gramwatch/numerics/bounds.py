@@ -109,7 +109,7 @@ class MinMax(Bounds):
         }
 
     def _forget(self) -> None:
-        self._never: Tensor | None = None
+        self._row_of: Tensor | None = None
 
     def update(self, statistics: Tensor, predicted: Tensor) -> None:
         """Widen the range of each example's predicted class to take it in."""
@@ -128,7 +128,8 @@ class MinMax(Bounds):
 
     def lookup(self, predicted: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The tables of minima and maxima, and for every example the row that judges it."""
-        return self._state["minimum"], self._state["maximum"], self._judging(predicted)
+        rows = self._judging(predicted) if self._row_of is None else self._row_of[predicted]
+        return self._state["minimum"], self._state["maximum"], rows
 
     def rows(self, predicted: Tensor, features: slice = slice(None)) -> tuple[Tensor, ...]:
         """The minimum and the maximum that judge each example."""
@@ -137,11 +138,13 @@ class MinMax(Bounds):
 
     def _judging(self, predicted: Tensor) -> Tensor:
         """The row that judges each example. It is the pooled row if training never predicted the class."""
-        if self._never is None:
+        if self._row_of is None:
             with torch.inference_mode():  # a tensor made in inference mode can be written only in it
                 self._pool()
-                self._never = self._never_predicted()
-        return torch.where(self._never[predicted], self.classes, predicted)
+                never = self._never_predicted()
+                classes = torch.arange(self.classes, device=never.device)
+                self._row_of = torch.where(never, self.classes, classes)
+        return self._row_of[predicted]
 
     def tables(self) -> dict[str, Tensor]:
         """The state with the pooled row, and as `row` the row that judges each class, `(classes,)`."""
