@@ -34,7 +34,8 @@ from lab.benchmarks.cells import DOCS, cell, data, rows, text_of
 
 def results_of(kind: str) -> list[Any]:
     """The results of a benchmark in docs/data, CPU first."""
-    return [data(f"data/{path.name}") for path in sorted((DOCS / "data").glob(f"{kind}-c*.json"))]
+    names = sorted(path.name for path in (DOCS / "data").glob(f"{kind}-c*.json"))
+    return [data(f"data/{name}") for name in names or [f"{kind}-cpu.json"]]
 
 
 def performance() -> dict[str, str]:
@@ -97,13 +98,13 @@ def guard() -> dict[str, str]:
 
 def study() -> dict[str, str]:
     """docs/guard-study.md, but for photographs and the rehearsal."""
-    page = text_of("results/false_alarms-resnet20.md")
+    page, simulated = text_of("results/false_alarms-resnet20.md"), data("data/false_alarms.json")
     return {
         "costs": guard_costs(),
         "third rule": third_rule.means(),
         "third rule in short": third_rule.outcomes(),
-        "simulated false alarms": false_alarms.table(),
-        "simulated rare classes": false_alarms.groups_table(),
+        "simulated false alarms": false_alarms.table(simulated, "classes"),
+        "simulated rare classes": false_alarms.table(simulated, "groups"),
         "false alarms": "\n".join(re.findall(r"^\|.*$", page, re.MULTILINE)),
     }
 
@@ -275,7 +276,7 @@ BLOCKS: dict[str, list[Callable[[], dict[str, str]]]] = {
     "docs/cli.md": [held_out],
     "docs/methods/README.md": [lambda: {"methods": methods_table()}],
     "docs/methods/image.md": [lambda: {"image costs": image.table()}],
-    "docs/howto/calibration.md": [lambda: sample_sizes.page(sample_sizes.read()), ranges],
+    "docs/howto/calibration.md": [lambda: sample_sizes.page(rows("results/sample_sizes.csv")), ranges],
     "docs/howto/large_data.md": [workers],
     "docs/howto/level.md": [fewest],
     "docs/howto/text.md": [texts],

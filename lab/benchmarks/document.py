@@ -68,7 +68,7 @@ def written() -> Iterator[tuple[Path, str, str]]:
                 parts = [part() for part in BLOCKS.get(name, ())]
                 blocks = {key: value for part in parts for key, value in part.items()}
                 yield path, text, filled(text, blocks, FIGURES)
-        except LookupError as error:
+        except (LookupError, OSError) as error:
             raise SystemExit(f"{name}: {error}") from error
 
 

@@ -13,12 +13,13 @@ import csv
 import shutil
 import sys
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from statistics import stdev
 
 from gramwatch_lab.figures.across import GUARD, Study, read
 from lab.benchmarks import document
-from lab.benchmarks.cells import DOCS
+from lab.benchmarks.cells import DOCS, Cells
 
 THIRD = "third rule: Gram + early Mahalanobis + class ratio + energy"
 CLOSED = ("iSUN", "CIFAR-10", "SVHN", "Fashion-MNIST", "KMNIST")
@@ -55,7 +56,11 @@ def adopt(folder: Path, results: Path) -> None:
 
 def studies_of(results: Path, kind: str) -> list[Study]:
     """The adopted studies: `scenes`, `cifar` or `openood`."""
-    return [study for folder in sorted((results / kind).iterdir()) for study in read(folder)]
+    return [
+        replace(study, figures=Cells(study.figures, f"docs/results/{kind}/{folder.name}"))
+        for folder in sorted((results / kind).iterdir())
+        for study in read(folder)
+    ]
 
 
 def mean(values: Iterable[float]) -> float:
@@ -142,7 +147,8 @@ def means_by_effort(path: Path, method: str) -> dict[Effort, float]:
             if row["method"] == method:
                 effort = (row["pixels"], row["channels"], row["taps"], row["orders"])
                 found.setdefault(effort, []).append(float(row["auroc"]))
-    return {effort: mean(values) for effort, values in found.items()}
+    means = {effort: mean(values) for effort, values in found.items()}
+    return Cells(means, f"docs/results/effort/{path.name}, {method}")
 
 
 def effort(results: Path) -> str:

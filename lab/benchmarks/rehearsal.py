@@ -38,7 +38,7 @@ from gramwatch.numerics.metrics import auroc
 from gramwatch.pictures.frame import TEXT, Words, framed, key, plain
 from gramwatch.pictures.palette import FAINT, Look, look_of
 from lab.benchmarks import document
-from lab.benchmarks.cells import DOCS
+from lab.benchmarks.cells import DOCS, Cells, MissingCellError, named
 from lab.benchmarks.subjects import FAMILIES, NETWORKS, OPENOOD, Places, Subject
 
 BEFORE = ("gram", "profile", "class_ratio", "energy")
@@ -346,7 +346,8 @@ class Figures:
     def __init__(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         mine = [row for row in rows if row["network"] == name]
         self.kinds = {row["set"]: row["kind"] for row in mine}
-        self.of = {(row["method"], row["set"]): row["auroc"] for row in mine}
+        aurocs = {(row["method"], row["set"]): row["auroc"] for row in mine}
+        self.of = Cells(aurocs, f"docs/results/rehearsal.csv, {name}")
         methods = dict.fromkeys(row["method"] for row in mine)
         self.singles = [method for method in methods if method not in (*RULES.values(), IN_USE)]
 
@@ -668,7 +669,10 @@ def picture(figures: Mapping[str, Figures], path: Path) -> None:
 def kept_figures(results: Path) -> tuple[dict[str, Figures], dict[str, Any], dict[str, Figures]]:
     """The figures and the facts of the networks that are written already, and the figures of OpenOOD's."""
     rows, facts = held(results)
+    if not rows:
+        raise MissingCellError("docs/results/rehearsal.csv is missing")
     openood = {name: Figures(name, rows) for name in OPENOOD if name in facts}
+    facts = {name: named(of, f"docs/results/rehearsal.json, {name}") for name, of in facts.items()}
     facts = {name: of for name, of in facts.items() if name in NETWORKS}
     return {name: Figures(name, rows) for name in facts}, facts, openood
 
