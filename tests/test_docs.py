@@ -184,7 +184,7 @@ def test_every_command_on_a_page_exists(page):
             assert given <= options_of(words), words
         else:
             place = Path(*words[2].split("."))
-            found = [folder / place for folder in (ROOT, ROOT / "src")]
+            found = [folder / place for folder in (ROOT, ROOT / "src", ROOT / "lab")]
             assert any(p.with_suffix(".py").is_file() or (p / "__main__.py").is_file() for p in found), words
 
 

@@ -153,7 +153,7 @@ def _gram_score(gram, total, table: Tensor, logits: Tensor, probability: Tensor)
     sizes = gram._layout("cpu").starts.diff().tolist()
     deviations = torch.stack([part.sum(1) for part in outside.split(sizes, 1)], 1)
     terms = total.terms(deviations, probability)
-    counted = total._divisors(terms).counted
+    counted = total.counted
     return (terms + 1e-9).sqrt().sum(1) / counted
 
 

@@ -82,5 +82,5 @@ def test_a_p_value_that_does_not_hold_is_seen() -> None:
             scores = super().__call__(measured)
             return scores + 3 * (len(scores) > 400)  # only the fresh ones are so many
 
-    found = shares(examples, Optimistic(rule.totals), 600, False, splits=20)
+    found = shares(examples, Optimistic(rule.rules), 600, False, splits=20)
     assert all(each.mean > each.chance_high for each in found)

@@ -53,13 +53,14 @@ MOST_CLASSES = 2**24
 
 def single(name: str) -> type[Detector]:
     """The detector class with this name in files, guards excepted; an error if there is none."""
-    known: dict[str, type[Detector]] = {GramDetector.name: GramDetector, **METHODS, **TRAINED}
-    if name not in known:
+    if name == GramDetector.name:
+        return GramDetector
+    if name not in METHODS and name not in TRAINED:
         raise ArtifactError(
             f"it holds a {name!r:.60}, which this version does not know. If that is a method of your own, "
             "make it known first: gramwatch.methods.register(...)"
         )
-    return known[name]
+    return METHODS[name] if name in METHODS else TRAINED[name]
 
 
 @dataclass(frozen=True)

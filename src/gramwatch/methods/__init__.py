@@ -1,76 +1,121 @@
-"""All methods except Gram: one file for each method, one line in the registry below."""
+"""All methods: one file for each, one line in the registry below.
 
-from typing import TYPE_CHECKING, TypeVar
+The file of a method is imported when the method is first asked for.
+"""
+
+# ruff: noqa: F401
+
+import importlib
+from collections.abc import Iterator, Mapping, MutableMapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gramwatch._moved import old_names
-from gramwatch.methods.ash import ASH
 from gramwatch.methods.base import Method, Record
-from gramwatch.methods.cadref import CADRef
-from gramwatch.methods.class_ratio import ClassRatio
-from gramwatch.methods.dice import DICE
-from gramwatch.methods.early_mahalanobis import EarlyMahalanobis
-from gramwatch.methods.energy import Energy
-from gramwatch.methods.fdbd import FDBD
 from gramwatch.methods.fgsm import fgsm
-from gramwatch.methods.gen import GEN
-from gramwatch.methods.image import Image
-from gramwatch.methods.knn import KNN
-from gramwatch.methods.mahalanobis import Mahalanobis
-from gramwatch.methods.mahalanobis_pp import MahalanobisPP
-from gramwatch.methods.max_logit import MaxLogit
-from gramwatch.methods.msp import MSP
-from gramwatch.methods.nci import NCI
-from gramwatch.methods.nnguide import NNGuide
-from gramwatch.methods.odin import ODIN
-from gramwatch.methods.outlier_exposure import OutlierExposureScore
-from gramwatch.methods.prior_network import PriorNetworkScore
-from gramwatch.methods.profile import Profile
-from gramwatch.methods.react import ReAct
-from gramwatch.methods.relative_mahalanobis import RelativeMahalanobis
-from gramwatch.methods.relative_mahalanobis_pp import RelativeMahalanobisPP
-from gramwatch.methods.scale import SCALE
-from gramwatch.methods.semantic import SemanticScore
-from gramwatch.methods.unit_mahalanobis import UnitMahalanobis
-from gramwatch.methods.variational_dirichlet import VariationalDirichletScore
-from gramwatch.methods.vim import ViM
+
+if TYPE_CHECKING:
+    from gramwatch.methods.ash import ASH
+    from gramwatch.methods.cadref import CADRef
+    from gramwatch.methods.class_ratio import ClassRatio
+    from gramwatch.methods.dice import DICE
+    from gramwatch.methods.early_mahalanobis import EarlyMahalanobis
+    from gramwatch.methods.energy import Energy
+    from gramwatch.methods.fdbd import FDBD
+    from gramwatch.methods.gen import GEN
+    from gramwatch.methods.image import Image
+    from gramwatch.methods.knn import KNN
+    from gramwatch.methods.mahalanobis import Mahalanobis
+    from gramwatch.methods.mahalanobis_pp import MahalanobisPP
+    from gramwatch.methods.max_logit import MaxLogit
+    from gramwatch.methods.msp import MSP
+    from gramwatch.methods.nci import NCI
+    from gramwatch.methods.nnguide import NNGuide
+    from gramwatch.methods.odin import ODIN
+    from gramwatch.methods.outlier_exposure import OutlierExposureScore
+    from gramwatch.methods.prior_network import PriorNetworkScore
+    from gramwatch.methods.profile import Profile
+    from gramwatch.methods.react import ReAct
+    from gramwatch.methods.relative_mahalanobis import RelativeMahalanobis
+    from gramwatch.methods.relative_mahalanobis_pp import RelativeMahalanobisPP
+    from gramwatch.methods.scale import SCALE
+    from gramwatch.methods.semantic import SemanticScore
+    from gramwatch.methods.unit_mahalanobis import UnitMahalanobis
+    from gramwatch.methods.variational_dirichlet import VariationalDirichletScore
+    from gramwatch.methods.vim import ViM
 
 _M = TypeVar("_M", bound=type[Method])
 
-METHODS: dict[str, type[Method]] = {
-    method.name: method
-    for method in (
-        MSP,
-        MaxLogit,
-        Energy,
-        GEN,
-        KNN,
-        NNGuide,
-        ViM,
-        FDBD,
-        NCI,
-        CADRef,
-        RelativeMahalanobis,
-        MahalanobisPP,
-        RelativeMahalanobisPP,
-        ReAct,
-        ASH,
-        SCALE,
-        DICE,
-        ODIN,
-        Mahalanobis,
-        UnitMahalanobis,
-        EarlyMahalanobis,
-        ClassRatio,
-        Profile,
-        Image,
-    )
-}
+
+class Registry(MutableMapping[str, type[Method]]):
+    """Methods by their names. A name is that of the method's file, too."""
+
+    def __init__(self, classes: Mapping[str, str]) -> None:
+        self._classes: dict[str, str | type[Method]] = dict(classes)
+
+    def __getitem__(self, name: str) -> type[Method]:
+        method = self._classes[name]
+        if isinstance(method, str):
+            method = getattr(importlib.import_module(f"gramwatch.methods.{name}"), method)
+            self._classes[name] = method
+        return method
+
+    def __setitem__(self, name: str, method: type[Method]) -> None:
+        self._classes[name] = method
+
+    def __delitem__(self, name: str) -> None:
+        del self._classes[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._classes
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._classes)
+
+    def __len__(self) -> int:
+        return len(self._classes)
+
+    def __or__(self, others: Mapping[str, type[Method]]) -> dict[str, type[Method]]:
+        return {**self, **others}
+
+
+METHODS: Registry = Registry(
+    {
+        "msp": "MSP",
+        "max_logit": "MaxLogit",
+        "energy": "Energy",
+        "gen": "GEN",
+        "knn": "KNN",
+        "nnguide": "NNGuide",
+        "vim": "ViM",
+        "fdbd": "FDBD",
+        "nci": "NCI",
+        "cadref": "CADRef",
+        "relative_mahalanobis": "RelativeMahalanobis",
+        "mahalanobis_pp": "MahalanobisPP",
+        "relative_mahalanobis_pp": "RelativeMahalanobisPP",
+        "react": "ReAct",
+        "ash": "ASH",
+        "scale": "SCALE",
+        "dice": "DICE",
+        "odin": "ODIN",
+        "mahalanobis": "Mahalanobis",
+        "unit_mahalanobis": "UnitMahalanobis",
+        "early_mahalanobis": "EarlyMahalanobis",
+        "class_ratio": "ClassRatio",
+        "profile": "Profile",
+        "image": "Image",
+    }
+)
 """The methods for any network, by their names."""
 
-TRAINED: dict[str, type[Method]] = {
-    method.name: method
-    for method in (OutlierExposureScore, PriorNetworkScore, VariationalDirichletScore, SemanticScore)
-}
+TRAINED: Registry = Registry(
+    {
+        "outlier_exposure": "OutlierExposureScore",
+        "prior_network": "PriorNetworkScore",
+        "variational_dirichlet": "VariationalDirichletScore",
+        "semantic": "SemanticScore",
+    }
+)
 """The methods for networks trained for them, by their names. `gramwatch_lab.training` has the same names."""
 
 _RESERVED = ("gram", "guard")
@@ -133,6 +178,9 @@ def methods_table() -> str:
     return "\n".join(rows)
 
 
+_NAMES = {str(title): name for registry in (METHODS, TRAINED) for name, title in registry._classes.items()}
+"""The methods of this package: their names, by those of their classes."""
+
 __all__ = [
     "METHODS",
     "TRAINED",
@@ -141,8 +189,14 @@ __all__ = [
     "fgsm",
     "methods_table",
     "register",
-    *sorted(m.__name__ for m in (METHODS | TRAINED).values()),
+    *sorted(_NAMES),
 ]
 
+_old = old_names(__name__)
+
 if not TYPE_CHECKING:
-    __getattr__ = old_names(__name__)
+
+    def __getattr__(name: str) -> Any:
+        if name in _NAMES:
+            return (METHODS if _NAMES[name] in METHODS else TRAINED)[_NAMES[name]]
+        return _old(name)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gramwatch.numerics.samples import WHOLE, Sample
-from tests.test_statistics import (
+from tests.numerics.test_statistics import (
     assert_as_exact_as_promised,
     assert_exact_down_to_denormals,
     mixed_map,
