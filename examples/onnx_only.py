@@ -70,17 +70,17 @@ def main(graph: str, folder: str) -> None:
         batch = [(path, *read(path, facts["preprocessing"])) for path in paths[start : start + AT_ONCE]]
         readable = [image for _, image, error in batch if not error]
         if readable:
-            found = dict(zip(names, session.run(None, {"images": np.stack(readable)}), strict=True))
+            outputs = dict(zip(names, session.run(None, {"images": np.stack(readable)}), strict=True))
         rows = iter(range(len(readable)))
         for path, _, error in batch:
             if error:
                 table.writerow([path, *[""] * (5 + len(parts)), error])
                 continue
             i = next(rows)
-            number = int(found["predicted"][i])
+            number = int(outputs["predicted"][i])
             name = classes[number] if number < len(classes) else ""
-            score, p_value, *of_parts = (f"{found[key][i]:.6g}" for key in ("score", "p_value", *parts))
-            table.writerow([path, number, name, score, p_value, bool(found["is_ood"][i]), *of_parts, ""])
+            score, p_value, *of_parts = (f"{outputs[key][i]:.6g}" for key in ("score", "p_value", *parts))
+            table.writerow([path, number, name, score, p_value, bool(outputs["is_ood"][i]), *of_parts, ""])
 
 
 if __name__ == "__main__":

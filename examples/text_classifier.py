@@ -47,12 +47,12 @@ MODULES = ("argparse", "ast", "datetime", "difflib", "doctest", "inspect", "mail
 def downloaded(package: str, folder: Path, *options: str) -> Path:
     """The archive of a package, fetched by pip unless it is in the folder."""
     name = package.partition("=")[0].lower()
-    found = [path for path in folder.glob("*") if path.name.lower().startswith(name)]
-    if not found:
+    files = [path for path in folder.glob("*") if path.name.lower().startswith(name)]
+    if not files:
         command = [sys.executable, "-m", "pip", "download", "--no-deps", *options, "-d", folder, package]
         subprocess.run(list(map(str, command)), check=True)
         return downloaded(package, folder)
-    return found[0]
+    return files[0]
 
 
 def sentences(archive: Path, name: str) -> list[list[str]]:
@@ -71,14 +71,16 @@ def sentences(archive: Path, name: str) -> list[list[str]]:
 
 def french(wheel: Path) -> list[str]:
     """Messages of five words or more, without tags and the places for names and numbers."""
-    found = set()
+    known_texts = set()
     with zipfile.ZipFile(wheel) as files:
         for name in files.namelist():
             if name.endswith("/locale/fr/LC_MESSAGES/django.mo"):
                 catalogue = gettext.GNUTranslations(io.BytesIO(files.read(name)))
                 messages = (text for text in catalogue._catalog.values() if isinstance(text, str))
-                found |= {" ".join(re.sub(r"%(\(\w+\))?[sd]|<.*?>", " ", text).split()) for text in messages}
-    return sorted(text for text in found if len(text.split()) >= 5)
+                known_texts |= {
+                    " ".join(re.sub(r"%(\(\w+\))?[sd]|<.*?>", " ", text).split()) for text in messages
+                }
+    return sorted(text for text in known_texts if len(text.split()) >= 5)
 
 
 def code() -> list[str]:
@@ -98,8 +100,8 @@ def shuffled(text: str, draw: random.Random) -> str:
 def misspelt(text: str, draw: random.Random) -> str:
     """A text in which two letters are swapped in every word of four letters or more."""
 
-    def swapped(found: re.Match[str]) -> str:
-        word = found.group()
+    def swapped(match: re.Match[str]) -> str:
+        word = match.group()
         at = draw.randrange(1, len(word) - 2)
         return word[:at] + word[at + 1] + word[at] + word[at + 2 :]
 
@@ -121,13 +123,13 @@ class Texts:
             self.test += flat[held_out : 2 * held_out]
             self.train += flat[2 * held_out :][:MOST]
         editorials = [text for document in sentences(archive, "nytEditorialSnippets") for text in document]
-        some = [text for text, _ in self.test]
+        test_texts = [text for text, _ in self.test]
         self.others = {
-            "editorials": draw.sample(editorials, min(len(some), len(editorials))),
-            "shuffled words": [shuffled(text, draw) for text in some],
-            "misspelt words": [misspelt(text, draw) for text in some],
+            "editorials": draw.sample(editorials, min(len(test_texts), len(editorials))),
+            "shuffled words": [shuffled(text, draw) for text in test_texts],
+            "misspelt words": [misspelt(text, draw) for text in test_texts],
             "French": french(messages),
-            "Python code": draw.sample(lines := code(), min(len(some), len(lines))),
+            "Python code": draw.sample(lines := code(), min(len(test_texts), len(lines))),
         }
 
 
@@ -136,17 +138,19 @@ class Texts:
 
 def tokenizer_of(texts: list[str], words: int = 6000) -> PreTrainedTokenizerFast:
     """A tokenizer of words and their pieces, made from the training texts."""
-    made = Tokenizer(models.BPE(unk_token="[UNK]"))
-    made.normalizer = normalizers.BertNormalizer(lowercase=True)
-    made.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Metaspace(), pre_tokenizers.Punctuation()])
+    tokenizer = Tokenizer(models.BPE(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Metaspace(), pre_tokenizers.Punctuation()]
+    )
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
     trainer = trainers.BpeTrainer(vocab_size=words, special_tokens=special, show_progress=False)
-    made.train_from_iterator(texts, trainer)
-    made.post_processor = processors.TemplateProcessing(
+    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", special_tokens=[(token, special.index(token)) for token in special[2:]]
     )
     return PreTrainedTokenizerFast(
-        tokenizer_object=made, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]"
+        tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]"
     )
 
 
@@ -213,13 +217,13 @@ def train(network: nn.Module, batches: Batches, epochs: int) -> None:
 def difference_by_padding(guard: gramwatch.Guard, tokenizer, texts: list[str]) -> dict:
     """How scores and verdicts of texts differ if each is alone, and if all are padded to the most tokens."""
     alone = [guard(batch) for batch in Batches(tokenizer, texts, size=1)]
-    (together,) = Batches(tokenizer, texts, size=len(texts), padding="max_length")
-    found = guard(together)
+    (padded,) = Batches(tokenizer, texts, size=len(texts), padding="max_length")
+    detection = guard(padded)
     score, is_ood = (torch.cat([getattr(one, name) for one in alone]) for name in ("score", "is_ood"))
     return {
         "texts": len(texts),
-        "largest difference": float((score - found.score).abs().max()),
-        "other verdicts": int((is_ood != found.is_ood).sum()),
+        "largest difference": float((score - detection.score).abs().max()),
+        "other verdicts": int((is_ood != detection.is_ood).sum()),
     }
 
 
@@ -230,7 +234,7 @@ def pointing(guard: gramwatch.Guard, tokenizer, texts: list[str], foreign: list[
     them. `auroc` is the mean over texts of the AUROC of tokens inside against outside, `top` the share of
     texts whose largest contribution is inside, `chance` the mean share of tokens inside.
     """
-    draw, found = random.Random(0), []
+    draw, hits = random.Random(0), []
     for text in texts:
         words, planted = text.split(), draw.choice(foreign).split()[:4]
         at = draw.randrange(1, len(words) + 1)
@@ -239,24 +243,27 @@ def pointing(guard: gramwatch.Guard, tokenizer, texts: list[str], foreign: list[
         inside = torch.tensor([word is not None and at <= word < at + 4 for word in batch.word_ids(0)])
         if not inside.any():
             continue  # cut off, in a long text
-        explained = guard.explain(batch)
-        amounts = torch.tensor([token.contribution for token in explained.tokens(0, tokenizer)])
+        explanation = guard.explain(batch)
+        amounts = torch.tensor([token.contribution for token in explanation.tokens(0, tokenizer)])
         before = guard(next(iter(Batches(tokenizer, [text]))))
-        found.append(
+        hits.append(
             {
                 "auroc": gramwatch.numerics.metrics.auroc(amounts[~inside], amounts[inside]),
                 "top": bool(inside[amounts.argmax()]),
                 "chance": float(inside.double().mean()),
-                "flagged": bool(explained.found.is_ood) and not bool(before.is_ood),
+                "flagged": bool(explanation.detection.is_ood) and not bool(before.is_ood),
             }
         )
 
-    def means(some: list[dict]) -> dict:
+    def means(entries: list[dict]) -> dict:
         names = ("auroc", "top", "chance")
-        return {"texts": len(some), **{name: sum(one[name] for one in some) / len(some) for name in names}}
+        return {
+            "texts": len(entries),
+            **{name: sum(one[name] for one in entries) / len(entries) for name in names},
+        }
 
-    because = [one for one in found if one["flagged"]]
-    return {"all": means(found)} | ({"flagged because of it": means(because)} if because else {})
+    because = [one for one in hits if one["flagged"]]
+    return {"all": means(hits)} | ({"flagged because of it": means(because)} if because else {})
 
 
 def run(archive: Path, messages: Path, epochs: int, seed: int) -> dict:
@@ -279,31 +286,33 @@ def run(archive: Path, messages: Path, epochs: int, seed: int) -> dict:
     fitted = time.process_time()
 
     test = [text for text, _ in texts.test]
-    others = {name: Batches(tokenizer, some) for name, some in texts.others.items()}
+    others = {name: Batches(tokenizer, kind_texts) for name, kind_texts in texts.others.items()}
     evaluation = gramwatch.evaluate(guard, Batches(tokenizer, test), others)
     print(evaluation.overview())
-    found = {
-        name: [guard(batch) for batch in Batches(tokenizer, some)]
-        for name, some in {"test": test, **texts.others}.items()
+    detections = {
+        name: [guard(batch) for batch in Batches(tokenizer, kind_texts)]
+        for name, kind_texts in {"test": test, **texts.others}.items()
     }
-    predicted = torch.cat([each.predicted for each in found["test"]])
-    flagged = {name: torch.cat([each.is_ood for each in parts]) for name, parts in found.items()}
+    predicted = torch.cat([detection.predicted for detection in detections["test"]])
+    flagged = {
+        name: torch.cat([detection.is_ood for detection in parts]) for name, parts in detections.items()
+    }
 
     for number in flagged["editorials"].nonzero().flatten().tolist()[:1]:
         (batch,) = Batches(tokenizer, [texts.others["editorials"][number]])
-        explained = guard.explain(batch)
-        print(explained)
-        print(explained.tokens(0, tokenizer))
+        explanation = guard.explain(batch)
+        print(explanation)
+        print(explanation.tokens(0, tokenizer))
 
     return {
         "texts": {"train": len(texts.train), "calibration": len(texts.calibration)}
-        | {name: len(each) for name, each in flagged.items()},
+        | {name: len(flags) for name, flags in flagged.items()},
         "accuracy": float((predicted == torch.tensor([label for _, label in texts.test])).double().mean()),
         "auroc": {
             method: dict(zip(evaluation.sets, row, strict=True))
             for method, row in zip(evaluation.methods, evaluation.figures().tolist(), strict=True)
         },
-        "flagged": {name: float(each.double().mean()) for name, each in flagged.items()},
+        "flagged": {name: float(flags.double().mean()) for name, flags in flagged.items()},
         "planted": pointing(guard, tokenizer, test[::3], texts.others["French"]),
         "padding": difference_by_padding(guard, tokenizer, test[::12]),
         "processor seconds": {"train": round(trained - began), "fit": round(fitted - trained)},

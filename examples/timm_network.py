@@ -45,12 +45,12 @@ def main() -> None:
     print(guard)
 
     usual, noise = images(4, 2), torch.rand(4, 3, 32, 32)
-    found = guard(torch.cat([usual, noise]))
-    print(found)  # a line for each image
-    print("flagged:", found.is_ood.tolist())
-    for name, p_value in found.parts.items():  # which member raised the alarm
+    detection = guard(torch.cat([usual, noise]))
+    print(detection)  # a line for each image
+    print("flagged:", detection.is_ood.tolist())
+    for name, p_value in detection.parts.items():  # which member raised the alarm
         print(f"{name:>18}: {[round(p, 3) for p in p_value.tolist()]}")
-    last = found[len(found) - 1]  # one image by itself
+    last = detection[len(detection) - 1]  # one image by itself
     print("where the last image deviates most:", last.taps[int(last.deviations.argmax())])
 
     with tempfile.TemporaryDirectory() as folder:
@@ -58,7 +58,7 @@ def main() -> None:
         guard.metadata["network"] = "resnet10t"
         guard.save(path)
         again = gramwatch.load(path, model)
-        same = torch.equal(again(torch.cat([usual, noise])).p_value, found.p_value)
+        same = torch.equal(again(torch.cat([usual, noise])).p_value, detection.p_value)
         print(f"loaded, for {again.metadata['network']}: the same verdicts: {same}")
 
 

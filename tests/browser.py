@@ -68,14 +68,14 @@ def check_accessible(browser: Any, fewest_passes: int) -> None:
     """Run axe-core on the page as it is. Nothing serious is found, and enough is checked."""
     browser.execute_script("document.querySelectorAll('details').forEach((e) => { e.open = true; });")
     browser.execute_script(AXE.read_text(encoding="utf-8"))
-    found = browser.execute_async_script(
+    findings = browser.execute_async_script(
         "const done = arguments[arguments.length - 1]; axe.run(document).then(done, (e) => done(String(e)));"
     )
-    assert isinstance(found, dict), found
+    assert isinstance(findings, dict), findings
     serious = [
-        (each["id"], each["impact"], [node["html"][:120] for node in each["nodes"]][:3])
-        for each in found["violations"]
-        if each["impact"] in ("serious", "critical")
+        (violation["id"], violation["impact"], [node["html"][:120] for node in violation["nodes"]][:3])
+        for violation in findings["violations"]
+        if violation["impact"] in ("serious", "critical")
     ]
     assert serious == []
-    assert len(found["passes"]) > fewest_passes
+    assert len(findings["passes"]) > fewest_passes

@@ -89,8 +89,8 @@ def _network(semantic: bool = False) -> nn.Module:
 
 def _judged(detector: Any, fresh: Tensor = FRESH) -> list[Tensor]:
     """Everything that a detector says of a batch."""
-    found = detector(fresh)
-    return [found.score, found.p_value, found.is_ood, found.logits]
+    detection = detector(fresh)
+    return [detection.score, detection.p_value, detection.is_ood, detection.logits]
 
 
 def _detector(make: Callable[[nn.Module], Any], semantic: bool = False, calibrate: bool = True) -> Kind:
@@ -204,8 +204,8 @@ def _set(name: str, split: str = "test") -> Callable[[Path], list[Tensor]]:
     def read(path: Path) -> list[Tensor]:
         root = next(parent for parent in path.parents if parent.name == "root")
         datasets._load.cache_clear()
-        found = datasets.load(name, root, split=split)
-        return [found.images, torch.empty(0) if found.labels is None else found.labels]
+        image_set = datasets.load(name, root, split=split)
+        return [image_set.images, torch.empty(0) if image_set.labels is None else image_set.labels]
 
     return read
 
@@ -358,12 +358,12 @@ def _read_by_commands(path: Path) -> list[Tensor]:
 
 def _command(*words: object) -> int:
     """The exit code of a command. Only errors that are told in words are none here."""
-    found = CliRunner().invoke(app, [str(word) for word in words], input="y\n" * 20)
-    if found.exception is not None and not isinstance(found.exception, SystemExit):
-        raise RuntimeError(f"gramwatch {words[0]}: {found.exception!r}") from found.exception
-    if "\x1b" in found.output or "\0" in found.output:
-        raise RuntimeError(f"gramwatch {words[0]} writes control characters: {found.output!r:.300}")
-    return found.exit_code
+    result = CliRunner().invoke(app, [str(word) for word in words], input="y\n" * 20)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise RuntimeError(f"gramwatch {words[0]}: {result.exception!r}") from result.exception
+    if "\x1b" in result.output or "\0" in result.output:
+        raise RuntimeError(f"gramwatch {words[0]} writes control characters: {result.output!r:.300}")
+    return result.exit_code
 
 
 def _serve(opening: Callable[..., Any], path: Path) -> None:
@@ -413,15 +413,15 @@ def _forge_export(content: bytes, rng: random.Random) -> bytes:
 def _read_export(path: Path) -> list[Tensor]:
     _serve(serving._exported, path)
     exported = ExportedGuard(path, "cpu")
-    found = exported(torch.zeros(2, SIDE, SIDE, 1, dtype=torch.uint8))
-    Monitor(exported).update(found)
+    detection = exported(torch.zeros(2, SIDE, SIDE, 1, dtype=torch.uint8))
+    Monitor(exported).update(detection)
     _check_mark(path)
-    return [found.score]
+    return [detection.score]
 
 
 def kinds() -> dict[str, Kind]:
     """Every kind of file that is read."""
-    found = {
+    result = {
         "gram": _detector(lambda net: GramDetector(net, orders=[1, 2, 3])),
         "gram float16": _detector(lambda net: GramDetector(net, orders=[1, 2], storage="float16")),
         "gram mean_variance": _detector(lambda net: GramDetector(net, bounds="mean_variance")),
@@ -437,15 +437,15 @@ def kinds() -> dict[str, Kind]:
     }
     for name, method in (METHODS | TRAINED).items():
         options = SMALL.get(name, {})
-        found[name] = _detector(
+        result[name] = _detector(
             lambda net, method=method, options=options: method(net, **options), name == "semantic"
         )
-    found["image"] = _of_images()
-    found |= {f"weights {name}": _weights(name) for name in ("cross_entropy", "semantic")}
-    found["metadata of a guard"] = Kind(_write_with_metadata, _read_by_commands, forge=_forge_metadata)
-    found["facts of an export"] = Kind(_write_export, _read_export, "guard.onnx", forge=_forge_export)
+    result["image"] = _of_images()
+    result |= {f"weights {name}": _weights(name) for name in ("cross_entropy", "semantic")}
+    result["metadata of a guard"] = Kind(_write_with_metadata, _read_by_commands, forge=_forge_metadata)
+    result["facts of an export"] = Kind(_write_export, _read_export, "guard.onnx", forge=_forge_export)
     batch = "root/cifar-10-batches-py/test_batch"
-    found |= {
+    result |= {
         "weights of others": Kind(_others_weights, _read_weights, "w.safetensors", checked=False),
         "weights by PyTorch": Kind(_others_weights, _read_weights, "w.pth", checked=False),
         "CIFAR": Kind(_cifar, _set("cifar10"), batch, checked=False),
@@ -453,7 +453,7 @@ def kinds() -> dict[str, Kind]:
         "npy": Kind(_npy, _set("cifar100_subset"), "root/cifar100-subset/images.npy", checked=False),
         "SVHN": Kind(_svhn, _set("svhn"), "root/svhn/test_32x32.mat", checked=False),
     }
-    return found
+    return result
 
 
 # --- mutations ---------------------------------------------------------------------------------------
@@ -571,12 +571,12 @@ def forged(content: bytes, rng: random.Random) -> bytes:
     if rng.random() < 0.98:
         header["tensors"] = artifact._checksum(tensors.items())
     header["checksum"] = artifact._header_checksum(header)
-    made = save(tensors, metadata={"gramwatch": json.dumps(header)})
+    data_of_file = save(tensors, metadata={"gramwatch": json.dumps(header)})
     if rng.random() < 0.1:  # the layout itself, too
-        layout, data = parts(made)
+        layout, data = parts(data_of_file)
         _strange_header(layout, rng)
-        made = joined(layout, data)
-    return made
+        data_of_file = joined(layout, data)
+    return data_of_file
 
 
 # --- trying ------------------------------------------------------------------------------------------
@@ -590,7 +590,7 @@ def problem(kind: Kind, path: Path, original: list[Tensor], by_forger: bool) -> 
     """What is wrong with how the file at `path` is read; None if nothing is."""
     signal.alarm(SECONDS_PER_LOAD)
     try:
-        found = kind.read(path)
+        result = kind.read(path)
     except ALLOWED:
         return None
     except GramwatchError as error:
@@ -601,8 +601,8 @@ def problem(kind: Kind, path: Path, original: list[Tensor], by_forger: bool) -> 
         signal.alarm(0)
     if by_forger or not kind.checked:
         return None
-    same = len(found) == len(original) and all(
-        a.shape == b.shape and torch.equal(a, b) for a, b in zip(found, original, strict=True)
+    same = len(result) == len(original) and all(
+        a.shape == b.shape and torch.equal(a, b) for a, b in zip(result, original, strict=True)
     )
     return None if same else "it loads as something else"
 
@@ -662,25 +662,25 @@ def main() -> None:
         for number, name in enumerate(chosen):
             folder = (arguments.keep or Path(temporary)) / str(number)
             folder.mkdir(parents=True, exist_ok=True)
-            each = arguments.seconds * weights[name] / sum(weights.values())
+            share = arguments.seconds * weights[name] / sum(weights.values())
             command = [
                 sys.executable,
                 "-m",
                 "tests.fuzz",
                 "--worker",
                 name,
-                str(each),
+                str(share),
                 str(arguments.seed),
                 str(folder),
             ]
             done = subprocess.run(command, capture_output=True, text=True, env=os.environ)
             if done.returncode:
-                found = {"tried": 1, "failures": [f"crash, {done.returncode}: {done.stderr[-3000:]}"]}
+                result = {"tried": 1, "failures": [f"crash, {done.returncode}: {done.stderr[-3000:]}"]}
             else:
-                found = json.loads(done.stdout.splitlines()[-1])
-            tried, failed = tried + found["tried"], failed + len(found["failures"])
-            print(f"{name:24} tried {found['tried']:6,}  failed {len(found['failures'])}", flush=True)
-            for failure in found["failures"][:3]:
+                result = json.loads(done.stdout.splitlines()[-1])
+            tried, failed = tried + result["tried"], failed + len(result["failures"])
+            print(f"{name:24} tried {result['tried']:6,}  failed {len(result['failures'])}", flush=True)
+            for failure in result["failures"][:3]:
                 print(f"    {failure}", flush=True)
     print(f"{'all':24} tried {tried:6,}  failed {failed}")
     return sys.exit(failed > 0)

@@ -41,41 +41,41 @@ def stage_ends(net: Net, x: torch.Tensor) -> list[np.ndarray]:
     with torch.no_grad():
         first = F.relu(net.conv1(x))
         means = [first.mean((2, 3)), F.relu(net.conv2(first)).mean((2, 3))]
-    return [np.stack([f / np.linalg.norm(f) for f in each.double().numpy()]) for each in means]
+    return [np.stack([f / np.linalg.norm(f) for f in ends.double().numpy()]) for ends in means]
 
 
 def fitted_classes(net: Net, train: torch.Tensor) -> list[tuple[dict[int, np.ndarray], np.ndarray]]:
     """The mean of each predicted class, and the covariance about these, at each stage's end."""
     with torch.no_grad():
         predicted = net(train).argmax(1).numpy()
-    found = []
+    classes = []
     for u in stage_ends(net, train):
         centres = {int(c): u[predicted == c].mean(0) for c in np.unique(predicted)}
         residuals = np.stack([row - centres[int(c)] for row, c in zip(u, predicted, strict=True)])
-        found.append((centres, residuals.T @ residuals / len(u)))
-    return found
+        classes.append((centres, residuals.T @ residuals / len(u)))
+    return classes
 
 
 def distances(net: Net, classes: list, x: torch.Tensor) -> list[list[np.ndarray]]:
     """Of each example, at each stage's end: the distances to all classes, and last that to their middle."""
-    found = []
+    result = []
     for example in zip(*stage_ends(net, x), strict=True):
-        found.append([])
+        result.append([])
         for u, (centres, covariance) in zip(example, classes, strict=True):
             inverse = np.linalg.inv(covariance)
             means = [*centres.values(), sum(centres.values()) / len(centres)]
-            found[-1].append(np.array([np.sqrt((u - m) @ inverse @ (u - m)) for m in means]))
-    return found
+            result[-1].append(np.array([np.sqrt((u - m) @ inverse @ (u - m)) for m in means]))
+    return result
 
 
 def early_mahalanobis(net: Net, classes: list, x: torch.Tensor) -> np.ndarray:
     """The first of the two stages."""
     width = len(classes[0][1])
-    return np.array([each[0][:-1].min() / np.sqrt(width) for each in distances(net, classes, x)])
+    return np.array([of_stage[0][:-1].min() / np.sqrt(width) for of_stage in distances(net, classes, x)])
 
 
 def class_ratio(net: Net, classes: list, x: torch.Tensor) -> np.ndarray:
-    return np.array([each[-1][:-1].min() / each[-1][-1] for each in distances(net, classes, x)])
+    return np.array([of_stage[-1][:-1].min() / of_stage[-1][-1] for of_stage in distances(net, classes, x)])
 
 
 def mahalanobis_pp(net: Net, classes: list, x: torch.Tensor) -> np.ndarray:
@@ -93,7 +93,7 @@ def channel_means(net: Net, x: torch.Tensor) -> list[np.ndarray]:
     with torch.no_grad():
         first = net.conv1(x)
         second = net.conv2(F.relu(first))
-    return [each.mean((2, 3)).double().numpy() for each in (first, F.relu(first), second, F.relu(second))]
+    return [maps.mean((2, 3)).double().numpy() for maps in (first, F.relu(first), second, F.relu(second))]
 
 
 def profiles(net: Net, train: torch.Tensor, x: torch.Tensor) -> np.ndarray:

@@ -37,8 +37,8 @@ class Block:
 def blocks(page: Path) -> list[Block]:
     text = page.read_text(encoding="utf-8")
     return [
-        Block(page, text.count("\n", 0, found.start(2)) + 1, found[2], found[3], found[1] or "")
-        for found in _BLOCK.finditer(text)
+        Block(page, text.count("\n", 0, result.start(2)) + 1, result[2], result[3], result[1] or "")
+        for result in _BLOCK.finditer(text)
     ]
 
 

@@ -37,7 +37,7 @@ def fuzzed() -> Iterator[Row]:
     total = re.search(r"^all +tried +([\d,]+) +failed +(\d+)", done.stdout, re.MULTILINE)
     if done.returncode or total is None:
         print(done.stdout[-3000:], done.stderr[-3000:], file=sys.stderr)
-    tried, failed = (int(each.replace(",", "")) for each in total.groups()) if total else (1, 1)
+    tried, failed = (int(group.replace(",", "")) for group in total.groups()) if total else (1, 1)
     yield Row("damaged and forged files", tried, tried - failed, "refused in words, or sound")
 
 
@@ -90,9 +90,9 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join([*head, *map(line, rows), *(["", *skipped] if skipped else [])])
 
 
-def keep(part: str, found: dict[str, Any]) -> None:
+def keep(part: str, table: dict[str, Any]) -> None:
     """Write the result of a part into docs/."""
-    result = (json.loads(DATA.read_text(encoding="utf-8")) if DATA.exists() else {}) | {part: found}
+    result = (json.loads(DATA.read_text(encoding="utf-8")) if DATA.exists() else {}) | {part: table}
     DATA.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     document.write()
 
@@ -106,12 +106,12 @@ def main(given: Sequence[str] | None = None) -> None:
     options = parser.parse_args(given)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     print("| what | tried | survived | lost | |", flush=True)
-    found = {}
+    results = {}
     for part in options.parts or PARTS:
-        found[part] = measured(part)
+        results[part] = measured(part)
         if options.write:  # after each part: what comes later may be interrupted
-            keep(part, found[part])
-    lost = sum(row["lost"] for part in found.values() for row in part["rows"])
+            keep(part, results[part])
+    lost = sum(row["lost"] for part in results.values() for row in part["rows"])
     print(f"lost: {lost}")
     sys.exit(bool(lost))
 

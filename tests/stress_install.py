@@ -79,13 +79,16 @@ def lowest() -> list[str]:
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
-    found = {}
-    for each in [*project["dependencies"], *(each for extra in EXTRAS for each in extras[extra])]:
-        match = re.match(r"([\w-]+)>=([\d.]+)", each)
-        if match and "python_version < " not in each:
+    pins = {}
+    for requirement in [
+        *project["dependencies"],
+        *(requirement for extra in EXTRAS for requirement in extras[extra]),
+    ]:
+        match = re.match(r"([\w-]+)>=([\d.]+)", requirement)
+        if match and "python_version < " not in requirement:
             name, number = match.groups()
-            found[name] = f"{name}=={number}.*" if number.count(".") < 2 else f"{name}=={number}"
-    return sorted(found.values())
+            pins[name] = f"{name}=={number}.*" if number.count(".") < 2 else f"{name}=={number}"
+    return sorted(pins.values())
 
 
 def name_of(pin: str) -> str:
@@ -106,15 +109,15 @@ def tested(folder: Path, which: str, pins: list[str]) -> Row:
     names = sorted(map(name_of, pins))
     ask = "import sys; from importlib.metadata import version; print(*map(version, sys.argv[1:]))"
     versions = [number.partition("+")[0] for number in ran(python, "-c", ask, *names).split()]
-    found = ", ".join(f"{name} {number}" for name, number in zip(names, versions, strict=True))
-    return counted(f"tests with the {which} dependencies", done.stdout, found)
+    versions_tested = ", ".join(f"{name} {number}" for name, number in zip(names, versions, strict=True))
+    return counted(f"tests with the {which} dependencies", done.stdout, versions_tested)
 
 
-def counted(what: str, said: str, found: str) -> Row:
+def counted(what: str, said: str, facts: str) -> Row:
     """A row from the last line of pytest."""
     numbers = {word: int(count) for count, word in re.findall(r"(\d+) (passed|failed|error)", said)}
     passed = numbers.get("passed", 0)
-    return Row(what, sum(numbers.values()), passed, found)
+    return Row(what, sum(numbers.values()), passed, facts)
 
 
 # --- known holes -------------------------------------------------------------------------------------
@@ -136,20 +139,22 @@ def audited() -> Row:
 def holes(said: str, errors: str = "") -> Row:
     """A row from the answer of pip-audit. A package of which it knows nothing was not looked at."""
     try:
-        found = json.loads(said)["dependencies"]
+        packages = json.loads(said)["dependencies"]
     except (json.JSONDecodeError, KeyError):
         last = (errors.strip().splitlines() or ["no answer"])[-1]
         raise Skipped(f"pip-audit, because it reaches no advisories ({last:.120})") from None
-    known = [each for each in found if "vulns" in each]
+    known = [package for package in packages if "vulns" in package]
     if not known:
-        raise Skipped(f"pip-audit of {len(found)} direct dependencies, because it reaches no advisories here")
-    for each in known:
-        for hole in each["vulns"]:
-            print(f"{each['name']} {each['version']}: {hole['id']}", file=sys.stderr)
-    unknown = [each["name"] for each in found if "vulns" not in each]
+        raise Skipped(
+            f"pip-audit of {len(packages)} direct dependencies, because it reaches no advisories here"
+        )
+    for package in known:
+        for hole in package["vulns"]:
+            print(f"{package['name']} {package['version']}: {hole['id']}", file=sys.stderr)
+    unknown = [package["name"] for package in packages if "vulns" not in package]
     return Row(
         "direct dependencies without known holes",
         len(known),
-        sum(not each["vulns"] for each in known),
+        sum(not package["vulns"] for package in known),
         "pip-audit" + (f", which does not know {', '.join(unknown)}" if unknown else ""),
     )

@@ -145,9 +145,9 @@ def saving(root: Path, moments: int, rng: random.Random) -> Row:
             (other if number % 2 else one).save(path)
 
     def check() -> bool:
-        found = gramwatch.load(path, one.model)(data.test)
+        result = gramwatch.load(path, one.model)(data.test)
         one.save(path)  # removes what the killed process left
-        return any(same(found, each) for each in expected) and [*root.iterdir()] == [path]
+        return any(same(result, name) for name in expected) and [*root.iterdir()] == [path]
 
     one.save(path)
     return disturbed("SIGKILL during a save", save, check, moments, rng)
@@ -265,8 +265,8 @@ def monitoring(root: Path, moments: int, rng: random.Random) -> Row:
 
     def watch(place: Path = path) -> None:
         monitor = Monitor.load(place, guard) if place.exists() else Monitor(guard)
-        for found in stream[monitor.seen // 8 :]:
-            monitor.update(found)
+        for result in stream[monitor.seen // 8 :]:
+            monitor.update(result)
             monitor.save(place)
 
     def check() -> bool:

@@ -29,8 +29,8 @@ def memory(count: int) -> Row:
     first = [guard(batch) for batch in batches]
     seen, wrong = [], 0
     for number in range(count):
-        found = guard(batches[number % 256])
-        wrong += not torch.equal(found.score, first[number % 256].score)
+        detection = guard(batches[number % 256])
+        wrong += not torch.equal(detection.score, first[number % 256].score)
         if (number + 1) % (count // 100) == 0:
             seen.append(resident())
     growth = max(seen[10:]) - max(seen[:10])
@@ -44,7 +44,7 @@ def memory(count: int) -> Row:
     )
 
 
-def threads(each: int = 500) -> Row:
+def threads(times: int = 500) -> Row:
     """Eight threads call one guard at once. Each result is compared with that of one thread."""
     guard, rng = tiny_guard(), np.random.default_rng(1)
     batches = batches_of(digits().test, rng, 64)
@@ -52,14 +52,14 @@ def threads(each: int = 500) -> Row:
     right = [0] * THREADS
 
     def judge(thread: int) -> None:
-        for number in range(each):
+        for number in range(times):
             which = (number * 7 + thread) % len(batches)
-            found: gramwatch.Detection = guard(batches[which])
-            right[thread] += same(found, alone[which])
+            detection: gramwatch.Detection = guard(batches[which])
+            right[thread] += same(detection, alone[which])
 
     workers = [threading.Thread(target=judge, args=(number,)) for number in range(THREADS)]
     for worker in workers:
         worker.start()
     for worker in workers:
         worker.join()
-    return Row("batches scored by eight threads at once", THREADS * each, sum(right), "equal to one thread")
+    return Row("batches scored by eight threads at once", THREADS * times, sum(right), "equal to one thread")

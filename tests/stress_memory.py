@@ -71,7 +71,7 @@ def limit(pid: int, most: int) -> None:
 def thin() -> list[bytes]:
     """A few kilobytes each. Resized whole, each would have up to a thousand million times the pixels."""
     sizes = [(1_000_000, 1), (1, 1_000_000), (40_000_000, 1), (1, 40_000_000), (16_000_000, 3), (5, 500_000)]
-    found = [file_of(Image.new("L", size, 90)) for size in sizes]
+    files = [file_of(Image.new("L", size, 90)) for size in sizes]
     for kind, longest in (
         ("JPEG", 65_500),
         ("WEBP", 16_383),
@@ -79,24 +79,24 @@ def thin() -> list[bytes]:
         ("BMP", 500_000),
         ("TIFF", 500_000),
     ):
-        found += [file_of(Image.new("RGB", size, COLOUR), kind) for size in ((longest, 1), (1, longest))]
-    return found
+        files += [file_of(Image.new("RGB", size, COLOUR), kind) for size in ((longest, 1), (1, longest))]
+    return files
 
 
 def huge() -> list[bytes]:
     """As many pixels as an image may have, and more."""
-    most, found = Image.new("RGB", (7000, 7000), COLOUR), []
+    most, files = Image.new("RGB", (7000, 7000), COLOUR), []
     for kind, options in (
         ("PNG", {}), ("JPEG", {}), ("JPEG", {"progressive": True}), ("WEBP", {"method": 0}), ("GIF", {}),
         ("WEBP", {"lossless": True, "method": 0}), ("TIFF", {"compression": "tiff_adobe_deflate"}),
     ):  # fmt: skip
-        found.append(_saved(most, kind, **options))
-    found.append(file_of(Image.new("I;16", (7000, 7000), 300)))
-    found.append(_saved(most.quantize(4), "PNG", transparency=0))
-    found.append(file_of(Image.new("1", (20_000, 20_000))))
-    found.append(_saved(Image.new("L", (16_383, 16_383)), "WEBP", lossless=True, method=0))
-    found.append(tiled(64, 60_000))
-    return found
+        files.append(_saved(most, kind, **options))
+    files.append(file_of(Image.new("I;16", (7000, 7000), 300)))
+    files.append(_saved(most.quantize(4), "PNG", transparency=0))
+    files.append(file_of(Image.new("1", (20_000, 20_000))))
+    files.append(_saved(Image.new("L", (16_383, 16_383)), "WEBP", lossless=True, method=0))
+    files.append(tiled(64, 60_000))
+    return files
 
 
 def slow() -> list[bytes]:
@@ -163,12 +163,12 @@ def told(service: Service, statuses: list[int], slowest: float, before: int) -> 
 
 
 def one_by_one(service: Service, name: str, images: list[bytes], before: int) -> Row:
-    found = [asked(service, image) for image in images]
-    statuses = [status for status, _ in found]
+    peaks = [asked(service, image) for image in images]
+    statuses = [status for status, _ in peaks]
     survived = sum(status in ANSWERS for status in statuses) if service.alive else 0
     what = f"{name} images, with {MEMORY / 2**30:g} GiB of memory"
     return Row(
-        what, len(images), survived, told(service, statuses, max(seconds for _, seconds in found), before)
+        what, len(images), survived, told(service, statuses, max(seconds for _, seconds in peaks), before)
     )
 
 
@@ -210,13 +210,13 @@ def bodies(service: Service, before: int) -> Row:
     ]
     with ThreadPoolExecutor(4) as pool:
         jobs = [pool.submit(asked, service, body, kind, path) for path, kind, body in given * ROUNDS]
-        found = [job.result() for job in jobs]
-    statuses = [status for status, _ in found]
+        answers = [job.result() for job in jobs]
+    statuses = [status for status, _ in answers]
     survived = sum(status in ANSWERS - {200} for status in statuses) if service.alive else 0
-    slowest = max(seconds for _, seconds in found)
+    slowest = max(seconds for _, seconds in answers)
     return Row(
         "bodies of millions of values, four at a time",
-        len(found),
+        len(answers),
         survived,
         told(service, statuses, slowest, before),
     )
@@ -239,11 +239,11 @@ def scored(guarded: Guarded, images: list[bytes], most: int) -> Row:
         print(done.stderr[-2000:], file=sys.stderr)
         return Row("images scored", len(images) + 1, 0, f"exit code {done.returncode}")
     with table.open(newline="") as file:
-        found = list(csv.DictReader(file))
-    errors = sum(bool(row["error"]) for row in found)
+        rows = list(csv.DictReader(file))
+    errors = sum(bool(row["error"]) for row in rows)
     return Row(
         "`gramwatch score` over these images and a FIFO, with the same memory",
         len(images) + 1,
-        sum(bool(row["error"]) != bool(row["score"]) for row in found),
-        f"{len(found) - errors} verdicts and {errors} errors, in {time.monotonic() - begin:.0f} s",
+        sum(bool(row["error"]) != bool(row["score"]) for row in rows),
+        f"{len(rows) - errors} verdicts and {errors} errors, in {time.monotonic() - begin:.0f} s",
     )

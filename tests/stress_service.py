@@ -149,13 +149,13 @@ class Guarded:
         said = ""
         for line in process.stderr:
             said += line
-            if found := re.search(r"listening at http://(\S+)", line):
+            if match := re.search(r"listening at http://(\S+)", line):
                 break
         else:
             raise RuntimeError(f"the service did not start: {said}")
         threading.Thread(target=process.stderr.read, daemon=True).start()
         try:
-            yield Service(found.group(1), process, self.images)
+            yield Service(match.group(1), process, self.images)
         finally:
             process.kill()
             process.wait()
@@ -249,7 +249,7 @@ def slow(service: Service, count: int = 20) -> Row:
     with ThreadPoolExecutor(count) as pool:
         clients = [pool.submit(client, number) for number in range(count)]
         others = [service.score(service.images[0]) for _ in range(20)]
-        ended = sum(each.result() for each in clients)
+        ended = sum(client.result() for client in clients)
     right = sum(status == 200 for status in others)
     return Row(
         "slow clients, and 20 others meanwhile",
@@ -270,7 +270,7 @@ def gone(service: Service, count: int = 100) -> Row:
                 sender.sendall(
                     (head + image)[: rng.choice([len(head) + len(image), rng.randrange(len(head + image))])]
                 )
-        right = sum(each.result() == 200 for each in others)
+        right = sum(other.result() == 200 for other in others)
     until = time.monotonic() + SLOWEST
     while (left := _metric(service, "gramwatch_waiting_images")) and time.monotonic() < until:
         time.sleep(0.1)
@@ -395,11 +395,11 @@ def batching(service: Service, rounds: int = 5) -> Row:
 
 def overhead() -> Row:
     """What the service adds to a batch of 32. The larger the network, the less it matters."""
-    found = {}
+    rates = {}
     for name in ("resnet20", "resnet18"):
         with tempfile.TemporaryDirectory() as folder:
-            found[name] = throughput(Guarded.made(Path(folder), name))
-    (small, fast), (large, slow) = found.values()
+            rates[name] = throughput(Guarded.made(Path(folder), name))
+    (small, fast), (large, slow) = rates.values()
     return Row(
         "overhead at 32 images of 32 x 32: at most 15 % over calling the guard",
         1,
@@ -442,17 +442,19 @@ def exported(guarded: Guarded) -> Row:
     (guarded.folder / f"{NETWORK}.py").unlink()
     want = guarded.guard(torch.stack([PREPARE(Image.open(BytesIO(image))) for image in guarded.images]))
     with guarded.served(exported=True) as service:
-        found = [
+        verdicts = [
             json.loads(service.ask("POST", "/score", image)[1])["results"][0] for image in guarded.images
         ]
     alike = [
         (result["predicted"], result["is_ood"]) == (int(one.predicted), bool(one.is_ood))
-        for result, one in zip(found, want, strict=True)
+        for result, one in zip(verdicts, want, strict=True)
     ]
-    furthest = max(abs(result["score"] - float(one.score)) for result, one in zip(found, want, strict=True))
+    furthest = max(
+        abs(result["score"] - float(one.score)) for result, one in zip(verdicts, want, strict=True)
+    )
     return Row(
         "classes and verdicts of the exported guard",
-        len(found),
+        len(verdicts),
         sum(alike),
         f"those of the guard; scores differ by at most {furthest:.0e}",
     )

@@ -416,28 +416,28 @@ def test_a_guard(name, tmp_path):
         guard.fit(split(case.inputs(64), 32), progress=False)
     guard.calibrate(split(case.inputs(48), 48), progress=False)
     fresh = case.inputs(40)
-    found = guard(fresh)
+    detection = guard(fresh)
 
     tensors = [t for t in tree_leaves(fresh) if isinstance(t, Tensor)]
     seen = [name for name in case.members if name != "image" or any(t.ndim == 4 for t in tensors)]
-    assert list(found.parts) == seen
-    assert found.score.isfinite().all()
-    assert found.is_ood.double().mean() < 0.5
+    assert list(detection.parts) == seen
+    assert detection.score.isfinite().all()
+    assert detection.is_ood.double().mean() < 0.5
     if "gram" in case.members:
         taps = guard.members["gram"].taps
-        assert found.deviations.isfinite().all()
-        assert found.deviations.shape == (40, len(taps))
-        assert (found.deviations > 0).any()
+        assert detection.deviations.isfinite().all()
+        assert detection.deviations.shape == (40, len(taps))
+        assert (detection.deviations > 0).any()
         if case.taps is not None:
             assert len(taps) == case.taps
     else:
-        assert found.deviations is None
+        assert detection.deviations is None
 
     guard.save(tmp_path / "guard.safetensors")
     loaded = gramwatch.load(tmp_path / "guard.safetensors", model)
     again = loaded(fresh)
     for value in ("logits", "score", "p_value", "is_ood"):
-        assert torch.equal(getattr(again, value), getattr(found, value)), value
+        assert torch.equal(getattr(again, value), getattr(detection, value)), value
 
     assert [module.training for module in model.modules()] == modes
     assert hooks(model) == hooked

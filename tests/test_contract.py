@@ -80,13 +80,13 @@ def semantic_network() -> nn.Module:
 @torch.no_grad()
 def centred(network: nn.Module, head: nn.Linear) -> nn.Module:
     """Scale the last linear layer, so that what it makes varies from input to input about zero."""
-    made: list[Tensor] = []
-    hook = head.register_forward_hook(lambda module, given, output: made.append(output))
+    batches: list[Tensor] = []
+    hook = head.register_forward_hook(lambda module, given, output: batches.append(output))
     network(images(200, 9))
-    head.weight /= made[0].std(0).unsqueeze(1)
+    head.weight /= batches[0].std(0).unsqueeze(1)
     head.bias.zero_()
     network(images(200, 9))
-    head.bias -= made[1].mean(0)
+    head.bias -= batches[1].mean(0)
     hook.remove()
     return network
 
@@ -189,24 +189,24 @@ def keeping(detector: Detector) -> str:
     return next(leaf.name for leaf in detector.leaves if leaf.learns and not getattr(leaf, "running", True))
 
 
-def tensors_of(found: gramwatch.Detection) -> dict[str, Tensor]:
-    parts = {f"parts {name}": part for name, part in (found.parts or {}).items()}
-    return {name: value for name, value in (vars(found) | parts).items() if isinstance(value, Tensor)}
+def tensors_of(detection: gramwatch.Detection) -> dict[str, Tensor]:
+    parts = {f"parts {name}": part for name, part in (detection.parts or {}).items()}
+    return {name: value for name, value in (vars(detection) | parts).items() if isinstance(value, Tensor)}
 
 
 def assert_same(one: Detector, other: Detector, inputs: Tensor = TEST) -> None:
     """The same verdicts, bit for bit."""
-    found, expected = tensors_of(one(inputs)), tensors_of(other(inputs))
-    assert found.keys() == expected.keys()
-    for name, value in found.items():
+    actual, expected = tensors_of(one(inputs)), tensors_of(other(inputs))
+    assert actual.keys() == expected.keys()
+    for name, value in actual.items():
         assert torch.equal(value, expected[name]), name
 
 
 def assert_learnt_the_same(one: Detector, other: Detector) -> None:
     """The same measurements but for rounding: what running sums make of another order of additions."""
-    found, expected = one.measure(TEST), other.measure(TEST)
-    torch.testing.assert_close(found.values.double(), expected.values.double(), rtol=1e-5, atol=1e-7)
-    assert torch.equal(found.finite, expected.finite)
+    actual, expected = one.measure(TEST), other.measure(TEST)
+    torch.testing.assert_close(actual.values.double(), expected.values.double(), rtol=1e-5, atol=1e-7)
+    assert torch.equal(actual.finite, expected.finite)
 
 
 def interrupted(batches) -> Iterator[Tensor]:
@@ -254,17 +254,17 @@ def test_what_was_left_out_is_named_with_the_remedy(case, tmp_path):
 
 
 def test_what_it_finds_can_be_shown_and_written(case):
-    found = ready(case)(TEST)
-    assert len(found) == len(TEST)
-    plain = json.loads(json.dumps(found.to_dict()))
-    assert plain["is_ood"] == found.is_ood.tolist()
+    detection = ready(case)(TEST)
+    assert len(detection) == len(TEST)
+    plain = json.loads(json.dumps(detection.to_dict()))
+    assert plain["is_ood"] == detection.is_ood.tolist()
     assert plain.keys() >= {"predicted", "score", "p_value"}
-    assert repr(found).startswith("Detection: ")
-    one = found[3]
-    assert torch.equal(one.score, found.score[3:4])
-    assert torch.equal(found.is_ood, found.p_value <= 0.05 + 1e-12)
-    assert found.score.dtype == found.p_value.dtype == torch.float64
-    assert set(found.parts or {}) == set(getattr(ready(case), "members", {}))
+    assert repr(detection).startswith("Detection: ")
+    one = detection[3]
+    assert torch.equal(one.score, detection.score[3:4])
+    assert torch.equal(detection.is_ood, detection.p_value <= 0.05 + 1e-12)
+    assert detection.score.dtype == detection.p_value.dtype == torch.float64
+    assert set(detection.parts or {}) == set(getattr(ready(case), "members", {}))
 
 
 def test_what_it_finds_are_ordinary_tensors(case):
@@ -283,15 +283,15 @@ def test_what_it_finds_are_ordinary_tensors(case):
 def test_inputs_that_are_not_finite_are_flagged_with_one_warning(case):
     detector = ready(case)
     with pytest.warns(GramwatchWarning) as said:
-        found = detector(torch.cat([TEST, NAN, INFINITE]))
-    assert [str(each.message) for each in said] == [
+        detection = detector(torch.cat([TEST, NAN, INFINITE]))
+    assert [str(warning.message) for warning in said] == [
         "2 input(s) with NaN or infinity: their score is infinite"
     ]
-    assert found.score[-2:].tolist() == [torch.inf, torch.inf]
-    assert found.is_ood[-2:].all()
-    assert found.score[:-2].isfinite().all()
-    assert torch.equal(found.is_ood[:-2], detector(TEST).is_ood)
-    for part in (found.parts or {}).values():
+    assert detection.score[-2:].tolist() == [torch.inf, torch.inf]
+    assert detection.is_ood[-2:].all()
+    assert detection.score[:-2].isfinite().all()
+    assert torch.equal(detection.is_ood[:-2], detector(TEST).is_ood)
+    for part in (detection.parts or {}).values():
         assert (part[-2:] <= 0.05).all()
 
 
@@ -301,7 +301,7 @@ def test_training_examples_that_are_not_finite_are_left_out(case):
     if detector.learns:
         with pytest.warns(GramwatchWarning) as said:
             detector.fit(broken, progress=False)
-        (message,) = (str(each.message) for each in said)
+        (message,) = (str(warning.message) for warning in said)
         assert message.startswith("2 training example(s) with NaN or infinity were left out")
     else:
         detector.fit(broken, progress=False)
@@ -325,10 +325,10 @@ def test_calibration_examples_that_are_not_finite_are_left_out(case):
     validation = images(case.validation, 1)
     with pytest.warns(GramwatchWarning) as said:
         detector.calibrate([validation[:100], torch.cat([validation[100:], NAN, INFINITE])], progress=False)
-    (message,) = (str(each.message) for each in said)
+    (message,) = (str(warning.message) for warning in said)
     assert message.startswith("2 calibration example(s) with NaN or infinity were left out. ")
-    found, expected = detector.calibration_scores_, ready(case).calibration_scores_
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    actual, expected = detector.calibration_scores_, ready(case).calibration_scores_
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_the_network_is_left_as_it_was(case):
@@ -338,7 +338,7 @@ def test_the_network_is_left_as_it_was(case):
     grads = [parameter.requires_grad for parameter in network.parameters()]
     modes = [part.training for part in network.modules()]
     detector = case.make(network).fit(BATCHES, progress=False)
-    found = calibrate(detector, case)(TEST)
+    result = calibrate(detector, case)(TEST)
     assert {name: value.tolist() for name, value in network.state_dict().items()} == {
         name: value.tolist() for name, value in before.items()
     }
@@ -349,7 +349,7 @@ def test_the_network_is_left_as_it_was(case):
         assert not part._forward_hooks
         assert not part._forward_pre_hooks
         assert not part._backward_hooks
-    assert torch.equal(found.score, ready(case)(TEST).score)  # it was judged in evaluation mode
+    assert torch.equal(result.score, ready(case)(TEST).score)  # it was judged in evaluation mode
 
 
 def test_labels_are_ignored_or_used_as_documented(case, request):
@@ -367,12 +367,12 @@ def test_labels_are_ignored_or_used_as_documented(case, request):
 
 def test_batches_of_any_size_get_the_same_scores(case):
     detector = ready(case)
-    together = detector(TEST)
+    whole = detector(TEST)
     for sizes in ([1, 7, 16], [1] * len(TEST)):
         apart = [detector(part) for part in TEST.split(sizes)]
-        found = torch.cat([each.score for each in apart])
+        result = torch.cat([difference.score for difference in apart])
         # ASH takes the exponential of sums of float32 features.
-        torch.testing.assert_close(found, together.score, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(result, whole.score, rtol=1e-4, atol=1e-5)
 
 
 # --- fit -----------------------------------------------------------------------------------------------
@@ -514,11 +514,11 @@ def test_a_copy_is_a_detector_of_its_own(case):
 def test_two_threads_may_ask_at_once(case, tmp_path):
     ready(case).save(tmp_path / "saved.safetensors")
     detector = gramwatch.load(tmp_path / "saved.safetensors", network_of(case))  # has not judged yet
-    parts, found, start = TEST.split(12), {}, threading.Barrier(2)
+    parts, result, start = TEST.split(12), {}, threading.Barrier(2)
 
     def judge(number: int) -> None:
         start.wait()
-        found[number] = [detector(parts[number]) for _ in range(3)]
+        result[number] = [detector(parts[number]) for _ in range(3)]
 
     threads = [threading.Thread(target=judge, args=(number,)) for number in range(2)]
     for thread in threads:
@@ -527,8 +527,8 @@ def test_two_threads_may_ask_at_once(case, tmp_path):
         thread.join()
     for number, part in enumerate(parts):
         expected = tensors_of(ready(case)(part))
-        for each in found[number]:
-            for name, value in tensors_of(each).items():
+        for detection in result[number]:
+            for name, value in tensors_of(detection).items():
                 assert torch.equal(value, expected[name]), name
 
 
@@ -538,10 +538,10 @@ def test_networks_of_other_precision_are_judged(case, kind, monkeypatch):
     network = copy.deepcopy(network_of(case)).to(kind)
     detector = case.make(network).fit([batch.to(kind) for batch in BATCHES], progress=False)
     detector.calibrate([images(case.validation, 1).to(kind)], progress=False)
-    found = detector(TEST.to(kind))
-    assert found.score.isfinite().all()
+    detection = detector(TEST.to(kind))
+    assert detection.score.isfinite().all()
     if kind == torch.float64:
-        torch.testing.assert_close(found.score, ready(case)(TEST).score, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(detection.score, ready(case)(TEST).score, rtol=1e-3, atol=1e-4)
     assert next(network.parameters()).dtype == kind
 
 
@@ -559,9 +559,9 @@ def test_an_input_of_another_precision_than_the_network_is_refused_in_words(case
 @pytest.mark.cuda
 def test_it_moves_to_a_gpu_and_back(case):
     detector = copy.deepcopy(ready(case)).to("cuda")
-    found = detector(TEST.cuda())
-    assert found.score.is_cuda
-    torch.testing.assert_close(found.score.cpu(), ready(case)(TEST).score, rtol=1e-3, atol=1e-4)
+    detection = detector(TEST.cuda())
+    assert detection.score.is_cuda
+    torch.testing.assert_close(detection.score.cpu(), ready(case)(TEST).score, rtol=1e-3, atol=1e-4)
     there = case.make(copy.deepcopy(network_of(case)).cuda())
     calibrate(there.fit(BATCHES, progress=False), case)
     torch.testing.assert_close(there(TEST).score.cpu(), ready(case)(TEST).score, rtol=1e-3, atol=1e-4)

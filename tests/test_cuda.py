@@ -59,15 +59,15 @@ def test_a_detector_on_the_gpu_takes_batches_from_the_cpu(net, tmp_path):
     on_cpu.save(tmp_path / "cpu.safetensors")
     net.cuda()
     detector = gramwatch.GramDetector(net).fit(train.split(100)).calibrate(validation.split(100))
-    found = detector(test)
-    assert found.score.device.type == "cuda"
-    assert torch.equal(found.predicted.cpu(), expected.predicted)
-    torch.testing.assert_close(found.score.cpu(), expected.score, rtol=1e-2, atol=1e-2)
+    detection = detector(test)
+    assert detection.score.device.type == "cuda"
+    assert torch.equal(detection.predicted.cpu(), expected.predicted)
+    torch.testing.assert_close(detection.score.cpu(), expected.score, rtol=1e-2, atol=1e-2)
     detector.save(tmp_path / "gpu.safetensors")
     again = gramwatch.load(tmp_path / "gpu.safetensors", net)(test.cuda())
-    torch.testing.assert_close(again.score, found.score, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(again.score, detection.score, rtol=1e-4, atol=1e-4)
     loaded = gramwatch.load(tmp_path / "gpu.safetensors", net.cpu())(test)
-    torch.testing.assert_close(loaded.score, found.score.cpu(), rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(loaded.score, detection.score.cpu(), rtol=1e-2, atol=1e-2)
 
 
 @pytest.mark.parametrize("per_class", [False, True])
@@ -78,15 +78,17 @@ def test_a_guard_on_the_gpu(net, per_class, tmp_path):
     expected = on_cpu(test)
     net.cuda()
     guard = gramwatch.Guard(net, per_class=per_class).fit(train.split(100)).calibrate(validation.split(100))
-    found = guard(test)
-    assert all(p.is_cuda for p in (found.score, found.p_value, found.is_ood, *found.parts.values()))
-    torch.testing.assert_close(found.score.cpu(), expected.score, rtol=1e-2, atol=1e-2)
-    assert (found.p_value.cpu() - expected.p_value).abs().max() < 0.05
+    detection = guard(test)
+    assert all(
+        p.is_cuda for p in (detection.score, detection.p_value, detection.is_ood, *detection.parts.values())
+    )
+    torch.testing.assert_close(detection.score.cpu(), expected.score, rtol=1e-2, atol=1e-2)
+    assert (detection.p_value.cpu() - expected.p_value).abs().max() < 0.05
     guard.save(tmp_path / "gpu.safetensors")
     again = gramwatch.load(tmp_path / "gpu.safetensors", net)(test)
-    torch.testing.assert_close(again.score, found.score, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(again.score, detection.score, rtol=1e-4, atol=1e-4)
     loaded = gramwatch.load(tmp_path / "gpu.safetensors", net.cpu())(test)
-    torch.testing.assert_close(loaded.score, found.score.cpu(), rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(loaded.score, detection.score.cpu(), rtol=1e-2, atol=1e-2)
 
 
 def test_a_guard_does_not_wait_for_the_gpu(net):
@@ -97,10 +99,10 @@ def test_a_guard_does_not_wait_for_the_gpu(net):
     calibration = guard.calibration(test.device)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        found = calibration.judged(guard.measure(test))
+        result = calibration.judged(guard.measure(test))
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert torch.equal(found[0], guard(test).score)
+    assert torch.equal(result[0], guard(test).score)
 
 
 def test_a_fit_does_not_wait_for_the_gpu(net):
@@ -137,15 +139,15 @@ def test_a_fit_is_that_of_the_cpu(net, record, monkeypatch):
     guard = gramwatch.Guard(net)
     guard.record_pass = record
     guard.fit(training)
-    assert [each is not None for each in recorded] == [True] * record
+    assert [part is not None for part in recorded] == [True] * record
     for name in ("profile", "class_ratio"):
         mine, theirs = guard.members[name], on_cpu.members[name]
         assert torch.equal(mine.ranks_, theirs.ranks_)
         for state in ("counts_", "origins_", "sums_", "products_"):
             one, other = getattr(mine, state).cpu(), getattr(theirs, state)
             torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3 * float(other.abs().max()))
-    found = guard.measure(test)
-    torch.testing.assert_close(found.values.cpu(), measured.values, rtol=1e-2, atol=1e-2)
+    result = guard.measure(test)
+    torch.testing.assert_close(result.values.cpu(), measured.values, rtol=1e-2, atol=1e-2)
 
 
 def test_labels_that_are_no_classes_are_refused_at_the_end(net):
@@ -158,14 +160,14 @@ def test_labels_that_are_no_classes_are_refused_at_the_end(net):
     assert detector.counts_.sum() == 20 * (3 + 2 + 0 + 3)
 
 
-def assert_equal(found, expected):
-    assert torch.equal(found.predicted, expected.predicted)
-    assert torch.equal(found.is_ood, expected.is_ood)
-    assert torch.equal(found.class_support, expected.class_support)
-    torch.testing.assert_close(found.score, expected.score, rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(found.p_value, expected.p_value)
+def assert_equal(result, expected):
+    assert torch.equal(result.predicted, expected.predicted)
+    assert torch.equal(result.is_ood, expected.is_ood)
+    assert torch.equal(result.class_support, expected.class_support)
+    torch.testing.assert_close(result.score, expected.score, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(result.p_value, expected.p_value)
     for name, p in expected.parts.items():
-        torch.testing.assert_close(found.parts[name], p)
+        torch.testing.assert_close(result.parts[name], p)
 
 
 @pytest.mark.parametrize("per_class", [False, True])
@@ -182,12 +184,14 @@ def test_a_recorded_verdict_is_the_one_that_is_computed(net, per_class, monkeypa
     monkeypatch.setattr(replay, "CALLS", 2)
     guard._plan.graphs.forget()
     with broken:
-        found = [guard(x) for x in batches]  # kept until the end: a later verdict must not overwrite them
+        detections = [
+            guard(x) for x in batches
+        ]  # kept until the end: a later verdict must not overwrite them
     assert [recording is not None for recording in guard._plan.graphs.verdicts._recorded.values()] == [True]
-    for one, other in zip(found, computed, strict=True):
+    for one, other in zip(detections, computed, strict=True):
         assert_equal(one, other)
-    assert found[-1].score[3] == torch.inf
-    assert not found[-1].score.is_inference()
+    assert detections[-1].score[3] == torch.inf
+    assert not detections[-1].score.is_inference()
     for count in (1, 7):  # other shapes
         expected = [guard(x[:count]) for x in batches[:2]]
         for x, other in zip(batches[:2] * 2, expected * 2, strict=True):
@@ -195,22 +199,22 @@ def test_a_recorded_verdict_is_the_one_that_is_computed(net, per_class, monkeypa
     guard.calibrate([2 * torch.randn(900, 3, 16, 16)])
     monkeypatch.setattr(replay, "CALLS", 1000)
     anew = guard(batches[0])
-    assert not torch.equal(anew.p_value, found[0].p_value)
+    assert not torch.equal(anew.p_value, detections[0].p_value)
     monkeypatch.setattr(replay, "CALLS", 2)
-    for each in (guard, copy.deepcopy(guard)):  # what was recorded before the calibration is forgotten
+    for judge in (guard, copy.deepcopy(guard)):  # what was recorded before the calibration is forgotten
         for _ in range(4):
-            assert_equal(each(batches[0]), anew)
-        assert [recording is not None for recording in each._plan.graphs.verdicts._recorded.values()] == [
+            assert_equal(judge(batches[0]), anew)
+        assert [recording is not None for recording in judge._plan.graphs.verdicts._recorded.values()] == [
             True
         ]
 
 
-def assert_close(found, expected):
-    assert torch.equal(found.predicted, expected.predicted)
+def assert_close(result, expected):
+    assert torch.equal(result.predicted, expected.predicted)
     for name in ("logits", "deviations", "score"):
-        torch.testing.assert_close(getattr(found, name), getattr(expected, name), rtol=1e-3, atol=1e-3)
-    assert (found.p_value - expected.p_value).abs().max() < 0.02
-    assert not found.logits.is_inference()
+        torch.testing.assert_close(getattr(result, name), getattr(expected, name), rtol=1e-3, atol=1e-3)
+    assert (result.p_value - expected.p_value).abs().max() < 0.02
+    assert not result.logits.is_inference()
 
 
 def test_a_recorded_pass_is_the_one_that_is_computed(net, monkeypatch):
@@ -226,15 +230,17 @@ def test_a_recorded_pass_is_the_one_that_is_computed(net, monkeypatch):
             return [guard(x) for x in batches]
 
     def assert_recorded(times):
-        assert [each is not None for each in guard._plan.graphs.verdicts._recorded.values()] == [True] * times
+        assert [graph is not None for graph in guard._plan.graphs.verdicts._recorded.values()] == [
+            True
+        ] * times
 
     monkeypatch.setattr(replay, "CALLS", 2)
-    computed, found = judged(False), judged(True)
+    computed, result = judged(False), judged(True)
     assert_recorded(1)
-    for one, other in zip(found, computed, strict=True):
+    for one, other in zip(result, computed, strict=True):
         one.logits[3], other.logits[3], one.deviations[3], other.deviations[3] = 0, 0, 0, 0  # may be NaN
         assert_close(one, other)
-    assert found[-1].score[3] == torch.inf
+    assert result[-1].score[3] == torch.inf
 
     x = batches[1]
     with torch.no_grad():  # weights that change in place are followed
@@ -242,7 +248,7 @@ def test_a_recorded_pass_is_the_one_that_is_computed(net, monkeypatch):
             weight.mul_(1.05)
     after = guard(x)
     assert_recorded(1)
-    assert not torch.allclose(after.logits, found[1].logits)
+    assert not torch.allclose(after.logits, result[1].logits)
     moved = [parameter.data_ptr() for parameter in net.parameters()]
     net.cpu()
     net.cuda()
@@ -277,8 +283,8 @@ def test_a_compiled_network_is_judged_as_the_uncompiled_one(net, way, options):
     guard = gramwatch.Guard(compiled).fit(train.split(100)).calibrate(validation.split(100))
     # Several verdicts are held, because a CUDA graph of torch.compile overwrites its results.
     batches = [torch.randn(n, 3, 16, 16, device="cuda") for n in (50, 50, 50, 7, 1)]
-    found = [guard(x) for x in batches]
-    for one, x in zip(found, batches, strict=True):
+    detections = [guard(x) for x in batches]
+    for one, x in zip(detections, batches, strict=True):
         assert_close(one, plain(x))
     assert guard._plan._in_graph is not None
 
@@ -293,7 +299,7 @@ def test_a_pass_of_a_compiled_network_is_recorded(net, monkeypatch):
     monkeypatch.setattr(replay, "CALLS", 2)
     for x, expected in zip(batches, computed, strict=True):
         assert_close(guard(x), expected)
-    assert [each is not None for each in guard._plan.graphs.verdicts._recorded.values()] == [True]
+    assert [graph is not None for graph in guard._plan.graphs.verdicts._recorded.values()] == [True]
     assert guard._plan._in_graph is not None
     with torch.no_grad():  # weights that change in place are followed
         for weight in net.parameters():
@@ -331,7 +337,7 @@ def test_what_was_recorded_in_inference_mode_serves_outside_of_it(net, record, m
         for _ in range(3):
             assert_close(guard(x), expected)
     assert_close(guard(x), expected)
-    assert [each is not None for each in guard._plan.graphs.verdicts._recorded.values()] == [True]
+    assert [graph is not None for graph in guard._plan.graphs.verdicts._recorded.values()] == [True]
 
 
 def test_a_network_that_asks_the_gpu_is_not_recorded(net, monkeypatch):
@@ -410,9 +416,9 @@ def test_batches_are_copied_ahead_and_none_is_lost():
     batches = [torch.full((2, 3), float(i)) for i in range(5)]
     pinned = [(b.pin_memory(), {"mask": b + 1}) for b in batches]
     assert [b.mean().item() for b in on_device_ahead(batches, model)] == [0, 1, 2, 3, 4]
-    found = list(on_device_ahead(pinned, model))
-    assert all(x.is_cuda and mask["mask"].is_cuda for x, mask in found)
-    assert [mask["mask"].mean().item() for _, mask in found] == [1, 2, 3, 4, 5]
+    result = list(on_device_ahead(pinned, model))
+    assert all(x.is_cuda and mask["mask"].is_cuda for x, mask in result)
+    assert [mask["mask"].mean().item() for _, mask in result] == [1, 2, 3, 4, 5]
     assert list(on_device_ahead([], model)) == []
 
 

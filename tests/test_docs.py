@@ -26,8 +26,8 @@ EVERY_BLOCK = [block for page in PAGES for block in pages.blocks(page)]
 
 def with_blocks(language: str) -> list[Path]:
     """The pages with blocks of a language that run here."""
-    found = {block.page for block in EVERY_BLOCK if block.language == language and not block.why_not}
-    return sorted(found)
+    pages = {block.page for block in EVERY_BLOCK if block.language == language and not block.why_not}
+    return sorted(pages)
 
 
 def name(page: Path) -> str:
@@ -184,8 +184,8 @@ def test_every_command_on_a_page_exists(page):
             assert given <= options_of(words), words
         else:
             place = Path(*words[2].split("."))
-            found = [folder / place for folder in (ROOT, ROOT / "src", ROOT / "lab")]
-            assert any(p.with_suffix(".py").is_file() or (p / "__main__.py").is_file() for p in found), words
+            result = [folder / place for folder in (ROOT, ROOT / "src", ROOT / "lab")]
+            assert any(p.with_suffix(".py").is_file() or (p / "__main__.py").is_file() for p in result), words
 
 
 # --- links -------------------------------------------------------------------------------------------

@@ -18,5 +18,5 @@ def test_damaged_and_forged_files_are_refused_in_words(
     for variable in ("GRAMWATCH_FUZZ", "HF_HUB_OFFLINE"):
         monkeypatch.setenv(variable, "1")
     count = {"CIFAR": 400, "IDX": 400, "npy": 400, "metadata of a guard": 8}.get(name, 25)
-    found = fuzz.try_one_kind(name, 0, seed=7, folder=tmp_path, count=count)
-    assert found == {"tried": count, "failures": []}
+    outcome = fuzz.try_one_kind(name, 0, seed=7, folder=tmp_path, count=count)
+    assert outcome == {"tried": count, "failures": []}

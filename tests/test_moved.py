@@ -124,7 +124,7 @@ def test_without_the_lab_an_old_path_says_what_to_install():
         "try: import gramwatch.training\n"
         "except ImportError as error: print(error)"
     )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert (
-        found.stdout.strip() == "gramwatch.training is now gramwatch_lab.training: pip install gramwatch-lab"
+        result.stdout.strip() == "gramwatch.training is now gramwatch_lab.training: pip install gramwatch-lab"
     )

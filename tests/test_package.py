@@ -23,14 +23,14 @@ def run(code: str) -> str:
 
 
 def test_importing_needs_only_torch_numpy_and_safetensors():
-    found = run(
+    result = run(
         "import sys, torch, numpy, safetensors\n"
         "before = set(sys.modules)\n"
         "import gramwatch\n"
         "extras = 'sklearn scipy tqdm typer rich matplotlib PIL torchvision timm numba lightning'\n"
         "print(sorted(set(extras.split()) & (set(sys.modules) - before)))"
     )
-    assert found.strip() == "[]"
+    assert result.strip() == "[]"
 
 
 def test_every_public_name_exists():
@@ -40,7 +40,7 @@ def test_every_public_name_exists():
 
 
 def test_names_are_imported_at_their_first_use():
-    found = run(
+    result = run(
         "import sys, gramwatch\n"
         "print('torch' in sys.modules)\n"
         "print(set(gramwatch._WHERE) | {'__version__', 'statistics'} == set(gramwatch.__all__))\n"
@@ -50,7 +50,7 @@ def test_names_are_imported_at_their_first_use():
         "print(gramwatch.evaluate.__name__, gramwatch.Evaluation is Evaluation)\n"
         "print(gramwatch.methods.__name__, hasattr(gramwatch, 'magic'))"
     )
-    assert found.split() == ["False", "True", "True", "evaluate", "True", "gramwatch.methods", "False"]
+    assert result.split() == ["False", "True", "True", "evaluate", "True", "gramwatch.methods", "False"]
 
 
 def test_nothing_executes_what_a_file_says():
@@ -65,7 +65,7 @@ def test_the_source_never_uses_pickle() -> None:
     sources = sorted(Path(gramwatch.__file__).parent.rglob("*.py"))
     assert len(sources) > 10
     forbidden = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve", "allow_pickle"}
-    found = []
+    findings = []
     for source in sources:
         for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
             names: set[str] = set()
@@ -73,7 +73,7 @@ def test_the_source_never_uses_pickle() -> None:
                 names = {part for alias in node.names for part in alias.name.split(".")}
                 names |= set((getattr(node, "module", None) or "").split("."))
                 if getattr(node, "module", None) == "torch" and names & {"load", "save", "hub"}:
-                    found.append((source.name, node.lineno, "torch.load"))
+                    findings.append((source.name, node.lineno, "torch.load"))
             elif isinstance(node, ast.Attribute):
                 names = {node.attr}
                 if isinstance(node.value, ast.Name) and node.value.id == "torch":
@@ -83,10 +83,10 @@ def test_the_source_never_uses_pickle() -> None:
             elif isinstance(node, ast.keyword):
                 names = {node.arg or ""}
             unwanted = names & (forbidden | {"torch.load", "torch.save", "torch.hub"})
-            found += [(source.name, getattr(node, "lineno", 0), name) for name in sorted(unwanted)]
+            findings += [(source.name, getattr(node, "lineno", 0), name) for name in sorted(unwanted)]
     # Other people's checkpoints, by PyTorch's reader of parameters alone: the test above looks at how.
     allowed = {("networks.py", "torch.load")}
-    assert [each for each in found if (each[0], each[2]) not in allowed] == []
+    assert [finding for finding in findings if (finding[0], finding[2]) not in allowed] == []
 
 
 def test_the_version_is_in_the_changelog():
@@ -126,8 +126,8 @@ def test_every_package_that_is_imported_is_declared():
     tomllib = pytest.importorskip("tomllib")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"].values()
-    declared = [*project["dependencies"], *(each for extra in extras for each in extra)]
-    names = {re.match(r"[\w-]+", each).group().lower() for each in declared}
+    declared = [*project["dependencies"], *(finding for extra in extras for finding in extra)]
+    names = {re.match(r"[\w-]+", finding).group().lower() for finding in declared}
     modules = {"PIL": "pillow", "sklearn": "scikit-learn", "vl_convert": "vl-convert-python"} | {
         name.replace("-", "_"): name for name in ("async-batcher", "prometheus-client")
     }
@@ -135,12 +135,12 @@ def test_every_package_that_is_imported_is_declared():
     optional = {"triton", "faiss"}
     for source in SOURCES:
         for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
-            found = []
+            result = []
             if isinstance(node, ast.Import):
-                found = [alias.name for alias in node.names]
+                result = [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom) and not node.level:
-                found = [node.module]
-            for name in {module.partition(".")[0] for module in found} - optional:
+                result = [node.module]
+            for name in {module.partition(".")[0] for module in result} - optional:
                 known = name == "gramwatch" or name in sys.stdlib_module_names
                 assert known or modules.get(name, name) in names, f"{source}: {name}"
 

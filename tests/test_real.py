@@ -39,7 +39,7 @@ def transcribed_statistics(detector, batches):
         )
 
     predicted = [observe(detector.model, detector.taps, b, receive).argmax(1).numpy() for b in batches]
-    return [np.concatenate(each) for each in collected], np.concatenate(predicted)
+    return [np.concatenate(statistics) for statistics in collected], np.concatenate(predicted)
 
 
 def check_against_transcription(densenet, folder, train_count, test_count):
@@ -148,7 +148,7 @@ def test_densenet_rivals_are_where_they_were_measured(densenet, shared_data):
     }
     detectors = {name: METHODS[name](densenet, **settings.get(name, {})) for name in MEASURED}
     fit_together(detectors, train, progress=False)
-    outside = {name: real_data.normalised(each).split(100) for name, each in sets.items()}
+    outside = {name: real_data.normalised(ood_set).split(100) for name, ood_set in sets.items()}
     result = evaluate(detectors, test.split(100), outside, draws=3, progress=False)
     print(result.overview())
     far = np.abs(100 * result.figures() - np.array(list(MEASURED.values())))
@@ -193,13 +193,13 @@ def test_densenet_rivals_rank_as_those_of_pytorch_ood(densenet, shared_data):
         else:
             other.fit_features(training.features, labels)
             scored = [other.predict_features(seen.features) for seen in (inside, outside)]
-        found = auroc(ours.judged(inside), ours.judged(outside))
-        expected = auroc(*(each.double() for each in scored))
+        result = auroc(ours.judged(inside), ours.judged(outside))
+        expected = auroc(*(scores.double() for scores in scored))
         if name == "gen":  # theirs clamps probabilities at 1e-7, where many sure predictions tie
-            assert expected < found < expected + 5e-3
+            assert expected < result < expected + 5e-3
         else:
-            assert found == pytest.approx(expected, abs=5e-4), name
-        assert found > 0.7, name
+            assert result == pytest.approx(expected, abs=5e-4), name
+        assert result > 0.7, name
 
 
 class MnistConvNet(nn.Module):
@@ -227,9 +227,9 @@ def test_mnist_convnet_tells_digits_from_other_things(shared_weights, shared_dat
     test = images("MNIST", "t10k-images-idx3-ubyte.gz", 2000)
     labels = real_data.idx_labels(shared_data / "MNIST/raw/t10k-labels-idx1-ubyte.gz", 2000)
     detector = GramDetector(net).fit(train.split(500)).calibrate(test[:1000].split(500))
-    found = detector(test[1000:])
-    assert (found.predicted == labels[1000:]).double().mean() > 0.98
-    assert 0.02 < found.is_ood.double().mean() < 0.08
+    detection = detector(test[1000:])
+    assert (detection.predicted == labels[1000:]).double().mean() > 0.98
+    assert 0.02 < detection.is_ood.double().mean() < 0.08
     for name, least in (("FashionMNIST", 0.85), ("KMNIST", 0.65)):  # measured: 0.94 and 0.72
         other = images(name, "t10k-images-idx3-ubyte.gz", 500)
         assert detector(other).is_ood.double().mean() > least, name

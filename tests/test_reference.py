@@ -17,9 +17,9 @@ MADE = runpy.run_path(str(DATA / "make_reference.py"))
 NOTED = json.loads((DATA / "reference" / "numbers.json").read_text(encoding="utf-8"))["detectors"]
 
 
-def assert_same(found, noted):
+def assert_same(result, noted):
     """The same to 1e-6; ranks and verdicts exactly."""
-    now = MADE["numbers"](found)
+    now = MADE["numbers"](result)
     assert now.keys() == noted.keys()
     for name, value in noted.items():
         if name in ("score", "deviations"):

@@ -41,10 +41,10 @@ def test_a_wrong_result_after_a_kill_is_a_loss(right):
 
 
 def test_the_oldest_dependencies_are_those_of_the_project():
-    found = lowest()
-    some = {"numpy==1.24.*", "tqdm==4.66.3", "fastapi==0.115.*", "async-batcher==0.2.2", "torch==2.10.*"}
-    assert some <= set(found)
-    assert len({name_of(pin) for pin in found}) == len(found) > 20
+    result = lowest()
+    pins = {"numpy==1.24.*", "tqdm==4.66.3", "fastapi==0.115.*", "async-batcher==0.2.2", "torch==2.10.*"}
+    assert pins <= set(result)
+    assert len({name_of(pin) for pin in result}) == len(result) > 20
 
 
 def test_a_package_that_was_not_audited_is_not_counted():

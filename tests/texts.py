@@ -44,10 +44,10 @@ def transformer(family: str, **options: Any) -> nn.Module:
         sizes = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": LONGEST}
     else:
         sizes["max_position_embeddings"] = LONGEST + 2  # RoBERTa begins with 2
-    made = getattr(transformers, f"{family}Config")(
+    config = getattr(transformers, f"{family}Config")(
         vocab_size=WORDS, num_labels=CLASSES, pad_token_id=0, **sizes, **options
     )
-    network: nn.Module = getattr(transformers, f"{family}ForSequenceClassification")(made).double().eval()
+    network: nn.Module = getattr(transformers, f"{family}ForSequenceClassification")(config).double().eval()
     for parameter in network.parameters():
         nn.init.normal_(parameter, std=0.3)
     head = getattr(network, "score", None) or network.classifier

@@ -10,17 +10,17 @@ from gramwatch.observe.places import Places, observe_tensors
 ORDER = 2
 
 
-def by_bounds(explained: Explained) -> Tensor:
+def by_bounds(explanation: Explained) -> Tensor:
     """The map of Gram's taps by the bounds of single channels, `(N, H, W)`.
 
     The row sum of channel `i`, before its root, is the sum over pixels of `v_i(x) = a_i(x)^2 sum_j a_j(x)^2`.
     If it is too high, a pixel has the part by which `v_i(x)` exceeds the bound over the number of pixels; if
     it is too low, the part by which it falls short. The parts of a channel are scaled to its contribution.
     """
-    run = explained._lookup.__self__  # type: ignore[union-attr]
+    run = explanation._lookup.__self__  # type: ignore[union-attr]
     (gram,) = (part.part for part in run.contributions if part.name == "gram")
     observation = run.observed[gram]
-    amounts = explained.taps["gram"][:, :-1].nan_to_num(0.0).clamp_min(0).float()
+    amounts = explanation.taps["gram"][:, :-1].nan_to_num(0.0).clamp_min(0).float()
     places = Places(run.inputs)
 
     def receive(number: int, tensor: Tensor) -> None:
@@ -30,7 +30,7 @@ def by_bounds(explained: Explained) -> Tensor:
         if grid is None or ORDER not in asked.orders or asked.statistic != "row_sums":
             return
         value, low, high, outside = (
-            each[:, asked.orders.index(ORDER)] for each in gram._at(observation, number)
+            part[:, asked.orders.index(ORDER)] for part in gram._at(observation, number)
         )
         squares = maps[:, gram.channels_at(tap)].float().square()
         parts = squares * squares.sum(1, keepdim=True)
@@ -45,6 +45,6 @@ def by_bounds(explained: Explained) -> Tensor:
 
     with places.noting(run.network.module):
         observe_tensors(run.network, gram.taps, run.inputs, receive)
-    found = places.whole()
-    assert found is not None
-    return found
+    heat = places.whole()
+    assert heat is not None
+    return heat

@@ -52,11 +52,11 @@ def kernel_seconds(function: Callable[[], Any]) -> dict[str, float]:
         for _ in range(CALLS):
             function()
         torch.cuda.synchronize()
-    found: dict[str, float] = {}
+    seconds: dict[str, float] = {}
     for event in profiled.events():
         if event.device_type == torch.autograd.DeviceType.CUDA:
-            found[event.name] = found.get(event.name, 0.0) + event.device_time * 1e-6 / CALLS
-    return found
+            seconds[event.name] = seconds.get(event.name, 0.0) + event.device_time * 1e-6 / CALLS
+    return seconds
 
 
 def _on_cpu(plain: Callable[[], Any], ours: Callable[[], Any], walls: dict[str, float]) -> dict[str, float]:

@@ -61,16 +61,16 @@ class Recorder:
         self.kept["network"].append(exact(maps))
         out.copy_(self.kept["network"][-1].view(out.shape))
 
-    def found(self, taps: int) -> dict[str, Tensor]:
+    def features(self, taps: int) -> dict[str, Tensor]:
         """What was kept of all batches, all taps side by side, `(N, features)`."""
-        found = {}
+        forms = {}
         for name, parts in self.kept.items():
             batches = [torch.cat(parts[start : start + taps], 1) for start in range(0, len(parts), taps)]
-            found[name] = torch.cat(batches)
-        return found
+            forms[name] = torch.cat(batches)
+        return forms
 
 
-def rounding(found: dict[str, Tensor], order: Tensor) -> list[dict[str, Any]]:
+def rounding(forms: dict[str, Tensor], order: Tensor) -> list[dict[str, Any]]:
     """By order: what float32 does to a statistic before its root, in parts of the summed magnitudes.
 
     In the kernel and in the readable form, both of the same activations, and in the network, whose
@@ -79,10 +79,10 @@ def rounding(found: dict[str, Tensor], order: Tensor) -> list[dict[str, Any]]:
     rows = []
     for p in ORDERS:
         chosen = order == p
-        magnitude = found["magnitude"][:, chosen].double()
+        magnitude = forms["magnitude"][:, chosen].double()
         row: dict[str, Any] = {"order": p}
         for name in ("kernel", "readable", "network"):
-            share, expected = (found[form][:, chosen].double() / magnitude for form in (name, "float64"))
+            share, expected = (forms[form][:, chosen].double() / magnitude for form in (name, "float64"))
             error = share.sign() * share.abs() ** p - expected.sign() * expected.abs() ** p
             error = error[magnitude > 0].abs()
             row[name] = {"rms": error.square().mean().sqrt().item(), "largest": error.max().item()}
@@ -90,15 +90,15 @@ def rounding(found: dict[str, Tensor], order: Tensor) -> list[dict[str, Any]]:
     return rows
 
 
-def cancelled(found: dict[str, Tensor], predicted: Tensor, order: Tensor) -> list[dict[str, Any]]:
+def cancelled(forms: dict[str, Tensor], predicted: Tensor, order: Tensor) -> list[dict[str, Any]]:
     """By odd order: the share of the bounds that are small beside the summed magnitudes of their example."""
     rows = []
     for p in order[order % 2 == 1].unique().tolist():
         chosen = order == p
         counts, bounds = dict.fromkeys(SMALL, 0), 0
         for cls in predicted.unique():
-            values = found["float64"][predicted == cls][:, chosen]
-            magnitudes = found["magnitude"][predicted == cls][:, chosen]
+            values = forms["float64"][predicted == cls][:, chosen]
+            magnitudes = forms["magnitude"][predicted == cls][:, chosen]
             for index in (values.argmin(0, keepdim=True), values.argmax(0, keepdim=True)):
                 bound, magnitude = values.gather(0, index).double(), magnitudes.gather(0, index).double()
                 share = (bound.abs() / magnitude)[magnitude > 0] ** p
@@ -112,11 +112,11 @@ def cancelled(found: dict[str, Tensor], predicted: Tensor, order: Tensor) -> lis
 
 def each_deviation(train: Tensor, train_class: Tensor, test: Tensor, test_class: Tensor) -> Tensor:
     """Eq. 3 of every statistic of every test image, in float64."""
-    found = torch.zeros(test.shape, dtype=torch.float64)
+    deviations = torch.zeros(test.shape, dtype=torch.float64)
     for cls in test_class.unique():
         own, judged = train[train_class == cls].double(), test_class == cls
-        found[judged] = outside_range(test[judged].double(), own.amin(0), own.amax(0))
-    return found
+        deviations[judged] = outside_range(test[judged].double(), own.amin(0), own.amax(0))
+    return deviations
 
 
 def scores(deviations: Tensor, tap: Tensor) -> Tensor:
@@ -135,19 +135,19 @@ def judged(
 ) -> dict[str, Any]:
     """How far one statistic decides a score, and how far the score depends on the arithmetic."""
     totals: dict[str, Tensor] = {}
-    found: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     for name in ("float64", "kernel"):
         part = scores(each_deviation(train[name], train_class, test[name], test_class), tap)
         totals[name] = part.sum(1)
         if name == "float64":
             largest, which = part.max(1)
             alone = largest > totals[name] / 2
-            found["one_statistic_is_over_half"] = alone.double().mean().item()
-            found["of_these_order_1"] = int((order[which[alone]] == 1).sum())
-            found["largest_share"] = (largest / totals[name].clamp_min(1e-30)).max().item()
+            figures["one_statistic_is_over_half"] = alone.double().mean().item()
+            figures["of_these_order_1"] = int((order[which[alone]] == 1).sum())
+            figures["largest_share"] = (largest / totals[name].clamp_min(1e-30)).max().item()
     difference = ((totals["kernel"] - totals["float64"]) / totals["float64"].clamp_min(1e-30)).abs()
-    found["kernel"] = {"median": difference.median().item(), "largest": difference.max().item()}
-    return found
+    figures["kernel"] = {"median": difference.median().item(), "largest": difference.max().item()}
+    return figures
 
 
 def page(result: dict[str, Any]) -> str:
@@ -187,9 +187,9 @@ def main() -> None:
         double.fit([part.double() for part in batches["test"]], progress=False)
     with torch.no_grad():
         train_class = torch.cat([loaded.network(part).argmax(1) for part in batches["train"]])
-    train, test = (recorder.found(len(detector.taps)) for recorder in recorders.values())
+    train, test = (recorder.features(len(detector.taps)) for recorder in recorders.values())
     at = [detector.needs.statistics.at(tap) for tap in detector.taps]
-    sizes = [(len(each.orders), each.features) for each in at]
+    sizes = [(len(bounds.orders), bounds.features) for bounds in at]
     order = torch.cat([torch.tensor(ORDERS).repeat_interleave(features) for _, features in sizes])
     tap = torch.cat([torch.full((n * features,), t) for t, (n, features) in enumerate(sizes)])
     result: dict[str, Any] = {

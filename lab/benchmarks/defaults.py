@@ -68,10 +68,10 @@ def measured(data: str, network: str, weights: Path, inside: str) -> dict[str, f
     train, test, outside = images_of(data, inside)
     fitted = detectors(loaded.network)
     fit_together(fitted, loaded.prepare(train).split(BATCH), progress=False)
-    together = Together(fitted)
+    evaluation = Together(fitted)
 
     def scores(images: Tensor) -> dict[str, Tensor]:
-        values = together.measure(loaded.prepare(images).split(BATCH), "measured", progress=False)
+        values = evaluation.measure(loaded.prepare(images).split(BATCH), "measured", progress=False)
         return {name: torch.as_tensor(value.values[:, 0]) for name, value in values.items()}
 
     within, beyond = scores(test), [scores(images) for images in outside.values()]

@@ -55,21 +55,23 @@ def counted(name: str, efforts: list[Effort]) -> dict[Effort, float]:
 
 def points(results: Path) -> list[dict[str, Any]]:
     """One entry for each effort: cost and quality on every network."""
-    found: dict[Effort, dict[str, dict[str, float]]] = {}
+    by_effort: dict[Effort, dict[str, dict[str, float]]] = {}
     for path in sorted((results / "effort").glob("*.csv")):
         label = path.stem.removeprefix("effort-").removesuffix("-scenes")
         means = means_by_effort(path, "Guard")
         costs = counted(label.replace("-", ":", 1), list(means))
         for effort, auroc in means.items():
             values = {"cost": costs[effort], "difference": auroc - means[FULL]}
-            found.setdefault(effort, {})[label] = values
+            by_effort.setdefault(effort, {})[label] = values
     names = ("pixels", "channels", "taps", "orders")
-    return [{**dict(zip(names, effort, strict=True)), "networks": values} for effort, values in found.items()]
+    return [
+        {**dict(zip(names, effort, strict=True)), "networks": values} for effort, values in by_effort.items()
+    ]
 
 
 def mean_of(point: dict[str, Any], what: str) -> float:
     """The mean over the networks."""
-    values = [each[what] for each in point["networks"].values()]
+    values = [network[what] for network in point["networks"].values()]
     return float(sum(values) / len(values))
 
 
@@ -78,7 +80,7 @@ def effort_of(point: dict[str, Any]) -> Effort:
     return point["pixels"], point["channels"], point["taps"], point["orders"]
 
 
-def draw(found: list[dict[str, Any]], path: Path) -> None:
+def draw(points_drawn: list[dict[str, Any]], path: Path) -> None:
     """Cost on a logarithmic axis, the difference to full effort on the other, the chosen point marked."""
     words = Words(
         "What a guard loses by looking at less",
@@ -88,9 +90,9 @@ def draw(found: list[dict[str, Any]], path: Path) -> None:
         words, 3.6, caption="Cost: pixels x channels x orders, summed over the tensors that Gram watches."
     )
     axes = frame.axes[0, 0]
-    for point in found:
+    for point in points_drawn:
         cost, mean = mean_of(point, "cost"), mean_of(point, "difference")
-        worst = min(each["difference"] for each in point["networks"].values())
+        worst = min(network["difference"] for network in point["networks"].values())
         effort = effort_of(point)
         colour = LOOKS["Guard"].colour if effort == LEAN else SOFT
         axes.plot([cost, cost], [worst, mean], color=colour, linewidth=1, zorder=2)
@@ -112,10 +114,10 @@ def draw(found: list[dict[str, Any]], path: Path) -> None:
 
 def main() -> None:
     """Count, keep and draw."""
-    found = points(DOCS / "results")
-    save(DOCS / "data" / "effort.json", {"kind": "effort", "points": found})
-    draw(found, DOCS / "images" / "effort.png")
-    lean = next(point for point in found if effort_of(point) == LEAN)
+    every_point = points(DOCS / "results")
+    save(DOCS / "data" / "effort.json", {"kind": "effort", "points": every_point})
+    draw(every_point, DOCS / "images" / "effort.png")
+    lean = next(point for point in every_point if effort_of(point) == LEAN)
     print(json.dumps({"cost": mean_of(lean, "cost"), "difference": mean_of(lean, "difference")}))
 
 

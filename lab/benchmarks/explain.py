@@ -113,38 +113,41 @@ def planted(subject: Subject, images: Tensor, root: Path, seed: int) -> dict[str
 # --- maps --------------------------------------------------------------------------------------------
 
 
-def map_of(explained: Explained, terms: dict[str, Tensor] | None = None) -> Tensor:
+def map_of(explanation: Explained, terms: dict[str, Tensor] | None = None) -> Tensor:
     """The map of an explanation, with other contributions of taps by member."""
-    parts = explained.parts
+    parts = explanation.parts
     if terms is not None:
         parts = tuple(replace(part, terms=terms.get(part.name)) for part in parts)
-    found = explained._lookup.__self__._map(parts)[1]  # type: ignore[union-attr]
-    assert found is not None
-    return found
+    heat = explanation._lookup.__self__._map(parts)[1]  # type: ignore[union-attr]
+    assert heat is not None
+    return heat
 
 
-def alike(explained: Explained) -> Tensor:
+def alike(explanation: Explained) -> Tensor:
     """The map if all taps add the same to the score."""
-    return map_of(explained, {name: torch.ones_like(terms) for name, terms in explained.taps.items()})
+    return map_of(explanation, {name: torch.ones_like(terms) for name, terms in explanation.taps.items()})
 
 
 def seen_by(member: str) -> Callable[[Explained], Tensor]:
     """The map if one member alone says which pixels are unusual. Gram and profile have the same taps."""
-    return lambda explained: map_of(explained, {member: sum(t.clamp_min(0) for t in explained.taps.values())})  # type: ignore[dict-item]
+    return lambda explanation: map_of(
+        explanation,
+        {member: sum(t.clamp_min(0) for t in explanation.taps.values())},  # type: ignore[dict-item]
+    )
 
 
-def apart(explained: Explained) -> Tensor:
+def apart(explanation: Explained) -> Tensor:
     """The map if each member shares its own contributions."""
-    return sum(map_of(explained, {name: terms}) for name, terms in explained.taps.items())  # type: ignore[return-value]
+    return sum(map_of(explanation, {name: terms}) for name, terms in explanation.taps.items())  # type: ignore[return-value]
 
 
-def not_smoothed(explained: Explained) -> Tensor:
+def not_smoothed(explanation: Explained) -> Tensor:
     """The map without smoothing."""
     with mock.patch.object(places, "smoothed", lambda maps: maps):
-        return map_of(explained)
+        return map_of(explanation)
 
 
-def not_weighed(explained: Explained) -> Tensor:
+def not_weighed(explanation: Explained) -> Tensor:
     """The map if a tap counts by its contribution only, whatever its number of pixels."""
     share = places.Places.share
 
@@ -152,17 +155,17 @@ def not_weighed(explained: Explained) -> Tensor:
         share(self, amounts / pixels.shape[1], pixels, grid)
 
     with mock.patch.object(places.Places, "share", even):
-        return map_of(explained)
+        return map_of(explanation)
 
 
-def stronger(explained: Explained) -> Tensor:
+def stronger(explanation: Explained) -> Tensor:
     """The map if pixels that are weaker than the median pixel do not count as unusual."""
 
     def excess(strength: Tensor) -> Tensor:
         return (strength - strength.median(1, keepdim=True).values).clamp_min(0)
 
     with mock.patch.object(detector, "contrasts", excess):
-        return map_of(explained)
+        return map_of(explanation)
 
 
 CHOSEN = "as chosen"
@@ -192,14 +195,14 @@ def near(mask: Tensor) -> Tensor:
     return F.max_pool2d(mask.unsqueeze(1).float(), 2 * margin + 1, 1, margin).squeeze(1) > 0
 
 
-def pointing(found: Tensor, mask: Tensor) -> Tensor:
+def pointing(maps: Tensor, mask: Tensor) -> Tensor:
     """Whether the peak of each map lies in the planted region, `(N,)`."""
-    return mask.flatten(1).gather(1, found.flatten(1).argmax(1, keepdim=True)).squeeze(1).float()
+    return mask.flatten(1).gather(1, maps.flatten(1).argmax(1, keepdim=True)).squeeze(1).float()
 
 
-def aurocs(found: Tensor, mask: Tensor) -> Tensor:
+def aurocs(maps: Tensor, mask: Tensor) -> Tensor:
     """How well each map tells pixels of the region from others, `(N,)`."""
-    ranks = found.flatten(1).argsort(1).argsort(1).double()
+    ranks = maps.flatten(1).argsort(1).argsort(1).double()
     inside = mask.flatten(1).double()
     count, pixels = inside.sum(1), inside.shape[1]
     return ((ranks * inside).sum(1) - count * (count - 1) / 2) / (count * (pixels - count))
@@ -210,25 +213,25 @@ def in_batches(function: Callable[[Tensor], Any], images: Tensor) -> list[Any]:
     return [function(batch) for batch in images.split(BATCH)]
 
 
-def compared(guard: Guard, loaded: Loaded, each: Planted, clean: Tensor) -> dict[str, Any]:
+def compared(guard: Guard, loaded: Loaded, case: Planted, clean: Tensor) -> dict[str, Any]:
     """Pointing and AUROC of every map, and which images were flagged because of what was planted."""
     maps: dict[str, list[Tensor]] = {}
     flagged, p_values = [], []
-    for images in each.images.split(BATCH):
+    for images in case.images.split(BATCH):
         inputs = loaded.prepare(images)
-        explained = guard.explain(inputs)
-        assert explained.map is not None
-        flagged.append(explained.found.is_ood)
-        p_values.append(explained.found.p_value)
-        others = rival_maps(guard, inputs) | {MIDDLE: middle(explained.map)}
-        for name, found in {OURS: explained.map, **others}.items():
-            maps.setdefault(name, []).append(found)
+        explanation = guard.explain(inputs)
+        assert explanation.map is not None
+        flagged.append(explanation.detection.is_ood)
+        p_values.append(explanation.detection.p_value)
+        others = rival_maps(guard, inputs) | {MIDDLE: middle(explanation.map)}
+        for name, heat in {OURS: explanation.map, **others}.items():
+            maps.setdefault(name, []).append(heat)
     whole = {name: torch.cat(parts) for name, parts in maps.items()}
     return {
         "maps": whole,
-        "pointing": {name: pointing(found, each.mask) for name, found in whole.items()},
-        "near": {name: pointing(found, near(each.mask)) for name, found in whole.items()},
-        "auroc": {name: aurocs(found, each.mask) for name, found in whole.items()},
+        "pointing": {name: pointing(heat, case.mask) for name, heat in whole.items()},
+        "near": {name: pointing(heat, near(case.mask)) for name, heat in whole.items()},
+        "auroc": {name: aurocs(heat, case.mask) for name, heat in whole.items()},
         "because": torch.cat(flagged) & ~clean,
         "p_value": torch.cat(p_values),
     }
@@ -243,15 +246,15 @@ def interval(values: Tensor, seed: int = 0) -> list[float | None]:
     return [float(end) for end in ends]
 
 
-def rows_of(found: dict[str, Any], each: Planted, kind: str) -> dict[str, Any]:
+def rows_of(figures: dict[str, Any], case: Planted, kind: str) -> dict[str, Any]:
     """The figures of one kind of planting."""
-    because, row = found["because"], {"kind": kind, "images": len(each.images)}
-    row |= {"because": int(because.sum()), "chance": float(each.mask.double().mean())}
-    row["chance_because"] = float(each.mask[because].double().mean()) if int(because.sum()) else None
-    row["chance_near"] = float(near(each.mask)[because].double().mean()) if int(because.sum()) else None
+    because, row = figures["because"], {"kind": kind, "images": len(case.images)}
+    row |= {"because": int(because.sum()), "chance": float(case.mask.double().mean())}
+    row["chance_because"] = float(case.mask[because].double().mean()) if int(because.sum()) else None
+    row["chance_near"] = float(near(case.mask)[because].double().mean()) if int(because.sum()) else None
     for measure in ("pointing", "near", "auroc"):
-        ours = found[measure][OURS].double()
-        for name, values in found[measure].items():
+        ours = figures[measure][OURS].double()
+        for name, values in figures[measure].items():
             own, flagged = values.double(), values.double()[because]
             cell = {"all": float(own.mean()), "because": float(flagged.mean()) if len(flagged) else None}
             if name != OURS:
@@ -259,9 +262,9 @@ def rows_of(found: dict[str, Any], each: Planted, kind: str) -> dict[str, Any]:
                 cell["ahead_because"] = interval(ours[because] - flagged)
             row[f"{measure}: {name}"] = cell
     row["by_artefact"] = {}
-    for artefact in dict.fromkeys(each.kinds):
-        own = torch.tensor([name == artefact for name in each.kinds])
-        hit = found["pointing"][OURS]
+    for artefact in dict.fromkeys(case.kinds):
+        own = torch.tensor([name == artefact for name in case.kinds])
+        hit = figures["pointing"][OURS]
         row["by_artefact"][artefact] = {
             "images": int(own.sum()),
             "because": int((own & because).sum()),
@@ -287,11 +290,11 @@ def painted_over(images: Tensor, region: Tensor, steps: int = 30) -> Tensor:
     return filled_in
 
 
-def top(found: Tensor, share: float) -> Tensor:
+def top(maps: Tensor, share: float) -> Tensor:
     """The pixels with the largest values: a share of each map."""
-    count = max(1, round(share * found[0].numel()))
-    chosen = torch.zeros_like(found.flatten(1), dtype=torch.bool)
-    return chosen.scatter(1, found.flatten(1).topk(count, 1).indices, True).view_as(found)
+    count = max(1, round(share * maps[0].numel()))
+    chosen = torch.zeros_like(maps.flatten(1), dtype=torch.bool)
+    return chosen.scatter(1, maps.flatten(1).topk(count, 1).indices, True).view_as(maps)
 
 
 def removal(guard: Guard, loaded: Loaded, images: Tensor, maps: Tensor) -> list[dict[str, float]]:
@@ -300,8 +303,8 @@ def removal(guard: Guard, loaded: Loaded, images: Tensor, maps: Tensor) -> list[
     The random region is the region of another image's map: of the same size, and as ragged.
     """
 
-    def score(some: Tensor) -> Tensor:
-        return torch.cat(in_batches(lambda batch: guard(loaded.prepare(batch)).score, some))
+    def score(pieces: Tensor) -> Tensor:
+        return torch.cat(in_batches(lambda batch: guard(loaded.prepare(batch)).score, pieces))
 
     before, curve = score(images), []
     for share in REMOVED:
@@ -323,29 +326,29 @@ def removal(guard: Guard, loaded: Loaded, images: Tensor, maps: Tensor) -> list[
 # --- the study of one network --------------------------------------------------------------------------
 
 
-def definitions(guard: Guard, loaded: Loaded, each: dict[str, Planted]) -> dict[str, Any]:
+def definitions(guard: Guard, loaded: Loaded, plants_of: dict[str, Planted]) -> dict[str, Any]:
     """Every definition of the map on development images."""
-    found: dict[str, Any] = {}
-    for kind, plants in each.items():
+    figures: dict[str, Any] = {}
+    for kind, plants in plants_of.items():
         maps: dict[str, list[Tensor]] = {}
         flagged = []
         for images in plants.images.split(BATCH):
-            explained = guard.explain(loaded.prepare(images), places=False)
-            flagged.append(explained.found.is_ood)
+            explanation = guard.explain(loaded.prepare(images), places=False)
+            flagged.append(explanation.detection.is_ood)
             for name, definition in DEFINITIONS.items():
-                maps.setdefault(name, []).append(definition(explained))
+                maps.setdefault(name, []).append(definition(explanation))
         is_ood = torch.cat(flagged)
         for name, parts in maps.items():
             whole = torch.cat(parts)
             hit, auroc = pointing(whole, plants.mask), aurocs(whole, plants.mask)
-            found.setdefault(name, {})[kind] = {
+            figures.setdefault(name, {})[kind] = {
                 "pointing": float(hit.mean()),
                 "pointing_flagged": float(hit[is_ood].mean()) if int(is_ood.sum()) else None,
                 "auroc": float(auroc.mean()),
                 "auroc_flagged": float(auroc[is_ood].mean()) if int(is_ood.sum()) else None,
                 "flagged": int(is_ood.sum()),
             }
-    return found
+    return figures
 
 
 Cases = list[tuple[Planted, dict[str, Any]]]
@@ -367,14 +370,14 @@ def studied(subject: Subject, args: argparse.Namespace) -> tuple[dict[str, Any],
     result["flagged_clean"] = float(clean.double().mean())
     cases: Cases = []
     result["rows"] = []
-    for kind, each in planted(subject, held, args.data, 8).items():
-        found = compared(guard, loaded, each, clean)
-        result["rows"].append(rows_of(found, each, kind))
-        cases.append((each, found))
+    for kind, case in planted(subject, held, args.data, 8).items():
+        figures = compared(guard, loaded, case, clean)
+        result["rows"].append(rows_of(figures, case, kind))
+        cases.append((case, figures))
         print(subject.key, kind, round(time.monotonic() - start), "s", flush=True)
-    each, found = cases[1]
+    case, figures = cases[1]
     result["removal"] = removal(
-        guard, loaded, each.images[: args.removed], found["maps"][OURS][: args.removed]
+        guard, loaded, case.images[: args.removed], figures["maps"][OURS][: args.removed]
     )
     result["removed"] = args.removed
     result["cost"] = costs(guard, loaded, held[:BATCH])
@@ -415,16 +418,16 @@ def draw_cases(path: Path, title: str, cases: Cases, most: int = 4) -> None:
     shown: list[tuple[Tensor, Tensor, Tensor, str]] = []
     for right in (1.0, 0.0):
         left = most
-        for each, found in cases:
-            hits = found["pointing"][OURS]
-            numbers = (found["because"] & (hits == right)).nonzero().flatten().tolist()
-            if each.kinds[0] == "patch":
+        for case, figures in cases:
+            hits = figures["pointing"][OURS]
+            numbers = (figures["because"] & (hits == right)).nonzero().flatten().tolist()
+            if case.kinds[0] == "patch":
                 numbers = numbers[: most // 2]
             else:  # different artefacts first
-                numbers.sort(key=lambda i: [each.kinds[j] for j in numbers if j <= i].count(each.kinds[i]))
+                numbers.sort(key=lambda i: [case.kinds[j] for j in numbers if j <= i].count(case.kinds[i]))
             for i in numbers[:left]:
-                words = f"{each.kinds[i]}\n{'found' if right else 'missed'}"
-                shown.append((each.images[i], found["maps"][OURS][i], each.mask[i], words))
+                words = f"{case.kinds[i]}\n{'found' if right else 'missed'}"
+                shown.append((case.images[i], figures["maps"][OURS][i], case.mask[i], words))
             left -= min(left, len(numbers))
     words = Words(f"Planted regions and the map: {title}", "", "The first images flagged because of it.")
     frame = framed(words, 2.4, 2, max(1, len(shown)))
@@ -584,7 +587,7 @@ def main() -> None:
     parser.add_argument(
         "--guards", type=Path, default=Path("guards"), help="a folder where fitted guards are kept"
     )
-    parser.add_argument("--only", nargs="*", default=[each.key for each in SUBJECTS])
+    parser.add_argument("--only", nargs="*", default=[subject.key for subject in SUBJECTS])
     parser.add_argument("--docs", type=Path, default=DOCS)
     args = parser.parse_args()
     path = args.docs / "data" / "explain.json"
@@ -596,7 +599,7 @@ def main() -> None:
                 known[subject.key], cases = studied(subject, args)
                 again = json.loads(path.read_text(encoding="utf-8"))["networks"] if path.exists() else []
                 known = {result["key"]: result for result in again} | {subject.key: known[subject.key]}
-                kept = [known[each.key] for each in SUBJECTS if each.key in known]
+                kept = [known[subject.key] for subject in SUBJECTS if subject.key in known]
                 save(path, {"kind": "explain", **machine(torch.device("cpu")), "networks": kept})
                 draw_cases(args.docs / "images" / f"explain-{subject.key}.png", subject.title, cases)
     results = json.loads(path.read_text(encoding="utf-8"))["networks"]

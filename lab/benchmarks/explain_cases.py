@@ -42,21 +42,21 @@ def kinds(subject: Subject, inside: Tensor, root: Path) -> dict[str, Tensor]:
 def drawn(subject: Subject, args: argparse.Namespace) -> dict[str, Any]:
     """Draw the first flagged image of each kind; its sentences."""
     loaded, guard, inside = prepared(subject, args)
-    found: dict[str, Any] = {}
+    cases: dict[str, Any] = {}
     inside = inside[-LOOKED_AT:]
     for kind, images in kinds(subject, inside, args.data).items():
         flagged = guard(loaded.prepare(images)).is_ood
         entry: dict[str, Any] = {"flagged": int(flagged.sum()), "images": len(images)}
         if int(flagged.sum()):
             i = int(flagged.nonzero()[0])
-            explained = guard.explain(loaded.prepare(images[i : i + 1]))
-            entry["sentences"] = explained.sentences()
+            explanation = guard.explain(loaded.prepare(images[i : i + 1]))
+            entry["sentences"] = explanation.sentences()
             name = f"explain_{subject.key}_{kind}.png"
-            explained.plot(0, args.docs / "images" / name, image=images[i])
-        found[kind] = entry
+            explanation.plot(0, args.docs / "images" / name, image=images[i])
+        cases[kind] = entry
     if subject.key == "resnet18":
-        found["set"] = grouped(guard, loaded, inside, kinds(subject, inside, args.data), args.docs)
-    return found
+        cases["set"] = grouped(guard, loaded, inside, kinds(subject, inside, args.data), args.docs)
+    return cases
 
 
 def grouped(
@@ -65,17 +65,17 @@ def grouped(
     """Clusters of a mixed set, the taps that set it apart, and the heat map."""
     mixed = torch.cat(list(outliers.values()))
     source = [kind for kind, images in outliers.items() for _ in images]
-    explained = explain_set(guard, map(loaded.prepare, mixed.split(20)), progress=False)
+    explanation = explain_set(guard, map(loaded.prepare, mixed.split(20)), progress=False)
     plain = explain_set(guard, map(loaded.prepare, inside.split(20)), progress=False)
-    explained.plot(docs / "images" / "explain_set.png")
+    explanation.plot(docs / "images" / "explain_set.png")
     clusters = []
-    for cluster in explained.clusters():
+    for cluster in explanation.clusters():
         counts = {kind: sum(source[i] == kind for i in cluster.examples) for kind in outliers}
         clusters.append({"size": len(cluster), "of": counts, "taps": [list(t) for t in cluster.taps]})
-    apart = [vars(each) for each in plain.apart(explained)]
+    apart = [vars(difference) for difference in plain.apart(explanation)]
     return {
-        "images": len(explained),
-        "flagged": int(explained.is_ood.sum()),
+        "images": len(explanation),
+        "flagged": int(explanation.is_ood.sum()),
         "clusters": clusters,
         "apart": apart,
     }
@@ -84,11 +84,11 @@ def grouped(
 TITLES = {"artefact": "an artefact", "other": "another source", "blur": "blur"}
 
 
-def case_list(found: dict[str, Any]) -> str:
+def case_list(cases_of: dict[str, Any]) -> str:
     """The sentences and pictures of all cases, in Markdown."""
     lines = []
     titles = {subject.key: subject.title for subject in SUBJECTS}
-    for key, cases in found.items():
+    for key, cases in cases_of.items():
         for kind, title in TITLES.items():
             entry = cases[kind]
             head = f"**{titles[key]}, {title}** ({entry['flagged']} of {entry['images']} flagged)."
@@ -99,9 +99,9 @@ def case_list(found: dict[str, Any]) -> str:
     return "\n\n".join(lines)
 
 
-def cluster_table(found: dict[str, Any]) -> str:
+def cluster_table(cases_of: dict[str, Any]) -> str:
     """The clusters of the mixed set, and the taps that set it apart, in Markdown."""
-    mixed = found["resnet18"]["set"]
+    mixed = cases_of["resnet18"]["set"]
     lines = ["| cluster | artefact | another source | blur | furthest above the others |"]
     lines.append("| ---: | ---: | ---: | ---: | --- |")
     for cluster in mixed["clusters"]:
@@ -109,7 +109,8 @@ def cluster_table(found: dict[str, Any]) -> str:
         taps = ", ".join(f"{member} {tap}".strip() for member, tap, _ in cluster["taps"])
         lines.append(f"| {cluster['size']} | {counts} | {taps} |")
     apart = ", ".join(
-        f"{each['member']} {each['tap']}".strip() + f" ({100 * each['auroc']:.0f})" for each in mixed["apart"]
+        f"{difference['member']} {difference['tap']}".strip() + f" ({100 * difference['auroc']:.0f})"
+        for difference in mixed["apart"]
     )
     flagged = f"{mixed['flagged']} of {mixed['images']} images are flagged."
     return "\n".join([*lines, "", f"{flagged} Set apart from ordinary scenes by (AUROC, percent): {apart}."])
@@ -123,12 +124,12 @@ def main() -> None:
     parser.add_argument("--guards", type=Path, required=True, help="a folder where fitted guards are kept")
     parser.add_argument("--docs", type=Path, default=DOCS)
     args = parser.parse_args()
-    found = {subject.key: drawn(subject, args) for subject in SUBJECTS}
+    cases_of = {subject.key: drawn(subject, args) for subject in SUBJECTS}
     kept = args.docs / "data" / "explain_cases.json"
-    save(kept, found)
-    found = json.loads(kept.read_text(encoding="utf-8"))  # rounded, as it is kept
+    save(kept, cases_of)
+    cases_of = json.loads(kept.read_text(encoding="utf-8"))  # rounded, as it is kept
     document.write()
-    for key, cases in found.items():
+    for key, cases in cases_of.items():
         for kind, entry in cases.items():
             print(key, kind, *entry.get("sentences", [entry]))
 

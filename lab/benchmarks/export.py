@@ -128,12 +128,12 @@ def main() -> None:
         run = {name: session(path, args.threads) for name, path in paths.items()}
     inputs = {"images": x.numpy()}
     times = timed({name: lambda s=s: s.run(None, inputs) for name, s in run.items()}, args.rounds)
-    found = {kind: summary(ratios(times[GUARDED][kind], times[PLAIN][kind])) for kind in ("clock", "cpu")}
-    for kind, value in found.items():
+    overhead = {kind: summary(ratios(times[GUARDED][kind], times[PLAIN][kind])) for kind in ("clock", "cpu")}
+    for kind, value in overhead.items():
         print(f"{kind}: {ratio(value)}")
     given = {name: value for name, value in vars(args).items() if name != "output"}
     result = {"kind": "export", **machine(torch.device("cpu")), "onnxruntime": onnxruntime.__version__}
-    result |= {"arguments": given, "taps": len(guard.members["gram"].taps), "over_plain": found}
+    result |= {"arguments": given, "taps": len(guard.members["gram"].taps), "over_plain": overhead}
     save(args.output, {**result, "seconds": times, "nodes": nodes, "bytes": bytes_})
     print(f"written to {args.output}: {len(guard.members['gram'].taps)} taps, {nodes}, {bytes_}")
 

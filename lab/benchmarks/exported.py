@@ -47,22 +47,22 @@ def by_torch(path: Path) -> Callable[[Tensor], dict[str, Tensor]]:
     return torch.inference_mode()(module)  # the parameters would keep all tensors for gradients
 
 
-def apart(found: Tensor, want: Tensor) -> Tensor:
+def apart(values: Tensor, want: Tensor) -> Tensor:
     """How far scores lie apart, absolute or relative, whichever is less."""
-    return (found - want).abs() / want.abs().clamp_min(1)
+    return (values - want).abs() / want.abs().clamp_min(1)
 
 
-def compared(found: dict[str, Tensor], want: Detection, threshold: float) -> dict[str, Any]:
+def compared(values: dict[str, Tensor], want: Detection, threshold: float) -> dict[str, Any]:
     """In what the graph differs from the guard."""
-    difference = apart(found["score"], want.score)
-    other = found["is_ood"] != want.is_ood
+    difference = apart(values["score"], want.score)
+    other = values["is_ood"] != want.is_ood
     tie = apart(want.score, torch.full_like(want.score, threshold)) <= NEAR
     return {
         "images": len(want),
         "flagged": int(want.is_ood.sum()),
         "largest difference of a score": float(difference.max()),
         "scores beyond 1e-4": int((difference > NEAR).sum()),
-        "other classes": int((found["predicted"] != want.predicted).sum()),
+        "other classes": int((values["predicted"] != want.predicted).sum()),
         "ties at the threshold": int(tie.sum()),
         "other verdicts, ties": int((other & tie).sum()),
         "other verdicts": int((other & ~tie).sum()),
@@ -94,9 +94,11 @@ def joined(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 def judged(guard: Guard, x: Tensor) -> Detection:
     """The verdicts of the guard on all images."""
-    found = [guard(batch) for batch in x.split(BATCH)]
+    detections = [guard(batch) for batch in x.split(BATCH)]
     fields = ("logits", "predicted", "score", "p_value", "is_ood")
-    return Detection(**{name: torch.cat([getattr(each, name) for each in found]) for name in fields})
+    return Detection(
+        **{name: torch.cat([getattr(detection, name) for detection in detections]) for name in fields}
+    )
 
 
 def main() -> None:
@@ -111,8 +113,8 @@ def main() -> None:
     loaded = networks.load("resnet20", args.weights)
 
     def images(name: str, count: int, start: int = 0, **where: Any) -> Tensor:
-        found = datasets.load(name, args.data, count=start + count, **where).images[start:]
-        return loaded.prepare(found)
+        image_set = datasets.load(name, args.data, count=start + count, **where).images[start:]
+        return loaded.prepare(image_set)
 
     guard = Guard(loaded.network, members=MEMBERS, orders=args.orders)
     guard.fit(images("cifar10", args.train, split="train").split(BATCH), progress=False)
@@ -127,8 +129,8 @@ def main() -> None:
             path = Path(folder) / f"guard.{suffix}"
             guard.export(path, x[:2])
             graph = run(path)
-            found = joined([graph(batch) for batch in x.split(BATCH)])
-            result[suffix] = {"bytes": path.stat().st_size, **compared(found, want, guard.threshold_)}
+            values = joined([graph(batch) for batch in x.split(BATCH)])
+            result[suffix] = {"bytes": path.stat().st_size, **compared(values, want, guard.threshold_)}
             print(json.dumps(result[suffix], indent=1), flush=True)
             save(args.output, result)
 

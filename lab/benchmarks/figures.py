@@ -140,7 +140,7 @@ def share_of_products() -> str:
 # --- explanations, monitors --------------------------------------------------------------------------
 
 
-def explained(key: str, kind: str) -> Any:
+def explanation_row(key: str, kind: str) -> Any:
     """The row of a network for planted patches or artefacts."""
     (network,) = [network for network in data("data/explain.json")["networks"] if network["key"] == key]
     (row,) = [row for row in network["rows"] if row["kind"] == kind]
@@ -151,7 +151,7 @@ def pointing(
     kind: str, *, artefact: str = "", keys: tuple[str, ...] = ("resnet18", "vit", "densenet")
 ) -> str:
     """In how many flagged images the peak of the map lies inside the region."""
-    planted = [explained(key, kind) for key in keys]
+    planted = [explanation_row(key, kind) for key in keys]
     if artefact:
         return span(100 * row["by_artefact"][artefact]["pointing_because"] for row in planted) + " %"
     return span(100 * row[f"pointing: {OURS}"]["because"] for row in planted) + " %"

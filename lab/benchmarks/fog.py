@@ -51,10 +51,10 @@ def watched(guard: Guard, stream: Tensor, prepare: Any) -> tuple[dict[str, Monit
     monitors = {reference: Monitor(guard, reference=reference) for reference in ("online", "fixed")}
     predicted = []
     for batch, share in zip(stream.split(BATCH), fog_of(len(stream)).split(BATCH), strict=True):
-        found = guard(prepare(fogged(batch.float() / 255, share)))
-        predicted.append(found.predicted)
+        detection = guard(prepare(fogged(batch.float() / 255, share)))
+        predicted.append(detection.predicted)
         for monitor in monitors.values():
-            monitor.update(found)
+            monitor.update(detection)
     return monitors, torch.cat(predicted)
 
 
@@ -74,11 +74,11 @@ def page(result: dict[str, Any]) -> str:
     """The part of docs/monitor.md that stands between the markers."""
     lines = ["| | alarm at image | fog then | change, by its estimate, after | flags most since then |"]
     lines.append("| --- | ---: | ---: | ---: | --- |")
-    for each in result["rows"]:
-        name, images, flagged, expected = each["parts"][0]
+    for row in result["rows"]:
+        name, images, flagged, expected = row["parts"][0]
         most = f"`{name}`: {flagged:,} of {images:,}, {expected:,.0f} expected"
-        alarm = f"{each['alarm_at']:,} | {100 * each['fog']:.1f} %" if each["alarm_at"] else "none | -"
-        lines.append(f'| `"{each["form"]}"` | {alarm} | {each["since"]:,} | {most} |')
+        alarm = f"{row['alarm_at']:,} | {100 * row['fog']:.1f} %" if row["alarm_at"] else "none | -"
+        lines.append(f'| `"{row["form"]}"` | {alarm} | {row["since"]:,} | {most} |')
     clear, last = (f"{100 * result[name]:.1f} %" for name in ("accuracy_clear", "accuracy_last"))
     share = f"{100 * result['fog_last']:.0f} %"
     note = f"The network is right on {clear} of the images before the fog, and on {last} of the last {LAST},"
@@ -87,7 +87,7 @@ def page(result: dict[str, Any]) -> str:
 
 def moments(result: dict[str, Any]) -> dict[int, str]:
     """The images of the picture, by number, and which monitor raises its alarm there."""
-    alarms = {each["alarm_at"]: f'alarm, "{each["form"]}"' for each in result["rows"] if each["alarm_at"]}
+    alarms = {row["alarm_at"]: f'alarm, "{row["form"]}"' for row in result["rows"] if row["alarm_at"]}
     others = [*range(CLEAR, result["images"], 150), result["images"]]
     apart = [number for number in others if all(abs(number - alarm) > 50 for alarm in alarms)]
     return {number: alarms.get(number, "") for number in sorted([*apart, *alarms])}

@@ -58,7 +58,7 @@ def panels(device: torch.device, scale: int) -> dict[str, tuple[str, list[int], 
         shapes: list[tuple[int, int, int]], orders: list[tuple[int, ...]]
     ) -> dict[str, list[Function]]:
         return {
-            name: [statistic(name, device, *each) for each in zip(shapes, orders, strict=True)]
+            name: [statistic(name, device, *shape) for shape in zip(shapes, orders, strict=True)]
             for name in kernels.FAST
         }
 

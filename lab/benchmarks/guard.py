@@ -46,24 +46,24 @@ def row(name: str, device: torch.device, rounds: int, batch: int) -> dict[str, A
     subject, clock = Fitted(name, device, batch), Clock(device)
     guards = {"guard": guarding(subject, "lean"), "full": guarding(subject, "full")}
     if clock.cuda:
-        for each, of in (("recorded", "guard"), ("full_recorded", "full")):
-            guards[each] = copy.copy(guards[of])
-            guards[each].record_pass = True
+        for way, of in (("recorded", "guard"), ("full_recorded", "full")):
+            guards[way] = copy.copy(guards[of])
+            guards[way].record_pass = True
         for guard in [*guards.values()] * 5:
             guard(subject.x)
     functions: dict[str, Callable[[], Any]] = {
         "plain": lambda: subject.plain(subject.x),
         "gram": lambda: subject.detector(subject.x),
-        **{each: partial(guard, subject.x) for each, guard in guards.items()},
+        **{way: partial(guard, subject.x) for way, guard in guards.items()},
     }
     times = clock.in_turns(functions, rounds)
     plain = times.pop("plain")
-    extra = {each: [x - 1 for x in ratios(seconds, plain)] for each, seconds in times.items()}
-    found = {"network": name, "batch": subject.batch, **{each: summary(x) for each, x in extra.items()}}
+    extra = {way: [x - 1 for x in ratios(seconds, plain)] for way, seconds in times.items()}
+    figures = {"network": name, "batch": subject.batch, **{way: summary(x) for way, x in extra.items()}}
     if clock.cuda:
-        busy = {each: sum(kernel_seconds(functions[each]).values()) for each in ("plain", *BUSY)}
-        found |= {f"busy_{each}": busy[each] / busy["plain"] - 1 for each in BUSY}
-    return found
+        busy = {way: sum(kernel_seconds(functions[way]).values()) for way in ("plain", *BUSY)}
+        figures |= {f"busy_{way}": busy[way] / busy["plain"] - 1 for way in BUSY}
+    return figures
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
@@ -73,10 +73,10 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
 
 def added(rows: list[dict[str, Any]], new: dict[str, Any]) -> list[dict[str, Any]]:
     """The rows with a new one, in place of an older one of the same network and batch."""
-    same = [(each["network"], each["batch"]) == (new["network"], new["batch"]) for each in rows]
+    same = [(row["network"], row["batch"]) == (new["network"], new["batch"]) for row in rows]
     if not any(same):
         return [*rows, new]
-    return [new if replaced else each for each, replaced in zip(rows, same, strict=True)]
+    return [new if replaced else row for row, replaced in zip(rows, same, strict=True)]
 
 
 def main() -> None:

@@ -33,8 +33,8 @@ def told(folder: Path, *words: str) -> dict[str, int]:
     """Run a command in a folder, and read the summary that it prints."""
     command = [sys.executable, "-m", "gramwatch", *words, "--json", "-q", "--workers", "1"]
     done = subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True)
-    found: dict[str, int] = json.loads(done.stdout)
-    return found
+    report: dict[str, int] = json.loads(done.stdout)
+    return report
 
 
 def main() -> None:

@@ -48,7 +48,7 @@ def fitted(model: torch.nn.Module, images: torch.Tensor) -> Callable[[torch.Tens
 @torch.inference_mode()
 def rows(device: str) -> list[dict[str, Any]]:
     """The times of the pass and of the member."""
-    found = []
+    table = []
     for title, count, how in CASES[device]:
         torch.manual_seed(0)
         model = import_torchvision().models.resnet50().eval().to(device)
@@ -67,9 +67,9 @@ def rows(device: str) -> list[dict[str, Any]]:
         else:
             times = Clock(torch.device(device)).in_turns(works, ROUNDS)
             seconds = {name: statistics.median(taken) for name, taken in times.items()}
-        found.append({"run as": title, "images": count, **seconds})
-        print(found[-1], flush=True)
-    return found
+        table.append({"run as": title, "images": count, **seconds})
+        print(table[-1], flush=True)
+    return table
 
 
 def table() -> str:

@@ -84,8 +84,8 @@ VARIANTS = (
 def rows(taps: Mapping[str, Sequence[str]], inside: Measured, outside: Measured) -> list[dict[str, Any]]:
     """The TNR in percent of every variant, stage by stage."""
     return [
-        {"variant": each.title, "tnr": [_tnr(each, taps, inside, outside, stage) for stage in STAGES]}
-        for each in VARIANTS
+        {"variant": variant.title, "tnr": [_tnr(variant, taps, inside, outside, stage) for stage in STAGES]}
+        for variant in VARIANTS
     ]
 
 
@@ -96,10 +96,10 @@ def _tnr(
     columns = variant.columns(names, stage)
 
     def part(measured: Measured) -> dict[str, Measurement]:
-        found = measured[variant.detector]
-        by_order = found.values.unflatten(1, (len(names), -1))[:, columns]
+        measurement = measured[variant.detector]
+        by_order = measurement.values.unflatten(1, (len(names), -1))[:, columns]
         chosen = by_order[:, :, variant.first_order - 1 :: variant.step]
-        return {"Gram": replace(found, values=chosen.sum(2))}
+        return {"Gram": replace(measurement, values=chosen.sum(2))}
 
     rules = {"Gram": GramRule(TotalDeviation(variant.normalise, variant.confidence))}
     (row,) = evaluate_measured(part(inside), {OUTSIDE: part(outside)}, rules).rows
@@ -135,9 +135,9 @@ def main() -> None:
     fit_together(detectors, batches(train))
     held_out.fit(batches(test[args.test :]))
     detectors["held out"] = held_out
-    together = Together(detectors)
+    evaluation = Together(detectors)
     inside, outside = (
-        together.measure(batches(images), title)
+        evaluation.measure(batches(images), title)
         for title, images in (("CIFAR-10", test[: args.test]), (OUTSIDE, strange))
     )
     taps = {name: [tap.name for tap in detector.taps] for name, detector in detectors.items()}

@@ -38,8 +38,8 @@ def in_own_process(name: str, batch: int, threads: int, slow: bool) -> Iterator[
     ) as process:
         assert process.stdout is not None
         for line in process.stdout:
-            found: dict[str, Any] = json.loads(line)
-            yield found["variant"], found["bytes"]
+            report: dict[str, Any] = json.loads(line)
+            yield report["variant"], report["bytes"]
 
 
 def main() -> None:

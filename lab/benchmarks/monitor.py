@@ -170,7 +170,7 @@ class Against:
         elif len(self.ascending[0]) == 1:  # all streams have the same bounds
             yield from map(self.fixed[0], p.T, groups.T)
         else:
-            bets = np.stack([f(*each) for f, *each in zip(self.fixed, p, groups, strict=True)], 1)
+            bets = np.stack([f(*of_stream) for f, *of_stream in zip(self.fixed, p, groups, strict=True)], 1)
             yield from bets
 
 
@@ -216,9 +216,9 @@ def alarm_times(
         scores, groups = stream(rng, streams, first)
         used = slice(-first % form.every, None, form.every)
         groups = groups[:, used] if form.groups > 1 else np.zeros_like(groups[:, used])
-        for each in bets(scores[:, used], groups):
-            evidence.add(each)
-            also(each)
+        for bet in bets(scores[:, used], groups):
+            evidence.add(bet)
+            also(bet)
             strength = evidence.strength.reshape(-1, form.replicas).mean(1)
             for row, level in zip(times, levels, strict=True):
                 row[(strength >= level) & (row == np.inf)] = (evidence.time - 1) * form.every + 1
@@ -266,10 +266,10 @@ def delays() -> list[dict[str, Any]]:
         for ranking, before in ((500, 0), (2_500, 0), (500, 5_000), (2_500, 5_000)):
             for share in SHARES:
                 stream = outliers(share, before)
-                (found,) = alarm_times(
+                (alarms,) = alarm_times(
                     Form(kind, ranking), stream, before + PATIENCE, seed=1_000 + ranking, levels=LEVELS[1:]
                 )
-                taken = found[found > before] - before
+                taken = alarms[alarms > before] - before
                 found_share = float((taken <= PATIENCE).mean())
                 rows.append(
                     {
@@ -301,11 +301,11 @@ def breaking() -> list[dict[str, Any]]:
             "mix, per class": (Form(kind, groups=2), mix, 12_000, before, 1_000),
         }
         for name, (form, stream, images, reference, streams) in cases.items():
-            (found,) = alarm_times(
+            (times,) = alarm_times(
                 form, stream, images, streams=streams, reference=reference, seed=2_000, levels=LEVELS[1:]
             )
-            alarms = np.isfinite(found)
-            median = float(np.median(found)) if alarms.mean() > 0.5 else None
+            alarms = np.isfinite(times)
+            median = float(np.median(times)) if alarms.mean() > 0.5 else None
             rows.append(
                 {
                     "case": name,
@@ -338,15 +338,15 @@ def selections() -> list[dict[str, Any]]:
         for fdr in (0.05, 0.1, 0.2):
             for share in (0.1, 0.5):
                 rng = np.random.default_rng(4_000)
-                found = np.array([_selected(rng, procedure, fdr, share) for _ in range(SPLITS)])
+                counts = np.array([_selected(rng, procedure, fdr, share) for _ in range(SPLITS)])
                 rows.append(
                     {
                         "procedure": procedure,
                         "fdr": fdr,
                         "share": share,
-                        "realised": float(found[:, 0].mean()),
-                        "error": float(found[:, 0].std() / len(found) ** 0.5),
-                        "power": float(found[:, 1].mean()),
+                        "realised": float(counts[:, 0].mean()),
+                        "error": float(counts[:, 0].std() / len(counts) ** 0.5),
+                        "power": float(counts[:, 1].mean()),
                     }
                 )
                 print(rows[-1], flush=True)
@@ -418,22 +418,22 @@ def _false_alarms_table(rows: list[dict[str, Any]]) -> str:
 
 def _delays_table(rows: list[dict[str, Any]]) -> str:
     heads = ["", "ranking images", "ordinary images before", *(f"{100 * s:g} % outliers" for s in SHARES)]
-    found: dict[tuple[str, int, int], list[str]] = {}
+    rows_of: dict[tuple[str, int, int], list[str]] = {}
     for row in rows:
-        cells = found.setdefault((row["form"], row["ranking"], row["before"]), [])
+        cells = rows_of.setdefault((row["form"], row["ranking"], row["before"]), [])
         median = "-" if row["median"] is None else f"{row['median']:,.0f}"
         cells.append(median if row["found"] > 0.995 else f"{median} ({100 * row['found']:.0f} %)")
-    lines = [[NAMES[form], f"{n:,}", f"{before:,}", *cells] for (form, n, before), cells in found.items()]
+    lines = [[NAMES[form], f"{n:,}", f"{before:,}", *cells] for (form, n, before), cells in rows_of.items()]
     return _table(heads, lines)
 
 
 def _breaking_table(rows: list[dict[str, Any]]) -> str:
-    found: dict[str, dict[str, str]] = {}
+    rows_of: dict[str, dict[str, str]] = {}
     for row in rows:
         median = "" if row["median"] is None else f", median image {row['median']:,.0f}"
-        found.setdefault(row["case"], {})[row["form"]] = f"{100 * row['alarms']:.1f} %{median}"
+        rows_of.setdefault(row["case"], {})[row["form"]] = f"{100 * row['alarms']:.1f} %{median}"
     heads = ["streams with an alarm", NAMES["online"], NAMES["fixed"]]
-    return _table(heads, [[CASES[case], cells["online"], cells["fixed"]] for case, cells in found.items()])
+    return _table(heads, [[CASES[case], cells["online"], cells["fixed"]] for case, cells in rows_of.items()])
 
 
 def _replicas_text(rows: list[dict[str, Any]]) -> str:

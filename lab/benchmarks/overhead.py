@@ -79,10 +79,10 @@ def measure_network(name: str, device: torch.device, args: argparse.Namespace) -
     plain = row["score"][PLAIN]["seconds"]
     row["read_once_seconds"] = read
     row["read_once_over_plain"] = read / stats.median(plain)
-    for each in (OURS, MEASURE, EAGER, POOD, RELEASED):
-        if each in row["score"]:
-            extra = [mine - alone for mine, alone in zip(row["score"][each]["seconds"], plain, strict=False)]
-            row["score"][each]["share_of_read_limit"] = read / max(stats.median(extra), 1e-12)
+    for way in (OURS, MEASURE, EAGER, POOD, RELEASED):
+        if way in row["score"]:
+            extra = [mine - alone for mine, alone in zip(row["score"][way]["seconds"], plain, strict=False)]
+            row["score"][way]["share_of_read_limit"] = read / max(stats.median(extra), 1e-12)
     row["breakdown"] = breakdown(subject)
     parts = (f"{name} {1000 * seconds:.2f}" for name, seconds in row["breakdown"].items())
     say(f"  milliseconds of a batch: {', '.join(parts)}")
@@ -100,12 +100,12 @@ def measure_score(subject: Fitted, clock: Clock, args: argparse.Namespace, slow:
     functions = subject.scoring(slow)
     if not args.slow:
         functions.pop(EAGER)
-    fewer = {each: min(args.slow_rounds, args.rounds) for each in SLOW if each in functions}
+    fewer = {way: min(args.slow_rounds, args.rounds) for way in SLOW if way in functions}
     times = clock.in_turns(functions, args.rounds, fewer)
-    found = {each: variant(values, times[PLAIN], subject.batch) for each, values in times.items()}
-    for each, value in found.items():
-        say(f"  score, {each}: {tables.ratio(value['ratio'])} x, {value['images_per_second']:,.1f} images/s")
-    return found
+    figures = {way: variant(values, times[PLAIN], subject.batch) for way, values in times.items()}
+    for way, value in figures.items():
+        say(f"  score, {way}: {tables.ratio(value['ratio'])} x, {value['images_per_second']:,.1f} images/s")
+    return figures
 
 
 def measure_fit(subject: Fitted, clock: Clock, args: argparse.Namespace, slow: bool) -> dict[str, Any]:
@@ -125,42 +125,42 @@ def measure_fit(subject: Fitted, clock: Clock, args: argparse.Namespace, slow: b
             functions.pop(EAGER)
         for number, part in enumerate(parts):
             taken = {}
-            for each, function in functions.items():
+            for way, function in functions.items():
                 given = part
-                if each in limits:
+                if way in limits:
                     if number >= SLOW_PARTS:
                         continue
-                    given = first_images(part, share(limits[each], number, min(len(parts), SLOW_PARTS)))
+                    given = first_images(part, share(limits[way], number, min(len(parts), SLOW_PARTS)))
                 count = sum(map(len, given))
-                if each == POOD and count < subject.classes:
+                if way == POOD and count < subject.classes:
                     continue  # it asks for an example of each class
-                taken[each] = (clock.once(lambda f=function, g=given: f(g)), count)
+                taken[way] = (clock.once(lambda f=function, g=given: f(g)), count)
             rounds.append(taken)
             say(f"  fit, round {len(rounds)} of {args.passes * len(parts)}: {taken[PLAIN][1]:,} images")
-    found = fit_summary(rounds, args.passes)
-    for each, value in found.items():
+    figures = fit_summary(rounds, args.passes)
+    for way, value in figures.items():
         say(
-            f"  fit, {each}: {tables.ratio(value['ratio'])} x, {value['images_per_second']:,.1f} images/s "
+            f"  fit, {way}: {tables.ratio(value['ratio'])} x, {value['images_per_second']:,.1f} images/s "
             f"({value['images']:,} images)"
         )
-    return found
+    return figures
 
 
 def fit_summary(rounds: list[dict[str, tuple[float, int]]], passes: int = 1) -> dict[str, Any]:
     """From seconds and images of each variant in each round: ratios of times per image."""
-    found: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     for name in dict.fromkeys(name for r in rounds for name in r):
         among = [{k: seconds / count for k, (seconds, count) in r.items()} for r in rounds if name in r]
         taken = [r[name] for r in rounds if name in r]
         seconds, count = (sum(values) for values in zip(*taken, strict=True))
-        found[name] = {
+        figures[name] = {
             "images": count // passes,
             "seconds": [s for s, _ in taken],
             "images_per_second": count / seconds,
             "ratio": summary([r[name] / r[PLAIN] for r in among]),
             "over_ours": summary([r[name] / r[OURS] for r in among]),
         }
-    return found
+    return figures
 
 
 def share(total: int, number: int, parts: int) -> int:
@@ -188,20 +188,20 @@ def first_images(batches: list[Tensor], count: int) -> list[Tensor]:
 def memory_on_cuda(subject: Fitted, args: argparse.Namespace, slow: bool) -> dict[str, int]:
     """Bytes at the worst moment of scoring one batch, over what was there before, by variant."""
     peaks: dict[str, int] = {}
-    for each, function in subject.scoring(slow).items():
-        if each != MEASURE and (args.slow or each != EAGER):
+    for way, function in subject.scoring(slow).items():
+        if way != MEASURE and (args.slow or way != EAGER):
             function()
-            peaks[each] = peak_on_cuda(function)
-            say(f"  peak memory, {each}: {peaks[each] / 1e6:,.1f} MB")
+            peaks[way] = peak_on_cuda(function)
+            say(f"  peak memory, {way}: {peaks[way] / 1e6:,.1f} MB")
     return peaks
 
 
 def memory_on_cpu(name: str, batch: int, args: argparse.Namespace, slow: bool) -> dict[str, int]:
     """The same, by a process of its own."""
     peaks: dict[str, int] = {}
-    for each, peak in memory.in_own_process(name, batch, args.threads, slow):
-        peaks[each] = peak
-        say(f"  peak memory, {each}: {peak / 1e6:,.1f} MB")
+    for way, peak in memory.in_own_process(name, batch, args.threads, slow):
+        peaks[way] = peak
+        say(f"  peak memory, {way}: {peak / 1e6:,.1f} MB")
     return peaks
 
 

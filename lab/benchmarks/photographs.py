@@ -38,13 +38,13 @@ COLUMNS = ("network", "in_distribution", "ood", "method", "images", "tnr", "auro
 def adopt(folder: Path, results: Path) -> None:
     """Copy what a study wrote for one network, without the columns that no table needs."""
     (study,) = read(folder)
-    (found,) = folder.glob("guard-*.csv")
+    (table,) = folder.glob("guard-*.csv")
     kinds = {"scenes": "scenes", "ResNet-18, CIFAR-10": "openood"}
     target = results / next((kinds[k] for k in kinds if k in study.family), "cifar") / folder.name
     target.mkdir(parents=True, exist_ok=True)
-    with found.open(encoding="utf-8", newline="") as file:
+    with table.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
-    with (target / found.name).open("w", encoding="utf-8", newline="") as file:
+    with (target / table.name).open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore", lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
@@ -110,11 +110,11 @@ def small_images(results: Path) -> str:
 
 def on_openood(results: Path, method: str) -> dict[str, tuple[float, float]]:
     """Near and far: the mean over the networks of the mean over the sets, and the standard deviation."""
-    found = {}
+    figures = {}
     for kind, sets in OPENOOD.items():
         of = [mean(study.figures[method][ood] for ood in sets) for study in studies_of(results, "openood")]
-        found[kind] = (mean(of), stdev(of))
-    return found
+        figures[kind] = (mean(of), stdev(of))
+    return figures
 
 
 def openood(results: Path, most: int = 10) -> str:
@@ -141,13 +141,13 @@ Effort = tuple[str, str, str, str]
 
 def means_by_effort(path: Path, method: str) -> dict[Effort, float]:
     """The mean over kinds, by pixels, channels, taps and orders."""
-    found: dict[Effort, list[float]] = {}
+    aurocs: dict[Effort, list[float]] = {}
     with path.open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
             if row["method"] == method:
                 effort = (row["pixels"], row["channels"], row["taps"], row["orders"])
-                found.setdefault(effort, []).append(float(row["auroc"]))
-    means = {effort: mean(values) for effort, values in found.items()}
+                aurocs.setdefault(effort, []).append(float(row["auroc"]))
+    means = {effort: mean(values) for effort, values in aurocs.items()}
     return Cells(means, f"docs/results/effort/{path.name}, {method}")
 
 

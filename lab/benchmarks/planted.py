@@ -35,8 +35,8 @@ def boxes(count: int, side: int, seed: int) -> list[tuple[int, int, int, int]]:
     find the boxes.
     """
     random = torch.Generator().manual_seed(seed)
-    found: list[tuple[int, int, int, int]] = []
-    while len(found) < count:
+    corners: list[tuple[int, int, int, int]] = []
+    while len(corners) < count:
         area, ratio, y, x = torch.rand(4, generator=random).tolist()
         share, shape = SMALLEST + (LARGEST - SMALLEST) * area, math.exp((ratio - 0.5) * math.log(2.0))
         sizes = [side * (share * s) ** 0.5 for s in (shape, 1 / shape)]
@@ -47,8 +47,8 @@ def boxes(count: int, side: int, seed: int) -> list[tuple[int, int, int, int]]:
         )
         visible = height * width / side**2
         if min(height, width) > 1 and visible >= max(SMALLEST, ENOUGH * share):
-            found.append((top, left, height, width))
-    return found
+            corners.append((top, left, height, width))
+    return corners
 
 
 def patched(images: Tensor, sources: Tensor, seed: int = 0) -> Planted:

@@ -27,11 +27,13 @@ BATCH = 50
 
 def detectors(network: nn.Module) -> dict[str, Method]:
     """Energy, and ReAct at each percentile."""
-    clipped = {f"percentile {each}": ReAct(network, percentile=each) for each in PERCENTILES}
+    clipped = {
+        f"percentile {percentile}": ReAct(network, percentile=percentile) for percentile in PERCENTILES
+    }
     return {"energy, nothing clipped": Energy(network), **clipped}
 
 
-def rows(found: dict[str, Method], scores: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+def rows(methods: dict[str, Method], scores: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     """One row for each detector: where it clips, and its AUROC in percent on each set."""
     inside = scores["inside"]
     return [
@@ -42,7 +44,7 @@ def rows(found: dict[str, Method], scores: dict[str, dict[str, Any]]) -> list[di
             else None,
             **{title: 100 * auroc(inside[name], scores[title][name]) for title in SETS.values()},
         }
-        for name, detector in found.items()
+        for name, detector in methods.items()
     ]
 
 
@@ -64,18 +66,18 @@ def main() -> None:
     """Measure and write."""
     args = densenet_arguments(__doc__, 1500, 400, Path("docs/data/react.json"))
     loaded = networks.load("densenet", args.weights)
-    found = detectors(loaded.network)
+    methods = detectors(loaded.network)
     train = datasets.load("cifar10", args.data, split="train", count=args.train).images
-    fit_together(found, loaded.prepare(train).split(BATCH), progress=False)
+    fit_together(methods, loaded.prepare(train).split(BATCH), progress=False)
     images = {"inside": datasets.load("cifar10", args.data, split="test", count=args.test).images}
     for how, title in SETS.items():
         images[title] = datasets.load("tiny_imagenet", args.data, size=32, reduce=how, count=args.test).images
-    together, scores = Together(found), {}
-    for title, each in images.items():
-        measured = together.measure(loaded.prepare(each).split(BATCH), "measured", progress=False)
+    evaluation, scores = Together(methods), {}
+    for title, image in images.items():
+        measured = evaluation.measure(loaded.prepare(image).split(BATCH), "measured", progress=False)
         scores[title] = {name: values.values[:, 0] for name, values in measured.items()}
     result = {"kind": "react", **machine(torch.device("cpu")), "train": args.train, "test": args.test}
-    result["rows"] = rows(found, scores)
+    result["rows"] = rows(methods, scores)
     save(args.output, result)
     print(page(result))
 

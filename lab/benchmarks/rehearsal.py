@@ -138,9 +138,9 @@ def rehearsal_of(subject: Subject, standard: Tensor) -> Iterator[tuple[str, Iter
     kept = torch.cat(list(subject.inputs(subject.calibrate[standard[:MOST_KEPT]])))
     maker = Maker(kept.amin((0, 2, 3)), kept.amax((0, 2, 3)), seed=0)
     families = families_of(kept[:1], maker)
-    each = min(len(kept), BUDGET // len(families))
+    of_family = min(len(kept), BUDGET // len(families))
     for place, family in enumerate(families):
-        chosen = kept.roll(-place * each, 0)[:each]
+        chosen = kept.roll(-place * of_family, 0)[:of_family]
         yield family, (maker.images(batch, family) for batch in chosen.split(AT_ONCE))
 
 
@@ -185,8 +185,8 @@ class Measured:
         sets: list[dict[str, Any]] = []
 
         def add(title: str, kind: str, inputs: Iterator[Tensor], fault: str = "") -> None:
-            found = scores(measured(inputs))
-            sets.append({"title": title, "kind": kind, "fault": fault, **found})
+            member_scores = scores(measured(inputs))
+            sets.append({"title": title, "kind": kind, "fault": fault, **member_scores})
             print(f"{name}: {title}", flush=True)
 
         for title, (kind, images) in subject.others.items():
@@ -432,8 +432,8 @@ def overall_gain(figures: Mapping[str, Figures], draws: int = 2000) -> tuple[flo
 
     def draw() -> float:
         chosen = torch.randint(len(families), (len(families),), generator=random).tolist()
-        some = [families[i] for i in chosen]
-        return mean(mean(f[i] for i in torch.randint(len(f), (len(f),), generator=random)) for f in some)
+        drawn = [families[i] for i in chosen]
+        return mean(mean(f[i] for i in torch.randint(len(f), (len(f),), generator=random)) for f in drawn)
 
     drawn = torch.tensor([draw() for _ in range(draws)])
     low, high = drawn.quantile(torch.tensor([0.025, 0.975])).tolist()

@@ -16,12 +16,12 @@ Ranges = list[dict[int, tuple[Tensor, Tensor]]]
 
 def statistics(maps: Tensor, orders: range) -> Tensor:
     """`(N, orders, C)` by way of the whole Gram matrix."""
-    found = []
+    parts = []
     for order in orders:
         power = maps**order
         sums = torch.matmul(power, power.transpose(1, 2)).sum(2)
-        found.append(sums.sign() * sums.abs() ** (1 / order))
-    return torch.stack(found, 1)
+        parts.append(sums.sign() * sums.abs() ** (1 / order))
+    return torch.stack(parts, 1)
 
 
 def fit(model: nn.Module, taps: Taps, batches: list[Tensor], orders: range) -> Ranges:
@@ -36,15 +36,15 @@ def fit(model: nn.Module, taps: Taps, batches: list[Tensor], orders: range) -> R
 def score(model: nn.Module, taps: Taps, batch: Tensor, orders: range, bounds: Ranges) -> Tensor:
     """Each tap's deviation, `(N, taps)`, class by class. Every predicted class must have bounds."""
     kept, classes = _collect(model, taps, [batch], orders)
-    found = torch.zeros(len(classes), len(kept))
+    deviations = torch.zeros(len(classes), len(kept))
     for number, values in enumerate(kept):
         for c in classes.unique():
             of_class = values[classes == c]
             minimum, maximum = bounds[number][int(c)]
             below = (minimum - of_class).relu() / (minimum + 1e-6).abs()
             above = (of_class - maximum).relu() / (maximum + 1e-6).abs()
-            found[classes == c, number] = (below + above).sum((1, 2))
-    return found
+            deviations[classes == c, number] = (below + above).sum((1, 2))
+    return deviations
 
 
 def _collect(
@@ -60,4 +60,4 @@ def _collect(
             kept[number].append(statistics(maps, orders).cpu())
 
         predicted.append(observe(model, taps, batch.to(place), receive).argmax(1).cpu())
-    return [torch.cat(each) for each in kept], torch.cat(predicted)
+    return [torch.cat(parts) for parts in kept], torch.cat(predicted)

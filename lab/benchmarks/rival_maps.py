@@ -22,9 +22,9 @@ def rival_maps(guard: Guard, inputs: Tensor) -> dict[str, Tensor]:
     last = _last_with_places(inputs, run.taps, run.kept)
     top = run.logits.gather(1, run.logits.argmax(1, keepdim=True)).sum()
     (pull,) = torch.autograd.grad(top, run.kept[last], retain_graph=True)
-    found = _of_last(inputs, run.taps[last], run.kept[last].detach(), pull)
-    found["gradient of the score"] = _smoothed(run.gradient_of_score().abs().sum(1))
-    return found
+    maps = _of_last(inputs, run.taps[last], run.kept[last].detach(), pull)
+    maps["gradient of the score"] = _smoothed(run.gradient_of_score().abs().sum(1))
+    return maps
 
 
 def gradient_of_score(guard: Guard, inputs: Tensor) -> Tensor:
@@ -126,7 +126,7 @@ def _gradients_of_score(
             else:
                 scores.append(member.score(own))
         total = rule.joined(torch.stack(scores, 1)).sum()
-    flat = [logits, table, *others.values(), *(leaf for each in leaves.values() for leaf in each)]
+    flat = [logits, table, *others.values(), *(leaf for leave in leaves.values() for leaf in leave)]
     by_logits, by_table, *rest = torch.autograd.grad(total, flat, allow_unused=True)
     by_others, by_leaves = dict(zip(others, rest, strict=False)), rest[len(others) :]
     of_means: dict[int, list[Means]] = {}
@@ -148,7 +148,7 @@ def _gradients_of_score(
 
 
 def _gram_score(gram, total, table: Tensor, logits: Tensor, probability: Tensor) -> Tensor:
-    low, high = (each.clone() for each in gram._fitted()[1].rows(logits.argmax(1)))
+    low, high = (row.clone() for row in gram._fitted()[1].rows(logits.argmax(1)))
     outside = outside_range(table, low, high) * gram._layout("cpu").weights.clone()
     sizes = gram._layout("cpu").starts.diff().tolist()
     deviations = torch.stack([part.sum(1) for part in outside.split(sizes, 1)], 1)
@@ -173,8 +173,8 @@ def _at_tap(
         if by_statistics is not None:
             outputs.append(sample.of(apart.shape, axis).maps(apart).float())
             grads.append(_by_maps(outputs[-1].detach(), *by_statistics))
-    (found,) = torch.autograd.grad(outputs, leaf, grads)
-    return found
+    (gradient,) = torch.autograd.grad(outputs, leaf, grads)
+    return gradient
 
 
 def _by_maps(maps: Tensor, orders: tuple[int, ...], by_statistics: Tensor) -> Tensor:
@@ -186,7 +186,7 @@ def _by_maps(maps: Tensor, orders: tuple[int, ...], by_statistics: Tensor) -> Te
     scale = maps.abs().amax((1, 2), keepdim=True).clamp_min(1e-30)
     a, total = maps / scale, torch.zeros_like(maps)
     before, reached = torch.ones_like(a), 1
-    for number, order in sorted(enumerate(orders), key=lambda each: each[1]):
+    for number, order in sorted(enumerate(orders), key=lambda map_of_one: map_of_one[1]):
         while reached < order:  # powers by products: `**` is slow
             before, reached = before * a, reached + 1
         wanted = by_statistics[:, number]
@@ -208,7 +208,7 @@ def _last_with_places(inputs: Tensor, taps: Taps, kept: dict[int, Tensor]) -> in
 
 def _of_last(inputs: Tensor, tap: Tap, tensor: Tensor, pull: Tensor) -> dict[str, Tensor]:
     """Activation norm and Grad-CAM at the last tap that has places."""
-    found = {}
+    by_method = {}
     for name in ("activation norm", "Grad-CAM"):
         places = Places(inputs)
         maps, grid = places.place(tensor, tap)
@@ -219,10 +219,10 @@ def _of_last(inputs: Tensor, tap: Tap, tensor: Tensor, pull: Tensor) -> dict[str
             weights = places.place(pull, tap)[0].mean(2, keepdim=True)
             amounts = (weights * maps).sum(1).clamp_min(0)
         places.add(amounts, grid)
-        made = places.whole()
-        assert made is not None
-        found[name] = made
-    return found
+        whole = places.whole()
+        assert whole is not None
+        by_method[name] = whole
+    return by_method
 
 
 def _smoothed(values: Tensor) -> Tensor:

@@ -59,8 +59,8 @@ class Subject:
         grey = True if self.inside == "mnist" else None
         if name not in datasets.CATALOGUE:  # a folder of images
             name, split = str(self.data / name / split), "test"
-        found = datasets.load(name, self.data, split=split, count=count, size=self.size, grey=grey)
-        return self.prepare(found.images)
+        image_set = datasets.load(name, self.data, split=split, count=count, size=self.size, grey=grey)
+        return self.prepare(image_set.images)
 
 
 def resnet20(data: Path, weights: Path) -> Subject:
@@ -141,7 +141,10 @@ def measured(name: str, subject: Subject) -> Iterator[dict[str, Any]]:
         guard.fit(train[done:fitted].split(BATCH), progress=False)
         done = fitted
         ordinary = guard.measure_all(pool, "measuring", False)
-        outliers = {which: guard.measure_all(each, "measuring", False) for which, each in outside.items()}
+        outliers = {
+            which: guard.measure_all(measurement, "measuring", False)
+            for which, measurement in outside.items()
+        }
         for calibrated in subject.calibrated:
             numbers = {"network": name, "fitted": fitted, "calibrated": calibrated}
             for which, figures in _shares(guard, ordinary, outliers, calibrated).items():
@@ -185,11 +188,11 @@ def losses(rows: list[dict[str, str]], few: dict[int, Any], varied: str, kept: s
     for network, which in {(row["network"], row["set"]) for row in rows} - {(n, "ordinary") for n in CLASSES}:
         mine = [row for row in rows if (row["network"], row["set"]) == (network, which)]
         full = max(int(row[kept]) for row in mine)
-        found = {int(row[varied]): float(row["found"]) for row in mine if int(row[kept]) == full}
-        for number, share in found.items():
+        shares = {int(row[varied]): float(row["found"]) for row in mine if int(row[kept]) == full}
+        for number, share in shares.items():
             images = number if varied == "calibrated" else number / CLASSES[network]
             if key := max((key for key in few if key <= images), default=None):
-                most[key] = max(most.get(key, 0), round(found[max(found)] - share))
+                most[key] = max(most.get(key, 0), round(shares[max(shares)] - share))
     return dict(sorted(most.items()))
 
 

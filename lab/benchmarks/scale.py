@@ -68,34 +68,34 @@ def kind_of(name: str) -> str:
     return "sums" if last in ("sums_", "products_", "mean", "mean_", "squares") else "computed"
 
 
-def differing(found: dict[str, Tensor], expected: dict[str, Tensor], kind: str) -> tuple[int, int]:
+def differing(values: dict[str, Tensor], expected: dict[str, Tensor], kind: str) -> tuple[int, int]:
     """How many numbers differ, and how many there are."""
     names = [name for name in expected if kind_of(name) == kind]
     return (
-        sum(int((found[name] != expected[name]).sum()) for name in names),
+        sum(int((values[name] != expected[name]).sum()) for name in names),
         sum(expected[name].numel() for name in names),
     )
 
 
-def largest(found: dict[str, Tensor], expected: dict[str, Tensor], names: list[str]) -> float:
+def largest(values: dict[str, Tensor], expected: dict[str, Tensor], names: list[str]) -> float:
     """The largest difference, relative to the largest number of its tensor."""
     return max(
-        float((found[name] - expected[name]).abs().max() / expected[name].abs().max()) for name in names
+        float((values[name] - expected[name]).abs().max() / expected[name].abs().max()) for name in names
     )
 
 
-def compared(found: dict[str, Tensor], expected: dict[str, Tensor]) -> dict[str, Any]:
+def compared(values: dict[str, Tensor], expected: dict[str, Tensor]) -> dict[str, Any]:
     sums = [name for name in expected if kind_of(name) == "sums"]
-    bounds, numbers = differing(found, expected, "bounds")
+    bounds, numbers = differing(values, expected, "bounds")
     return {
         "bounds": numbers,
         "bounds_differing": bounds,
-        "counts_differing": differing(found, expected, "counts")[0],
+        "counts_differing": differing(values, expected, "counts")[0],
         "sums": sum(expected[name].numel() for name in sums),
-        "sums_difference": largest(found, expected, sums),
-        "score_difference": largest(found, expected, ["score"]),
+        "sums_difference": largest(values, expected, sums),
+        "score_difference": largest(values, expected, ["score"]),
         "p_values": len(expected["p_value"]),
-        "p_values_differing": int((found["p_value"] != expected["p_value"]).sum()),
+        "p_values_differing": int((values["p_value"] != expected["p_value"]).sum()),
     }
 
 
@@ -116,11 +116,11 @@ def exactness() -> list[dict[str, Any]]:
                 in_order = data.train.split(scale_ranks.BATCH)
                 batches = in_order if loader == "dealt out" else [batch for part in parts for batch in part]
                 expected = scale_ranks.results(model, batches)
-                found = [torch.load(folder / f"{loader}-{rank}of{ranks}.pt") for rank in range(ranks)]
-                same = all(torch.equal(found[0][key], each[key]) for each in found for key in each)
+                results = [torch.load(folder / f"{loader}-{rank}of{ranks}.pt") for rank in range(ranks)]
+                same = all(torch.equal(results[0][key], result[key]) for result in results for key in result)
                 examples = [sum(map(len, part)) for part in parts]
                 row = {"ranks": ranks, "loader": loader, "examples": examples, "all_ranks_equal": same}
-                rows.append(row | compared(found[0], expected))
+                rows.append(row | compared(results[0], expected))
                 print(json.dumps(rows[-1]), flush=True)
     return rows
 
@@ -163,8 +163,8 @@ def speed(
             busy, own, start = busy_seconds(), _of_children(), time.monotonic()
             with tempfile.TemporaryDirectory() as folder:
                 torchrun(ranks, "speed", folder, name, count, batch)
-                seconds[ranks].append(max(each["seconds"] for each in read(Path(folder))))
-                cpu[ranks].append(max(each["cpu"] for each in read(Path(folder))))
+                seconds[ranks].append(max(record["seconds"] for record in read(Path(folder))))
+                cpu[ranks].append(max(record["cpu"] for record in read(Path(folder))))
             foreign = busy_seconds() - busy - (_of_children() - own)
             others.append(max(0.0, foreign / (time.monotonic() - start)))
             took = f"{seconds[ranks][-1]:.2f} s, {cpu[ranks][-1]:.2f} s of the busiest process"
@@ -239,18 +239,18 @@ def _until_ready(folder: Path, ranks: int) -> None:
 
 def memory(ranks: int = 2, classes: int = 2_000, channels: int = 1_536) -> dict[str, Any]:
     """The peak memory of a fit, and the time of an exchange over the loopback."""
-    found = {}
+    figures = {}
     for count in (1, ranks):
         with tempfile.TemporaryDirectory() as folder:
             torchrun(count, "memory", folder, classes, channels, environment=EVERY_TENSOR_ITS_OWN)
-            found[count] = read(Path(folder))
-    state = found[1][0]["state"]
+            figures[count] = read(Path(folder))
+    state = figures[1][0]["state"]
     return {
         "state": state,
-        "alone": found[1][0]["peak"] / state,
+        "alone": figures[1][0]["peak"] / state,
         "ranks": ranks,
-        "peaks": [each["peak"] / state for each in found[ranks]],
-        "exchange_seconds": max(each["seconds"] for each in found[ranks]) - found[1][0]["seconds"],
+        "peaks": [figure["peak"] / state for figure in figures[ranks]],
+        "exchange_seconds": max(figure["seconds"] for figure in figures[ranks]) - figures[1][0]["seconds"],
     }
 
 
@@ -326,8 +326,8 @@ def large() -> dict[str, Any]:
 
 def _fit_rates(place: str) -> dict[str, float]:
     run = json.loads((DOCS / "data" / f"overhead-{place}.json").read_text(encoding="utf-8"))
-    found = {row["network"]: row["fit"]["ours"]["images_per_second"] for row in run["networks"]}
-    return {name: found[name] for name in LARGE}
+    rates = {row["network"]: row["fit"]["ours"]["images_per_second"] for row in run["networks"]}
+    return {name: rates[name] for name in LARGE}
 
 
 def hours(images_in_set: int, rate: float, processes: int, share: float) -> float:
@@ -373,58 +373,58 @@ def size(count: float) -> str:
     return f"{count / 1e3:.0f} kB"
 
 
-def speed_text(found: dict[str, Any]) -> str:
-    one, two = (min(found["seconds"][key]) for key in ("1", "2"))
-    others = found["others"]
+def speed_text(figures: dict[str, Any]) -> str:
+    one, two = (min(figures["seconds"][key]) for key in ("1", "2"))
+    others = figures["others"]
     return (
-        f"| {found['network']}, {found['images']:,} images | seconds, best of {len(found['seconds']['1'])} "
-        "| images/s |\n| --- | ---: | ---: |\n"
-        f"| one process | {one:.1f} | {found['images'] / one:.0f} |\n"
-        f"| two processes | {two:.1f} | {found['images'] / two:.0f} |\n\n"
-        f"The speed-up is {found['best']:.2f} by the best times. In neighbouring runs it is "
-        f"{found['least']:.2f} to {found['most']:.2f}, in the median {found['speed_up']:.2f}. Other programs "
-        f"used {min(others):.2f} to {max(others):.2f} of the two cores meanwhile."
+        f"| {figures['network']}, {figures['images']:,} images | "
+        f"seconds, best of {len(figures['seconds']['1'])} | images/s |\n| --- | ---: | ---: |\n"
+        f"| one process | {one:.1f} | {figures['images'] / one:.0f} |\n"
+        f"| two processes | {two:.1f} | {figures['images'] / two:.0f} |\n\n"
+        f"The speed-up is {figures['best']:.2f} by the best times. In neighbouring runs it is "
+        f"{figures['least']:.2f} to {figures['most']:.2f}, in the median {figures['speed_up']:.2f}. "
+        f"Other programs used {min(others):.2f} to {max(others):.2f} of the two cores meanwhile."
     )
 
 
-def killed_text(found: dict[str, Any]) -> str:
+def killed_text(figures: dict[str, Any]) -> str:
     return (
-        f"`kill -9` of rank {found['unlucky']} of {found['ranks']}: the other processes ended after "
-        f"{found['seconds']:.0f} seconds with the message below. Under torchrun all ended after "
-        f"{found['torchrun_seconds']:.0f} seconds, because torchrun ends them.\n\n    {found['said'][0]}"
+        f"`kill -9` of rank {figures['unlucky']} of {figures['ranks']}: the other processes ended after "
+        f"{figures['seconds']:.0f} seconds with the message below. Under torchrun all ended after "
+        f"{figures['torchrun_seconds']:.0f} seconds, because torchrun ends them.\n\n    {figures['said'][0]}"
     )
 
 
-def memory_text(found: dict[str, Any]) -> str:
-    peaks = " and ".join(f"{peak:.1f}" for peak in found["peaks"])
+def memory_text(figures: dict[str, Any]) -> str:
+    peaks = " and ".join(f"{peak:.1f}" for peak in figures["peaks"])
     return (
-        f"With a state of {size(found['state'])}, the peak of a fit over what was there before was "
-        f"{found['alone']:.1f} times the state in one process, and {peaks} times in the two ranks of a run. "
-        f"Joining the states and giving the result to both took {found['exchange_seconds']:.1f} seconds over "
-        "the loopback."
+        f"With a state of {size(figures['state'])}, the peak of a fit over what was there before was "
+        f"{figures['alone']:.1f} times the state in one process, and {peaks} times in the two ranks "
+        f"of a run. Joining the states and giving the result to both took "
+        f"{figures['exchange_seconds']:.1f} seconds over the loopback."
     )
 
 
-def sizes_table(found: dict[str, Any]) -> str:
+def sizes_table(figures: dict[str, Any]) -> str:
     lines = [
         "| network | Gram's taps | " + " | ".join(f"{name}, float32 | float16" for name in SETS) + " |",
         "| --- | --- | " + " | ".join("---: | ---:" for _ in SETS) + " |",
     ]
-    for row in found["rows"]:
+    for row in figures["rows"]:
         cells = [size(row["states"][name][kind]) for name in SETS for kind in ("float32", "float16")]
         lines.append(f"| {row['network']} | {row['taps']} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def rates_table(found: dict[str, Any]) -> str:
-    rates = found["images_per_second"]
+def rates_table(figures: dict[str, Any]) -> str:
+    rates = figures["images_per_second"]
     lines = ["| network | H200, images/s | two CPU threads, images/s |", "| --- | ---: | ---: |"]
     lines += [f"| {name} | {rates['cuda-strict'][name]:,.0f} | {rates['cpu'][name]:.1f} |" for name in LARGE]
-    decoded = f"{found['decoded_per_second']:.0f} photographs of 640 x 427 in a second"
+    decoded = f"{figures['decoded_per_second']:.0f} photographs of 640 x 427 in a second"
     return "\n".join([*lines, "", f"One core decodes and resizes {decoded}."])
 
 
-def hours_table(found: dict[str, Any], share: float, peak: float) -> str:
+def hours_table(figures: dict[str, Any], share: float, peak: float) -> str:
     lines = [
         "| set | network | one GPU | eight GPUs | cores that decode for eight | one CPU of two cores "
         "| memory of a rank | traffic of eight ranks | of it to rank 0 |",
@@ -432,15 +432,15 @@ def hours_table(found: dict[str, Any], share: float, peak: float) -> str:
     ]
     for name, (count, _) in SETS.items():
         for network in LARGE:
-            gpu, cpu = (found["images_per_second"][place][network] for place in ("cuda-strict", "cpu"))
-            (row,) = [row for row in found["rows"] if (row["network"], row["taps"]) == (network, "lean")]
+            gpu, cpu = (figures["images_per_second"][place][network] for place in ("cuda-strict", "cpu"))
+            (row,) = [row for row in figures["rows"] if (row["network"], row["taps"]) == (network, "lean")]
             state = row["states"][name]["float32"]
             sent = exchanged(state, 8)
             cells = [
                 name,
                 network,
                 *(f"{hours(count, gpu, processes, share):.2f} h" for processes in (1, 8)),
-                f"{math.ceil(8 * gpu * share / found['decoded_per_second'])}",
+                f"{math.ceil(8 * gpu * share / figures['decoded_per_second'])}",
                 f"{hours(count, cpu, 1, share):,.0f} h",
                 size(peak * state),
                 size(sent["all"]),

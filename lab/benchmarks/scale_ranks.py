@@ -74,18 +74,20 @@ def results(model: nn.Module, loader: Iterable[Any]) -> dict[str, Tensor]:
     data = digits()
     fitted = detectors(model)
     gramwatch.fit_together(fitted, loader, progress=False)
-    found = {f"{name} {key}": t for name, each in fitted.items() for key, t in each.contents()[1].items()}
+    tensors = {
+        f"{name} {key}": t for name, detector in fitted.items() for key, t in detector.contents()[1].items()
+    }
     guard = fitted["guard"].calibrate(data.validation.split(BATCH), progress=False)
     verdict = guard(torch.cat([data.test, data.held_out]))
-    return found | {"score": verdict.score, "p_value": verdict.p_value}
+    return tensors | {"score": verdict.score, "p_value": verdict.p_value}
 
 
 def exactness(weights: Path, output: Path) -> None:
     rank, ranks = rank_and_size()
     train = digits().train
     for loader in LOADERS:
-        found = results(network(weights), loader_of(train, loader))
-        torch.save(found, output / f"{loader}-{rank}of{ranks}.pt")
+        tensors = results(network(weights), loader_of(train, loader))
+        torch.save(tensors, output / f"{loader}-{rank}of{ranks}.pt")
 
 
 # --- time, memory and traffic ------------------------------------------------------------------------

@@ -72,8 +72,8 @@ def told(*words: object) -> dict[str, Any]:
     done = subprocess.run(command(*words, "--json", "-q"), check=False, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"gramwatch {' '.join(map(str, words))}: {done.stderr}")
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
 
 
 def linked(files: list[Path], folder: Path, count: int) -> Path:
@@ -111,9 +111,9 @@ def family(process: int) -> Iterator[int]:
 def memory(process: int) -> int:
     """Bytes of a process and its children. What they share counts once."""
     total = 0
-    for each in family(process):
+    for member in family(process):
         with suppress(OSError):  # it has just ended
-            lines = Path(f"/proc/{each}/smaps_rollup").read_text().splitlines()
+            lines = Path(f"/proc/{member}/smaps_rollup").read_text().splitlines()
             total += sum(1024 * int(line.split()[1]) for line in lines if line.startswith("Pss:"))
     return total
 
@@ -140,7 +140,7 @@ def watched(*words: object, output: Path, every: float = 0.5) -> dict[str, Any]:
         summary = json.load(process.stdout)
     if process.returncode:
         raise SystemExit(f"the command ended with code {process.returncode}")
-    seen = [each for each in seen if each[2]]  # the last look may find that it has ended
+    seen = [sample for sample in seen if sample[2]]  # the last look may find that it has ended
     return {
         "images": summary["images"],
         "seconds": summary["seconds"],
@@ -150,12 +150,12 @@ def watched(*words: object, output: Path, every: float = 0.5) -> dict[str, Any]:
     }
 
 
-def flatness(found: dict[str, Any]) -> dict[str, float]:
+def flatness(memory: dict[str, Any]) -> dict[str, float]:
     """The memory over the second tenth of the images, and over the last tenth: the largest, in MiB."""
-    tenth = found["images"] / 10
+    tenth = memory["images"] / 10
 
     def largest(low: float, high: float) -> float:
-        return max(m for m, rows in zip(found["mib"], found["rows"], strict=True) if low <= rows <= high)
+        return max(m for m, rows in zip(memory["mib"], memory["rows"], strict=True) if low <= rows <= high)
 
     return {"second_tenth": largest(tenth, 2 * tenth), "last_tenth": largest(9 * tenth, 10 * tenth)}
 
@@ -178,8 +178,8 @@ def guard_of_digits(folder: Path) -> Path:
 def measured_memory(folder: Path, guard: Path, count: int) -> dict[str, Any]:
     shown = torch.cat([digits().validation[:100], photograph_patches(100)])
     images = linked(written(pixels(shown), folder / "shown"), folder / "many", count)
-    found = watched("score", guard, images, "--model", DIGITS[0], output=folder / "scores.csv")
-    return {**found, **flatness(found), "workers": default_workers()}
+    memory = watched("score", guard, images, "--model", DIGITS[0], output=folder / "scores.csv")
+    return {**memory, **flatness(memory), "workers": default_workers()}
 
 
 # --- workers -----------------------------------------------------------------------------------------
@@ -233,8 +233,8 @@ def measured_workers(
             {
                 "about": about,
                 "images": count,
-                "images_per_second": {str(workers): max(each) for workers, each in rates.items()},
-                "rounds": {str(workers): each for workers, each in rates.items()},
+                "images_per_second": {str(workers): max(rate) for workers, rate in rates.items()},
+                "rounds": {str(workers): rate for workers, rate in rates.items()},
                 "load_average": os.getloadavg()[1],
             },
         )
@@ -243,7 +243,7 @@ def measured_workers(
 def measured_costs(folder: Path, guards: dict[str, Path]) -> dict[str, Any]:
     """Milliseconds of processor time for each image, on one thread: to decode it, and to judge it."""
     torch.set_num_threads(1)
-    found: dict[str, Any] = {}
+    costs: dict[str, Any] = {}
     for name, (_, network, side, _) in CASES.items():
         if name == "digits":
             files = written(pixels(digits().validation[:256]), folder / "cost_digits")
@@ -263,12 +263,12 @@ def measured_costs(folder: Path, guards: dict[str, Path]) -> dict[str, Any]:
             for inputs in batches:
                 opened.detector(inputs)
             judge.append(time.process_time() - start)
-        found[name] = {
+        costs[name] = {
             "decode_ms": 1000 * min(decode) / len(files),
             "judge_ms": 1000 * min(judge) / len(files),
         }
-        print(name, found[name], flush=True)
-    return found
+        print(name, costs[name], flush=True)
+    return costs
 
 
 # --- the picture -------------------------------------------------------------------------------------
@@ -276,30 +276,30 @@ def measured_costs(folder: Path, guards: dict[str, Path]) -> dict[str, Any]:
 
 def draw(result: dict[str, Any], path: Path) -> None:
     """Memory over the number of images that are scored."""
-    found = result["memory"]
+    memory = result["memory"]
     plt = gramwatch.pictures.pyplot()
     figure, axis = plt.subplots(figsize=(WIDTH, 3.2), layout="constrained")
     (look,) = looks_of(("row_sums",)).values()
-    axis.plot(found["rows"], found["mib"], color=look.colour, linewidth=1.4)
-    tenth = found["images"] / 10
+    axis.plot(memory["rows"], memory["mib"], color=look.colour, linewidth=1.4)
+    tenth = memory["images"] / 10
     for left, right, key in ((tenth, 2 * tenth, "second_tenth"), (9 * tenth, 10 * tenth, "last_tenth")):
         axis.axvspan(left, right, color=FAINT, zorder=0)
         axis.annotate(
-            f"at most {found[key]:,.0f} MiB",
-            ((left + right) / 2, found[key]), (0, 8), textcoords="offset points",
+            f"at most {memory[key]:,.0f} MiB",
+            ((left + right) / 2, memory[key]), (0, 8), textcoords="offset points",
             ha="center", va="bottom", fontsize=SMALL, color=INK,
         )  # fmt: skip
-    axis.set_xlim(0, found["images"])
-    axis.set_ylim(0, 1.25 * max(found["mib"]))
+    axis.set_xlim(0, memory["images"])
+    axis.set_ylim(0, 1.25 * max(memory["mib"]))
     axis.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     axis.set_xlabel("images scored", fontsize=TEXT, color=INK)
     axis.set_ylabel("memory, MiB", fontsize=TEXT, color=INK)
     axis.tick_params(labelsize=SMALL)
     axis.spines[["top", "right"]].set_visible(False)
     axis.spines[["left", "bottom"]].set_color(SOFT)
-    workers = f"{found['workers']} decoding worker{'s' if found['workers'] > 1 else ''}"
+    workers = f"{memory['workers']} decoding worker{'s' if memory['workers'] > 1 else ''}"
     axis.set_title(
-        f"gramwatch score, {found['images']:,} images: the command and its {workers}",
+        f"gramwatch score, {memory['images']:,} images: the command and its {workers}",
         fontsize=TITLE, weight="bold", loc="left", color=INK,
     )  # fmt: skip
     figure.set_dpi(DPI)
@@ -332,8 +332,8 @@ def main(given: list[str] | None = None) -> None:
             result["costs"] = measured_costs(folder, guards)
             result["workers"] = before if args.keep_workers else {}
             save(args.output, result)
-            for case, found in () if args.keep_workers else measured_workers(folder, guards, args.rounds):
-                result["workers"][case] = found
+            for case, rates in () if args.keep_workers else measured_workers(folder, guards, args.rounds):
+                result["workers"][case] = rates
                 save(args.output, result)
     draw(json.loads(args.output.read_text(encoding="utf-8")), args.picture)
 

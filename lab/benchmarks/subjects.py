@@ -190,11 +190,11 @@ CIFAR_SETS = {
 
 
 def of_cifar10(
-    places: Places, loaded: Loaded, fit: int = FIT, test: int = TEST, each: int = OUTLIERS
+    places: Places, loaded: Loaded, fit: int = FIT, test: int = TEST, outliers: int = OUTLIERS
 ) -> Subject:
     """A network for CIFAR-10, with its images."""
     known = images_of("cifar10", places.data, 32, CALIBRATE + test)
-    others = {t: (kind, images_of(n, places.data, 32, each)) for t, (kind, n) in CIFAR_SETS.items()}
+    others = {t: (kind, images_of(n, places.data, 32, outliers)) for t, (kind, n) in CIFAR_SETS.items()}
     return Subject(
         loaded.network.to(places.device),
         loaded.mean,

@@ -63,12 +63,12 @@ def main() -> None:
         for batch in loader:
             network(batch.to(device))
 
-    together = Together(detectors)
-    functions = {"plain": plain, "together": lambda: together.measure(loader, "judging", False)}
+    evaluation = Together(detectors)
+    functions = {"plain": plain, "together": lambda: evaluation.measure(loader, "judging", False)}
     times = Clock(device).in_turns(functions, args.rounds)
-    found = summary([a / b for a, b in zip(times["together"], times["plain"], strict=True)])
+    figures = summary([a / b for a, b in zip(times["together"], times["plain"], strict=True)])
     print(
-        f"{len(detectors)} methods together: {ratio(found)} x one plain pass over {args.images} images, "
+        f"{len(detectors)} methods together: {ratio(figures)} x one plain pass over {args.images} images, "
         f"{args.neighbours:,} neighbours: {', '.join(detectors)}"
     )
 

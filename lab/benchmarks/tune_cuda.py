@@ -63,7 +63,7 @@ def main() -> None:
     standing = dict(cuda._TILES)
     for layout, shapes in MAPS.items():
         began = time.monotonic()
-        found: dict[tuple[int, tuple[int, ...]], list[tuple[float, Any, int]]] = {}
+        timings: dict[tuple[int, tuple[int, ...]], list[tuple[float, Any, int]]] = {}
         for choice in (None, *CHOICES):
             if time.monotonic() - began > args.seconds:
                 print(f"time is up at {choice}")
@@ -77,8 +77,8 @@ def main() -> None:
                     x = x.transpose(1, 2).contiguous().transpose(1, 2)
                 launch = one_pass(x, reduced)
                 registers = launch().n_regs
-                found.setdefault((reduced, shape), []).append((microseconds(launch), choice, registers))
-        for (reduced, shape), rows in found.items():
+                timings.setdefault((reduced, shape), []).append((microseconds(launch), choice, registers))
+        for (reduced, shape), rows in timings.items():
             limit = torch.Size(shape).numel() * 4 / 4.33e6
             best = [
                 f"{t:.1f} {choice or 'as it is'} r{r}" for t, choice, r in sorted(rows, key=lambda r: r[0])

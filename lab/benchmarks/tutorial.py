@@ -71,8 +71,8 @@ def figures(folder: Path, ran: dict[str, dict[str, Any]]) -> dict[str, Any]:
     total = Counter(truth)
     return {
         "flagged": {kind: {"flagged": flagged[kind], "images": total[kind]} for kind in KINDS},
-        "processor_seconds": {name: each["processor_seconds"] for name, each in ran.items()},
-        "seconds": {name: each["seconds"] for name, each in ran.items()},
+        "processor_seconds": {name: command["processor_seconds"] for name, command in ran.items()},
+        "seconds": {name: command["seconds"] for name, command in ran.items()},
         "groups": [
             {
                 "title": group["title"],
@@ -94,9 +94,9 @@ def terminal(ran: dict[str, dict[str, Any]]) -> str:
     from rich.text import Text
 
     console = Console(record=True, width=COLUMNS, file=StringIO(), color_system="truecolor")
-    for each in ran.values():
-        console.print(Text(f"$ {each['line']}", style="bold green"))
-        console.print(Text(each["said"]))
+    for command in ran.values():
+        console.print(Text(f"$ {command['line']}", style="bold green"))
+        console.print(Text(command["said"]))
     svg = console.export_svg(title="gramwatch")
     return re.sub(r"@font-face \{.*?\}\n", "", svg, flags=re.DOTALL)  # fonts of a server
 
@@ -144,8 +144,8 @@ def pictures(folder: Path, images: Path, ran: dict[str, dict[str, Any]]) -> None
                 browser.refresh()
                 for at in ("summary", "groups", "suspicious", "where", "all", "fitted"):
                     shoot(browser, folder / f"look_{theme}_{name}_{at}.png", width, 900, at, theme)
-        if found := errors(browser):
-            raise SystemExit(f"the browser reports: {found}")
+        if messages := errors(browser):
+            raise SystemExit(f"the browser reports: {messages}")
     for name in ("tutorial_terminal", "report", "report_groups"):
         small(images / f"{name}.png")
 
@@ -174,9 +174,9 @@ def main(given: list[str] | None = None) -> None:
             "the commands of docs/tutorial.md, with timm:efficientnet_b0 trained for 120 epochs with seed 0"
         )
         others = {name: before[name] for name in ("earlier", "milder")}  # figures of other runs
-        found = {"accuracy": args.accuracy, **figures(args.folder, ran), **others}
+        facts = {"accuracy": args.accuracy, **figures(args.folder, ran), **others}
         load = {"load_average": os.getloadavg()[1]}
-        save(data, {"command": about, **machine(torch.device("cpu")), **load, **found})
+        save(data, {"command": about, **machine(torch.device("cpu")), **load, **facts})
     pictures(args.folder, args.docs / "images", json.loads(kept.read_text(encoding="utf-8")))
 
 

@@ -147,13 +147,13 @@ class Subject:
                 f"longer {record}": partial(fit, longer, record),
             }
         times = clock.in_turns(functions, rounds)
-        found: dict[str, Any] = {"fit": summary(ratios(times["fit False"], times["plain"]))}
+        figures: dict[str, Any] = {"fit": summary(ratios(times["fit False"], times["plain"]))}
         for record in recording:
             pairs = zip(times[f"longer {record}"], times[f"fit {record}"], strict=True)
             further = [(long - short) / (FURTHER - 1) for long, short in pairs]
             name = "fit_further_recorded" if record else "fit_further"
-            found[name] = summary(ratios(further, times["plain"]))
-        return found
+            figures[name] = summary(ratios(further, times["plain"]))
+        return figures
 
 
 def four_ways(images: Tensor) -> list[Tensor]:
@@ -161,7 +161,7 @@ def four_ways(images: Tensor) -> list[Tensor]:
     turned = [images.rot90(quarters, (2, 3)) for quarters in range(4)]
     channels_last = images.is_contiguous(memory_format=torch.channels_last)
     form = torch.channels_last if channels_last else torch.contiguous_format
-    return [each.contiguous(memory_format=form) for each in turned]
+    return [batch.contiguous(memory_format=form) for batch in turned]
 
 
 def row(name: str, way: str, args: argparse.Namespace) -> dict[str, Any]:
@@ -172,20 +172,24 @@ def row(name: str, way: str, args: argparse.Namespace) -> dict[str, Any]:
     functions = subject.functions(args.full)
     times = clock.in_turns(functions, args.rounds)
     plain = times.pop("plain")
-    found: dict[str, Any] = {"network": name, "way": way, "batch": batch, "plain_seconds": summary(plain)}
-    found["members"] = len(subject.guard.members)
-    for each, seconds in times.items():
-        found[each] = summary([x - 1 for x in ratios(seconds, plain)])
+    figures: dict[str, Any] = {"network": name, "way": way, "batch": batch, "plain_seconds": summary(plain)}
+    figures["members"] = len(subject.guard.members)
+    for function_name, seconds in times.items():
+        figures[function_name] = summary([x - 1 for x in ratios(seconds, plain)])
     if clock.cuda:
-        kernels = {each: kernel_seconds(function) for each, function in functions.items()}
-        busy = {each: sum(seconds.values()) for each, seconds in kernels.items()}
-        found["busy_plain_seconds"] = busy["plain"]
-        found |= {f"busy_{each}": busy[each] / busy["plain"] - 1 for each in busy if each != "plain"}
+        kernels = {function_name: kernel_seconds(function) for function_name, function in functions.items()}
+        busy = {function_name: sum(seconds.values()) for function_name, seconds in kernels.items()}
+        figures["busy_plain_seconds"] = busy["plain"]
+        figures |= {
+            f"busy_{function_name}": busy[function_name] / busy["plain"] - 1
+            for function_name in busy
+            if function_name != "plain"
+        }
         if args.kernels:
             show_kernels(name, way, kernels["plain"], kernels["guard"])
     if args.fit:
-        found |= subject.fit_ratios(clock, 5)
-    return found
+        figures |= subject.fit_ratios(clock, 5)
+    return figures
 
 
 def show_kernels(name: str, way: str, plain: dict[str, float], guard: dict[str, float]) -> None:
@@ -201,7 +205,7 @@ def show_kernels(name: str, way: str, plain: dict[str, float], guard: dict[str, 
 def added(rows: list[dict[str, Any]], new: dict[str, Any]) -> list[dict[str, Any]]:
     """The rows with a new one, in place of an older one of the same network, way, batch and members."""
     key = ("network", "way", "batch", "members")
-    kept = [each for each in rows if any(each[k] != new[k] for k in key)]
+    kept = [row for row in rows if any(row[k] != new[k] for k in key)]
     return [*kept, new]
 
 

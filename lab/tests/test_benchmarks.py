@@ -38,11 +38,11 @@ from tests.numerics.test_statistics import assert_as_exact_as_promised, mixed_ma
 
 def test_the_released_statistics_are_the_papers():
     maps = torch.rand(3, 5, 7) + 0.1
-    found = released.statistics(maps, range(1, 5))
+    result = released.statistics(maps, range(1, 5))
     for n in range(3):
         for k, order in enumerate(range(1, 5)):
             expected = torch.from_numpy(oracle.stat(maps[n].numpy(), order, "row_sums"))
-            torch.testing.assert_close(found[n, k].double(), expected, rtol=1e-5, atol=0)
+            torch.testing.assert_close(result[n, k].double(), expected, rtol=1e-5, atol=0)
 
 
 def test_the_released_algorithm_scores_by_the_bounds_it_fitted():
@@ -55,11 +55,11 @@ def test_the_released_algorithm_scores_by_the_bounds_it_fitted():
 
     classes, values = model(x).argmax(1).tolist(), []
     narrow = [{c: (lo * 1.5, lo * 1.5) for c, (lo, _) in tap.items()} for tap in bounds]
-    found = released.score(model, taps, x, orders, narrow)
+    result = released.score(model, taps, x, orders, narrow)
     kept, _ = released._collect(model, taps, [x], orders)
     for n, c in enumerate(classes):
         values.append([outside_range(kept[t][n], *narrow[t][c]).sum() for t in range(3)])
-    torch.testing.assert_close(found, torch.tensor(values), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(result, torch.tensor(values), rtol=1e-4, atol=1e-4)
 
 
 def test_pytorch_ood_is_given_the_tensors_that_ours_watches():
@@ -83,9 +83,9 @@ def test_pytorch_ood_is_given_the_tensors_that_ours_watches():
 def test_ratios_are_taken_within_a_round():
     # The machine is three times slower in the second round: the ratio is 2 all the same.
     assert measure.ratios([2.0, 6.0, 2.2], [1.0, 3.0, 1.1]) == pytest.approx([2.0, 2.0, 2.0])
-    found = measure.variant([2.0, 6.0], [1.0, 3.0, 1.0], count=10)
-    assert found["ratio"] == {"median": 2.0, "low": 2.0, "high": 2.0, "rounds": 2}
-    assert found["images_per_second"] == 2.5
+    result = measure.variant([2.0, 6.0], [1.0, 3.0, 1.0], count=10)
+    assert result["ratio"] == {"median": 2.0, "low": 2.0, "high": 2.0, "rounds": 2}
+    assert result["images_per_second"] == 2.5
 
 
 def test_a_summary_is_the_median_and_the_quartiles():
@@ -111,12 +111,12 @@ def test_fits_are_compared_per_image_and_in_the_same_round():
         {"plain": (1.0, 10), "ours": (1.5, 10), "released": (6.0, 2)},
         {"plain": (2.0, 10), "ours": (3.0, 10)},
     ]
-    found = overhead.fit_summary(rounds)
-    assert found["ours"]["ratio"]["median"] == pytest.approx(1.5)
-    assert found["released"]["ratio"] == pytest.approx({"median": 30, "low": 30, "high": 30, "rounds": 1})
-    assert found["released"]["over_ours"]["median"] == pytest.approx(20)
-    assert found["released"]["images"] == 2
-    assert found["plain"]["images_per_second"] == pytest.approx(20 / 3)
+    result = overhead.fit_summary(rounds)
+    assert result["ours"]["ratio"]["median"] == pytest.approx(1.5)
+    assert result["released"]["ratio"] == pytest.approx({"median": 30, "low": 30, "high": 30, "rounds": 1})
+    assert result["released"]["over_ours"]["median"] == pytest.approx(20)
+    assert result["released"]["images"] == 2
+    assert result["plain"]["images_per_second"] == pytest.approx(20 / 3)
 
 
 def test_the_images_are_split_into_parts_and_cut_short():
@@ -319,12 +319,12 @@ def test_an_exported_guard_decided_as_the_guard_on_ten_thousand_images():
     result = json.loads((document.DOCS / "data" / "exported.json").read_text(encoding="utf-8"))
     assert sum(result["sets"].values()) == 10_000
     for kind in ("onnx", "pt2"):
-        found = result[kind]
-        assert found["images"] == 10_000
-        assert 0 < found["flagged"] < 10_000
-        assert found["largest difference of a score"] <= 1e-4
-        assert found["other classes"] == found["other verdicts"] == 0
-        assert found["other verdicts, ties"] <= found["ties at the threshold"]
+        actual = result[kind]
+        assert actual["images"] == 10_000
+        assert 0 < actual["flagged"] < 10_000
+        assert actual["largest difference of a score"] <= 1e-4
+        assert actual["other classes"] == actual["other verdicts"] == 0
+        assert actual["other verdicts, ties"] <= actual["ties at the threshold"]
 
 
 def test_an_exported_lean_guard_costs_less_than_a_third_of_the_network():
@@ -334,12 +334,12 @@ def test_an_exported_lean_guard_costs_less_than_a_third_of_the_network():
 
 
 def test_react_is_judged_at_every_percentile():
-    found = react.detectors(torch.nn.Linear(3, 2))
-    for place, detector in enumerate(list(found.values())[1:]):
+    result = react.detectors(torch.nn.Linear(3, 2))
+    for place, detector in enumerate(list(result.values())[1:]):
         detector.clip_ = torch.tensor(float(place))
     inside, outside = torch.tensor([0.0, 1.0, 2.0]), torch.tensor([0.5, 3.0])
-    scores = {title: dict.fromkeys(found, outside) for title in react.SETS.values()}
-    rows = react.rows(found, {"inside": dict.fromkeys(found, inside), **scores})
+    scores = {title: dict.fromkeys(result, outside) for title in react.SETS.values()}
+    rows = react.rows(result, {"inside": dict.fromkeys(result, inside), **scores})
     assert [row["clip"] for row in rows] == [None, 0, 1, 2, 3]
     assert all(row[title] == pytest.approx(100 * 4 / 6) for row in rows for title in react.SETS.values())
 
@@ -354,34 +354,35 @@ def test_a_variant_of_the_last_stage_changes_one_thing():
     logits = torch.tensor([[0.0, 3.0]]).repeat(100, 1)
 
     def measured(values: torch.Tensor) -> dict[str, Measurement]:
-        found = {name: values.flatten(1) for name in ("by order", "held out")}
-        found |= {name: values.sum(2) for name in last_stage.PAIRS}
+        result = {name: values.flatten(1) for name in ("by order", "held out")}
+        result |= {name: values.sum(2) for name in last_stage.PAIRS}
         return {
-            name: Measurement(each, logits, torch.ones(100, dtype=torch.bool)) for name, each in found.items()
+            name: Measurement(values, logits, torch.ones(100, dtype=torch.bool))
+            for name, values in result.items()
         }
 
     rows = {row["variant"]: row["tnr"] for row in last_stage.rows(taps, measured(inside), measured(outside))}
     assert len(rows) == len(last_stage.VARIANTS)
-    assert all(all(tnr < 20 for tnr in found[:3]) for found in rows.values())
-    low = {variant for variant, found in rows.items() if found[3] < 20}
+    assert all(all(tnr < 20 for tnr in result[:3]) for result in rows.values())
+    low = {variant for variant, result in rows.items() if result[3] < 20}
     assert low == {"odd orders alone", "before ReLUs alone"}
-    assert all(found[3] == 100 for variant, found in rows.items() if variant not in low)
+    assert all(result[3] == 100 for variant, result in rows.items() if variant not in low)
 
 
 def test_cancellation_is_found_and_one_statistic_that_decides_too():
     order, classes = torch.tensor([1, 1, 2]), torch.zeros(3, dtype=torch.long)
-    found = {
+    result = {
         "float64": torch.tensor([[1e-5, 1.0, 1.0], [0.5, 1.1, 1.0], [1.0, 1.2, 1.0]]),
         "magnitude": torch.tensor([[1.0, 1.0, 1.0], [1.0, 1.1, 1.0], [1.0, 1.2, 1.0]]),
     }
-    first = cancellation.cancelled(found, classes, order)[0]
+    first = cancellation.cancelled(result, classes, order)[0]
     assert first["bounds"] == 4  # of two statistics the smallest and the largest
     assert first["0.0001"] == first["0.01"] == 0.25
     test = {name: torch.tensor([[0.0, 1.3, 1.1]]) for name in ("float64", "kernel")}
-    train = dict.fromkeys(test, found["float64"])
+    train = dict.fromkeys(test, result["float64"])
     judged = cancellation.judged(train, classes, test, classes[:1], classes, order)
-    each = [1e-5 / 1.1e-5, 0.1 / 1.2, 0.1 / 1.0]  # Eq. 3, all in one tap
-    assert judged["largest_share"] == pytest.approx(each[0] / sum(each), rel=1e-4)
+    shares = [1e-5 / 1.1e-5, 0.1 / 1.2, 0.1 / 1.0]  # Eq. 3, all in one tap
+    assert judged["largest_share"] == pytest.approx(shares[0] / sum(shares), rel=1e-4)
     assert judged["one_statistic_is_over_half"] == judged["of_these_order_1"] == 1
     assert judged["kernel"] == {"median": 0, "largest": 0}
 
@@ -397,24 +398,24 @@ def test_the_exact_row_sums_are_the_papers():
 
 def test_planted_regions_have_their_size_and_nothing_else_changes():
     images = torch.rand(40, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    for each in (planted.patched(images, images.flip(0), 3), planted.damaged(images, 3)):
-        outside = ~each.mask.unsqueeze(1).expand_as(images)
-        assert torch.equal(each.images[outside], images[outside])
-        areas = each.mask.float().mean((1, 2))
+    for case in (planted.patched(images, images.flip(0), 3), planted.damaged(images, 3)):
+        outside = ~case.mask.unsqueeze(1).expand_as(images)
+        assert torch.equal(case.images[outside], images[outside])
+        areas = case.mask.float().mean((1, 2))
         assert 0.03 < float(areas.min()) < 0.09
         assert 0.2 < float(areas.max()) < 0.28
-        assert (each.images != images).flatten(1).any(1).all()
-    assert set(each.kinds) == set(planted.ARTEFACTS)
+        assert (case.images != images).flatten(1).any(1).all()
+    assert set(case.kinds) == set(planted.ARTEFACTS)
 
 
 def test_planted_regions_favour_no_part_of_the_image():
     """A map that is always highest in the middle finds them by chance only."""
     images = torch.rand(1500, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     mask = planted.damaged(images, 5).mask
-    found = explain.middle(mask)
-    assert explain.aurocs(found, mask).mean() == pytest.approx(0.5, abs=0.03)
+    result = explain.middle(mask)
+    assert explain.aurocs(result, mask).mean() == pytest.approx(0.5, abs=0.03)
     area = mask.double().mean()
-    assert explain.pointing(found, mask).mean() == pytest.approx(float(area), abs=0.05)
+    assert explain.pointing(result, mask).mean() == pytest.approx(float(area), abs=0.05)
     assert area < explain.near(mask).double().mean() < 2 * area
 
 
@@ -425,8 +426,8 @@ def test_pointing_and_auroc_of_maps():
     maps[0, 3, 3] = 2.0
     maps[1, 0, 0] = 2.0
     assert explain.pointing(maps, mask).tolist() == [1.0, 0.0]
-    for found, inside, value in zip(maps, mask, explain.aurocs(maps, mask), strict=True):
-        assert float(value) == pytest.approx(auroc(found[~inside], found[inside]))
+    for actual, inside, value in zip(maps, mask, explain.aurocs(maps, mask), strict=True):
+        assert float(value) == pytest.approx(auroc(actual[~inside], actual[inside]))
 
 
 def test_painting_over_fills_from_the_surroundings():

@@ -70,9 +70,17 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Own]:
     write_classes(folder / "train", 150, seed=1)
     write_classes(folder / "test", 20, seed=2)
     _train(folder)
-    made = Own(folder, "")
+    own_files = Own(folder, "")
     result = invoke(
-        "fit", made.model, made.train, "--weights", made.weights, "-o", made.guard, *PREPARED, *QUICK
+        "fit",
+        own_files.model,
+        own_files.train,
+        "--weights",
+        own_files.weights,
+        "-o",
+        own_files.guard,
+        *PREPARED,
+        *QUICK,
     )
     assert result.exit_code == 0, result.output
     yield Own(folder, result.output)

@@ -67,8 +67,8 @@ def test_help_has_no_line_breaks_inside_paragraphs() -> None:
 
 
 def test_the_command_shows_warnings_as_notes(own, tmp_path) -> None:
-    some = next(path for path in own.train.iterdir() if path.is_dir())
-    words = ["fit", own.model, some, "--weights", own.weights, "--hold-out", 0, *PREPARED, *QUICK]
+    class_folder = next(path for path in own.train.iterdir() if path.is_dir())
+    words = ["fit", own.model, class_folder, "--weights", own.weights, "--hold-out", 0, *PREPARED, *QUICK]
     command = [sys.executable, "-m", "gramwatch", *words, "-o", tmp_path / "guard.safetensors"]
     done = subprocess.run(
         [str(word) for word in command], cwd=own.folder, capture_output=True, text=True, check=True
@@ -78,8 +78,8 @@ def test_the_command_shows_warnings_as_notes(own, tmp_path) -> None:
 
 
 def test_quiet_silences_warnings_too(own, tmp_path) -> None:
-    some = next(path for path in own.train.iterdir() if path.is_dir())
-    words = ["fit", own.model, some, "--weights", own.weights, "--hold-out", 0, *PREPARED, *QUICK]
+    class_folder = next(path for path in own.train.iterdir() if path.is_dir())
+    words = ["fit", own.model, class_folder, "--weights", own.weights, "--hold-out", 0, *PREPARED, *QUICK]
     with pytest.warns(GramwatchWarning, match="predicted for fewer than"):
         invoke(*words, "-o", tmp_path / "a.safetensors")
     result = invoke(*words, "-o", tmp_path / "b.safetensors", "-q")
@@ -103,17 +103,17 @@ def test_every_command_has_a_short_option_for_help() -> None:
 
 @pytest.mark.parametrize("command", ["paper list", "study", "train --help", "data list --sources"])
 def test_without_the_lab_its_commands_say_what_to_install(command: str) -> None:
-    found = without_the_lab(*command.split())
-    assert found.returncode == 2
+    result = without_the_lab(*command.split())
+    assert result.returncode == 2
     name = command.split()[0]
-    assert found.stderr == f"gramwatch: '{name}' comes with gramwatch-lab: pip install gramwatch-lab\n"
+    assert result.stderr == f"gramwatch: '{name}' comes with gramwatch-lab: pip install gramwatch-lab\n"
 
 
 def test_without_the_lab_help_does_not_list_its_commands() -> None:
-    found = without_the_lab("--help")
-    assert found.returncode == 0
-    assert "evaluate" in found.stdout
-    assert " paper " not in found.stdout
+    result = without_the_lab("--help")
+    assert result.returncode == 0
+    assert "evaluate" in result.stdout
+    assert " paper " not in result.stdout
 
 
 def without_the_lab(*words: str) -> "subprocess.CompletedProcess[str]":

@@ -26,11 +26,11 @@ def test_the_blocks_of_the_page_run_and_print_what_it_shows(of_page):
     rows = (of_page.folder / "scores.csv").read_text().splitlines()
     assert rows[0] in text
     assert len(rows) == 201
-    found, shown = ({row["path"]: row for row in csv.DictReader(lines)} for lines in (rows, _rows(text)))
+    actual, shown = ({row["path"]: row for row in csv.DictReader(lines)} for lines in (rows, _rows(text)))
     assert len(shown) == 2
     for path, row in shown.items():
-        assert (row["predicted"], row["is_ood"]) == (found[path]["predicted"], found[path]["is_ood"])
-        assert float(row["score"]) == pytest.approx(float(found[path]["score"]), abs=0.1)
+        assert (row["predicted"], row["is_ood"]) == (actual[path]["predicted"], actual[path]["is_ood"])
+        assert float(row["score"]) == pytest.approx(float(actual[path]["score"]), abs=0.1)
     (told,) = re.findall(r"(\d+) of 200 images flagged", text)
     assert abs(int(told) - int(flagged)) <= 3
 

@@ -174,7 +174,7 @@ def test_a_read_only_folder_is_noticed_at_the_start(
         (TABLE + "--output done", "gramwatch_lab.paper.experiment.computed", "the same command goes on"),
         (STUDY + "--output done", "gramwatch_lab.paper.experiment.computed", "the same command goes on"),
         ("data get cifar10 --data out", "gramwatch_lab.datasets.download.get", "the same command goes on"),
-        ("data check --data out", "gramwatch_lab.datasets.download.found", "interrupted"),
+        ("data check --data out", "gramwatch_lab.datasets.download.is_present", "interrupted"),
     ],
 )
 def test_an_interruption_says_what_was_kept(
@@ -196,8 +196,8 @@ def digits(monkeypatch: pytest.MonkeyPatch) -> None:
     from gramwatch.inputs.datasets import ImageSet
 
     images = torch.randint(0, 255, (20, 1, 28, 28), dtype=torch.uint8)
-    found = ImageSet("MNIST", images, torch.arange(20) % 10)
-    monkeypatch.setattr("gramwatch.inputs.datasets.load", lambda *_, **__: found)
+    result = ImageSet("MNIST", images, torch.arange(20) % 10)
+    monkeypatch.setattr("gramwatch.inputs.datasets.load", lambda *_, **__: result)
 
 
 @pytest.mark.usefixtures("digits")

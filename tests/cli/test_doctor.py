@@ -13,11 +13,11 @@ from tests.cli.invoking import invoke, raising
 def test_the_doctor_finds_versions_kernels_and_a_working_guard():
     result = invoke("doctor", "--device", "cpu", "--json")
     assert result.exit_code == 0, result.output
-    found = json.loads(result.stdout)
-    assert found["torch"] == torch.__version__
-    assert found["kernels"].startswith("compiled, within ")
-    assert float(found["kernels"].split()[2]) < 1e-4
-    assert (found["device"], found["self-test"]) == ("cpu", "passed")
+    report = json.loads(result.stdout)
+    assert report["torch"] == torch.__version__
+    assert report["kernels"].startswith("compiled, within ")
+    assert float(report["kernels"].split()[2]) < 1e-4
+    assert (report["device"], report["self-test"]) == ("cpu", "passed")
 
 
 def test_the_doctor_reports_what_fails(monkeypatch):
@@ -43,9 +43,9 @@ def test_the_doctor_imports_what_it_calls_installed(monkeypatch, package):
     monkeypatch.setattr("gramwatch.cli.doctor.self_test", lambda place: "")
     shown = invoke("doctor", "--device", "cpu", "--json")
     assert shown.exit_code == 1
-    found = json.loads(shown.stdout)
-    assert found[package].startswith("1.2.3, cannot be imported: ModuleNotFoundError")
-    assert found["numpy"] == "1.2.3"
+    report = json.loads(shown.stdout)
+    assert report[package].startswith("1.2.3, cannot be imported: ModuleNotFoundError")
+    assert report["numpy"] == "1.2.3"
 
 
 def test_the_doctor_knows_that_classifiers_do_without_the_operators_of_torchvision(monkeypatch):

@@ -55,6 +55,6 @@ def test_a_network_is_measured_for_every_pair_of_numbers(monkeypatch):
     assert {(row["fitted"], row["calibrated"]) for row in rows} == {
         (f, c) for f in (360, 721) for c in (40, 200)
     }
-    found = {(row["set"], row["fitted"], row["calibrated"]): row for row in rows}
+    result = {(row["set"], row["fitted"], row["calibrated"]): row for row in rows}
     assert all(row["low"] <= row["found"] + 1 and row["found"] <= row["high"] + 1 for row in rows)
-    assert found["others", 721, 200]["found"] > found["ordinary", 721, 200]["found"] + 20
+    assert result["others", 721, 200]["found"] > result["ordinary", 721, 200]["found"] + 20

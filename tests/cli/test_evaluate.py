@@ -85,10 +85,10 @@ def test_the_saved_guard_is_judged_first_as_score_judges(words, own, noise, tmp_
     assert not result.stderr
     said = json.loads(result.stdout)
     assert said["protocol"] is None
-    found = said["verdicts"]
-    assert found["level"] == (level or 0.95)
+    actual = said["verdicts"]
+    assert actual["level"] == (level or 0.95)
     scores = []
-    for row, folder in zip(found["rows"], (own.test, noise), strict=True):
+    for row, folder in zip(actual["rows"], (own.test, noise), strict=True):
         table = tmp_path / f"{folder.name}.csv"
         scored = invoke("score", own.guard, folder, "-o", table, "--model", own.model, *QUICK, *choice)
         assert scored.exit_code == 0, scored.output
@@ -98,10 +98,10 @@ def test_the_saved_guard_is_judged_first_as_score_judges(words, own, noise, tmp_
         assert (row["name"], row["examples"], row["flagged"]) == (str(folder), len(rows), flagged)
         assert row["low"] <= flagged / len(rows) <= row["high"]
         scores.append([float(line["score"]) for line in rows])
-    assert found["rows"][0]["auroc"] == {}
-    assert found["rows"][1]["auroc"]["Guard"] == pytest.approx(auroc(*scores), abs=1e-9)
+    assert actual["rows"][0]["auroc"] == {}
+    assert actual["rows"][1]["auroc"]["Guard"] == pytest.approx(auroc(*scores), abs=1e-9)
     members = ["Gram", "profile", "class ratio", "energy", "Mahalanobis++", "KNN", "image"]
-    assert list(found["rows"][1]["auroc"]) == ["Guard", *members, "MSP"]
+    assert list(actual["rows"][1]["auroc"]) == ["Guard", *members, "MSP"]
 
 
 def test_the_interval_of_a_share_is_that_of_clopper_and_pearson(in_python, own):
@@ -145,7 +145,7 @@ def test_the_protocol_of_the_paper_is_an_option_and_as_in_python(words, own, noi
 def test_methods_beside_a_guard_are_fitted_on_the_training_images(words, own, noise, in_python):
     result = invoke(*words, "--methods", "gram,nci,msp", "--train", own.train, "--json", "-q")
     assert result.exit_code == 0, result.output
-    found = {row["method"]: row["mean"]["auroc"] for row in json.loads(result.stdout)["protocol"]["rows"]}
+    report = {row["method"]: row["mean"]["auroc"] for row in json.loads(result.stdout)["protocol"]["rows"]}
     network = in_python.guard.model
     beside = {"NCI": METHODS["nci"](network), "MSP": METHODS["msp"](network)}
     gramwatch.fit_together(beside, in_python.batches(own.train), progress=False)
@@ -155,9 +155,9 @@ def test_methods_beside_a_guard_are_fitted_on_the_training_images(words, own, no
         {"noise": in_python.batches(noise)},
         progress=False,
     )
-    assert list(found) == list(expected.methods)
+    assert list(report) == list(expected.methods)
     for row in expected.rows:
-        assert found[row.method] == pytest.approx(row.mean["auroc"], abs=1e-6)
+        assert report[row.method] == pytest.approx(row.mean["auroc"], abs=1e-6)
 
 
 def test_methods_that_need_training_images_ask_for_them(words, own):

@@ -24,11 +24,11 @@ def test_three_sentences_and_a_picture(command, tmp_path):
 def test_the_summary_adds_up(command):
     result = invoke(*command, "--json")
     assert result.exit_code == 0, result.output
-    found = json.loads(result.stdout)
-    assert sum(found["members"].values()) == pytest.approx(found["score"], abs=1e-5)
-    for member, taps in found["taps"].items():
-        assert sum(taps.values()) == pytest.approx(found["members"][member], abs=1e-5)
-    assert len(found["sentences"]) == 3
+    report = json.loads(result.stdout)
+    assert sum(report["members"].values()) == pytest.approx(report["score"], abs=1e-5)
+    for member, taps in report["taps"].items():
+        assert sum(taps.values()) == pytest.approx(report["members"][member], abs=1e-5)
+    assert len(report["sentences"]) == 3
 
 
 def test_what_is_no_image_is_an_error(command, tmp_path):

@@ -39,13 +39,13 @@ def test_the_example_judges_a_folder_as_gramwatch_score_does(own, robust, graph,
     run = f"{WITHOUT}import runpy; sys.argv[1:] = {[str(graph), str(folder)]!r}; "
     run += f"runpy.run_path({str(EXAMPLE)!r}, run_name='__main__')"
     said = subprocess.run([sys.executable, "-c", run], capture_output=True, text=True, check=True).stdout
-    found = {row["path"]: row for row in csv.DictReader(io.StringIO(said))}
+    result = {row["path"]: row for row in csv.DictReader(io.StringIO(said))}
     want = {row["path"]: row for row in csv.DictReader(scored.open(encoding="utf-8"))}
     assert want.pop(str(folder / "fifo.png"))["error"] == "not a regular file"
-    assert found.keys() == want.keys()
-    assert len(found) == 40 + 6
+    assert result.keys() == want.keys()
+    assert len(result) == 40 + 6
     for path, row in want.items():
-        mine = found[path]
+        mine = result[path]
         assert bool(mine["error"]) == bool(row["error"])
         if row["error"]:
             assert mine["score"] == ""
@@ -61,8 +61,8 @@ def test_a_graph_of_inputs_for_pytorch(own, robust, tmp_path):
     result = invoke("export", robust, "--model", own.model, "-o", path, "--inputs")
     assert result.exit_code == 0, result.output
     assert f"written: {path}, for inputs after: shorter side to 16, middle 16 x 16" in result.output
-    found = torch.export.load(path).module()(torch.full((3, 3, 16, 16), 50.0))
-    assert found["is_ood"].tolist() == [True] * 3
+    actual = torch.export.load(path).module()(torch.full((3, 3, 16, 16), 50.0))
+    assert actual["is_ood"].tolist() == [True] * 3
 
 
 def test_a_missing_package_is_no_fault_of_an_option(own, robust, tmp_path, monkeypatch):

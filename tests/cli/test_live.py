@@ -26,7 +26,7 @@ def test_the_page_answers_as_explain_does_and_ctrl_c_ends_it(own):
         said = next(line for line in running.stderr if "http" in line)
         address = re.fullmatch(r"open (http://127\.0\.0\.1:\d+) in a browser\. Ctrl-C ends it\n", said)[1]
         with urllib.request.urlopen(f"{address}/judge", image.read_bytes()) as answer:
-            found = json.load(answer)
+            report = json.load(answer)
         with urllib.request.urlopen(f"{address}/about") as answer:
             about = json.load(answer)
         with urllib.request.urlopen(f"{address}/examples/0") as answer:
@@ -37,11 +37,11 @@ def test_the_page_answers_as_explain_does_and_ctrl_c_ends_it(own):
     finally:
         running.kill()
         running.wait()
-    explained = invoke("explain", own.guard, image, "--model", own.model, "--device", "cpu", "--json")
-    expected = json.loads(explained.stdout)
-    assert found["sentences"] == expected["sentences"][1:]
-    assert found["score"] == pytest.approx(expected["score"])
-    assert found["is_ood"] is expected["is_ood"]
+    explanation = invoke("explain", own.guard, image, "--model", own.model, "--device", "cpu", "--json")
+    expected = json.loads(explanation.stdout)
+    assert report["sentences"] == expected["sentences"][1:]
+    assert report["score"] == pytest.approx(expected["score"])
+    assert report["is_ood"] is expected["is_ood"]
     assert (about["title"], about["fill"]) == (own.guard.stem, False)
     assert about["about"].startswith("The network knows bright, dark. The guard flags")
     assert dict(about["facts"])["network"] == own.model
@@ -56,20 +56,20 @@ def image_bytes(folder) -> bytes:
 
 
 def test_the_demo_has_a_page_of_its_own(monkeypatch):
-    made = []
+    pages = []
 
     class Examined:
         def warm_up(self):
-            made.append("warm")
+            pages.append("warm")
 
     monkeypatch.setattr("gramwatch.deploy.live.demo.demo_page", lambda say, progress: (Examined(), "shown"))
-    monkeypatch.setattr("gramwatch.deploy.live.create_page", lambda examiner, shown: made.append(shown))
+    monkeypatch.setattr("gramwatch.deploy.live.create_page", lambda examiner, shown: pages.append(shown))
     monkeypatch.setattr(
-        "gramwatch.deploy.live.run_page", lambda app, opened, started: made.append(opened.getsockname()[0])
+        "gramwatch.deploy.live.run_page", lambda app, opened, started: pages.append(opened.getsockname()[0])
     )
     result = invoke("live", "--demo", "--port", 0)
     assert result.exit_code == 0, result.output
-    assert made == ["warm", "shown", "127.0.0.1"]
+    assert pages == ["warm", "shown", "127.0.0.1"]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from tests.cli.own import PREPARED, QUICK
 @pytest.fixture
 def shards(own, tmp_path) -> list[Path]:
     """A guard of the bright images, one of the dark images, and one of all, none of them calibrated."""
-    made = []
+    paths = []
     for name in ("bright", "dark", ""):
         path = tmp_path / f"{name or 'all'}.safetensors"
         result = invoke(
@@ -22,8 +22,8 @@ def shards(own, tmp_path) -> list[Path]:
             "--members", "gram,energy", *PREPARED, *QUICK, "-q",
         )  # fmt: skip
         assert result.exit_code == 0, result.output
-        made.append(path)
-    return made
+        paths.append(path)
+    return paths
 
 
 @pytest.mark.filterwarnings("ignore::gramwatch.GramwatchWarning")  # a shard knows one class only

@@ -33,8 +33,8 @@ def test_its_networks_work_and_its_false_alarms_are_few(shown):
         assert judged.accuracy > 0.95
         low, high = demo.chance_range(judged.guard, len(judged.inside))
         assert 0 < low < 0.05 < high < 0.12
-        for found in (judged.inside, judged.detector(digits().test)):
-            assert low <= found.is_ood.double().mean() <= high
+        for result in (judged.inside, judged.detector(digits().test)):
+            assert low <= result.is_ood.double().mean() <= high
 
 
 def test_far_outliers_are_caught_better_than_by_the_baseline(shown):

@@ -46,11 +46,11 @@ def test_rows_are_those_of_the_guard_in_python(own, tmp_path):
 
     guard = gramwatch.load(own.guard, resolve(own.model, own.weights).network)
     prepare = Preprocessing.from_json(guard.metadata["preprocessing"])
-    found = guard(torch.stack([prepare(Image.open(row["path"])) for row in rows]))
-    assert [float(row["score"]) for row in rows] == pytest.approx(found.score.tolist())
-    assert [float(row["p_value"]) for row in rows] == found.p_value.tolist()
-    assert [row["is_ood"] == "true" for row in rows] == found.is_ood.tolist()
-    assert [float(row["p_gram"]) for row in rows] == found.parts["gram"].tolist()
+    detection = guard(torch.stack([prepare(Image.open(row["path"])) for row in rows]))
+    assert [float(row["score"]) for row in rows] == pytest.approx(detection.score.tolist())
+    assert [float(row["p_value"]) for row in rows] == detection.p_value.tolist()
+    assert [row["is_ood"] == "true" for row in rows] == detection.is_ood.tolist()
+    assert [float(row["p_gram"]) for row in rows] == detection.parts["gram"].tolist()
 
 
 def test_workers_change_nothing(own, tmp_path):
@@ -277,9 +277,9 @@ def test_a_network_whose_own_preprocessing_changed_is_said(tmp_path, monkeypatch
             *options, *QUICK, "-q",
         )  # fmt: skip
         assert fitted.exit_code == 0, fitted.output
-        found = models._of_timm
+        original = models._of_timm
         with monkeypatch.context() as patch:
-            patch.setattr(models, "_of_timm", lambda values: found(values).changed(resize="lanczos"))
+            patch.setattr(models, "_of_timm", lambda values: original(values).changed(resize="lanczos"))
             scored = invoke(
                 "score", tmp_path / f"{name}.safetensors", tmp_path / "images" / "dark", "-o",
                 tmp_path / f"{name}.csv", *QUICK,
@@ -432,8 +432,8 @@ def test_too_few_calibration_images_for_a_selection_are_said(own, tmp_path):
     assert "30 calibration images rank. With so few, nothing can be selected among 45" in result.output
     assert "To select a single outlier, 4,499 must rank" in result.output
     assert {row["selected"] for row in rows_of(tmp_path / "s.csv")} == {"false"}
-    some = invoke(*own.score, images, "-o", tmp_path / "some.csv", "--fdr", 0.2)
-    assert "either none or at least 8 of 45 images are selected" in some.output
+    selection = invoke(*own.score, images, "-o", tmp_path / "some.csv", "--fdr", 0.2)
+    assert "either none or at least 8 of 45 images are selected" in selection.output
     enough = invoke(*own.score, own.test / "dark" / "000.png", "-o", tmp_path / "t.csv", "--fdr", 0.1)
     assert "calibration images rank" not in enough.output
 

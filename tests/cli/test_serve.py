@@ -113,7 +113,7 @@ def test_an_exported_guard_is_served_without_its_network(own, robust, graph, tmp
             assert result["p_value"] == pytest.approx(float(row["p_value"]))
             assert result["parts"]["gram"] == pytest.approx(float(row["p_gram"]))
         outputs = ask("GET", "/v2/models/guard")[1]["outputs"]
-        assert [each["name"] for each in outputs][-2:] == ["p_gram", "p_energy"]
+        assert [output["name"] for output in outputs][-2:] == ["p_gram", "p_energy"]
         refused = ask("POST", "/score?reasons=true", Path(rows[0]["path"]).read_bytes())
         assert refused[0] == 400
         assert "this guard gives no reasons: an exported guard returns" in refused[1]["error"]
@@ -227,7 +227,7 @@ def test_the_production_section_of_the_readme_runs_as_it_stands(of_page, monkeyp
     with served(SimpleNamespace(guard=words[0], model=None, folder=folder), *words[1:]) as (_, ask):
         image = folder / score.split("@")[1].split()[0]
         (result,) = ask("POST", score.rpartition("8000")[2], image.read_bytes())[1]["results"]
-        found = ask("GET", monitor.rpartition("8000")[2])[1]
+        actual = ask("GET", monitor.rpartition("8000")[2])[1]
         for photograph in sorted(image.parent.iterdir())[1:16]:
             ask("POST", score.rpartition("8000")[2], photograph.read_bytes())
         later = ask("GET", monitor.rpartition("8000")[2])[1]
@@ -236,7 +236,7 @@ def test_the_production_section_of_the_readme_runs_as_it_stands(of_page, monkeyp
     assert result.keys() == expected.keys()
     assert result["parts"].keys() == expected["parts"].keys()
     assert result["is_ood"] is expected["is_ood"] is True
-    assert found.keys() == watched.keys()
-    assert (found["images"], found["alarm"]) == (watched["images"], watched["alarm"]) == (1, False)
+    assert actual.keys() == watched.keys()
+    assert (actual["images"], actual["alarm"]) == (watched["images"], watched["alarm"]) == (1, False)
     assert later["alarm"]
     assert 6 <= later["alarm_at"] <= 10

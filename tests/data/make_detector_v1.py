@@ -79,11 +79,13 @@ def main() -> None:
     detector.fit(inputs(240, salt=101).split(60), progress=False)
     detector.calibrate([inputs(90, salt=202)], seed=5, progress=False)
     detector.metadata = METADATA
-    found = detector(torch.cat([inputs(9, salt=319), outliers(3, salt=404)]))
+    detection = detector(torch.cat([inputs(9, salt=319), outliers(3, salt=404)]))
     # Convolutions differ a little between machines; the ranks must not.
-    distance = (found.score[:, None] - detector.calibration_scores_).abs().amin(1)
-    assert ((distance > 1e-2 * found.score) | (found.score == 0)).all(), "too near to a calibration score"
-    assert 0 < found.is_ood.sum() < len(found)
+    distance = (detection.score[:, None] - detector.calibration_scores_).abs().amin(1)
+    assert ((distance > 1e-2 * detection.score) | (detection.score == 0)).all(), (
+        "too near to a calibration score"
+    )
+    assert 0 < detection.is_ood.sum() < len(detection)
     detector.save(FILE)
     noted = {
         "library": gramwatch.__version__,
@@ -91,11 +93,11 @@ def main() -> None:
         "taps": detector.taps.names,
         "class_counts": detector.class_counts_.tolist(),
         "threshold": detector.threshold_,
-        "predicted": found.predicted.tolist(),
-        "score": found.score.tolist(),
-        "p_value": found.p_value.tolist(),
-        "is_ood": found.is_ood.tolist(),
-        "class_support": found.class_support.tolist(),
+        "predicted": detection.predicted.tolist(),
+        "score": detection.score.tolist(),
+        "p_value": detection.p_value.tolist(),
+        "is_ood": detection.is_ood.tolist(),
+        "class_support": detection.class_support.tolist(),
     }
     NUMBERS.write_text(json.dumps(noted, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 

@@ -66,11 +66,11 @@ def methods() -> dict[str, Any]:
 
 def detectors() -> dict[str, Any]:
     """Every detector, not fitted."""
-    made: dict[str, Any] = {name: gramwatch.GramDetector(TinyNet(), **how) for name, how in GRAMS.items()}
-    made |= {name: method(TinyNet(), **METHODS.get(name, {})) for name, method in methods().items()}
-    made |= {name: gramwatch.Guard(TinyNet(), rehearse=False, **how) for name, how in GUARDS.items()}
-    made["guard-features"].members["knn"].k = METHODS["knn"]["k"]
-    return made
+    by_name: dict[str, Any] = {name: gramwatch.GramDetector(TinyNet(), **how) for name, how in GRAMS.items()}
+    by_name |= {name: method(TinyNet(), **METHODS.get(name, {})) for name, method in methods().items()}
+    by_name |= {name: gramwatch.Guard(TinyNet(), rehearse=False, **how) for name, how in GUARDS.items()}
+    by_name["guard-features"].members["knn"].k = METHODS["knn"]["k"]
+    return by_name
 
 
 def ready(detector: Any) -> Any:
@@ -86,15 +86,15 @@ def judged() -> Tensor:
     return torch.cat([inputs(9, salt=319), outliers(6, salt=404)])
 
 
-def numbers(found: Any) -> dict[str, Any]:
+def numbers(values: Any) -> dict[str, Any]:
     """What a detector says, as plain values."""
     kept: dict[str, Any] = {
-        name: getattr(found, name).tolist() for name in ("score", "p_value", "is_ood", "predicted")
+        name: getattr(values, name).tolist() for name in ("score", "p_value", "is_ood", "predicted")
     }
-    if found.parts is not None:
-        kept["parts"] = {name: part.tolist() for name, part in found.parts.items()}
-    if found.deviations is not None:
-        kept["deviations"] = found.deviations.tolist()
+    if values.parts is not None:
+        kept["parts"] = {name: part.tolist() for name, part in values.parts.items()}
+    if values.deviations is not None:
+        kept["deviations"] = values.deviations.tolist()
     return kept
 
 

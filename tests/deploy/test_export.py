@@ -80,24 +80,24 @@ def by_torch(path) -> Callable[[Tensor], dict[str, Tensor]]:
 RUN = {".onnx": by_onnx, ".pt2": by_torch}
 
 
-def assert_same(found: dict[str, Tensor], guard: Guard, x: Tensor) -> None:
+def assert_same(result: dict[str, Tensor], guard: Guard, x: Tensor) -> None:
     """The same verdicts and classes, scores to 1e-4, and p-values of such scores."""
     want = guard(x)
-    assert list(found) == [*FIELDS, *(f"parts.{name}" for name in guard.members)]
-    assert found["is_ood"].equal(want.is_ood)
-    assert found["predicted"].equal(want.predicted)
-    torch.testing.assert_close(found["score"], want.score, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(found["logits"], want.logits, rtol=1e-4, atol=1e-4)
-    assert_ranked_alike(found, guard, x)
+    assert list(result) == [*FIELDS, *(f"parts.{name}" for name in guard.members)]
+    assert result["is_ood"].equal(want.is_ood)
+    assert result["predicted"].equal(want.predicted)
+    torch.testing.assert_close(result["score"], want.score, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(result["logits"], want.logits, rtol=1e-4, atol=1e-4)
+    assert_ranked_alike(result, guard, x)
 
 
-def assert_ranked_alike(found: dict[str, Tensor], guard: Guard, x: Tensor) -> None:
+def assert_ranked_alike(result: dict[str, Tensor], guard: Guard, x: Tensor) -> None:
     """The same p-values, but for a few ties: a calibration score within 1e-5 of the score."""
     calibration, measured = guard.calibration(), guard.measure(x)
     scores, ranks = calibration.rule(measured), calibration.ranks
     slack = 1e-5 * scores.abs().clamp_min(1)
     least, want, most = (ranks.judged(scores + s, measured.predicted)[0] for s in (slack, 0, -slack))
-    p_values = torch.stack([found["p_value"], *(found[f"parts.{name}"] for name in guard.members)], 1)
+    p_values = torch.stack([result["p_value"], *(result[f"parts.{name}"] for name in guard.members)], 1)
     other = (p_values - want).abs() > 1e-9
     assert other.float().mean() < 0.01
     assert (p_values >= least - 1e-9)[other].all()
@@ -123,24 +123,26 @@ def test_the_graph_gives_what_the_guard_gives(guard, exported):
     run, _ = exported
     for x in (images(1, 4), images(7, 5, 1.3), images(150, 6, 2.0)):  # another size of batch each
         assert_same(run(x), guard, x)
-    found = guard(torch.cat([images(150, 6), images(150, 6, 2.0)]))
-    assert 0 < found.is_ood[:150].sum() < found.is_ood[150:].sum()  # there is something to confuse
+    detection = guard(torch.cat([images(150, 6), images(150, 6, 2.0)]))
+    assert 0 < detection.is_ood[:150].sum() < detection.is_ood[150:].sum()  # there is something to confuse
 
 
 @pytest.mark.parametrize("adapter", ["scan", lambda batch: 1.1 * batch["scan"]], ids=["key", "function"])
 def test_inputs_are_read_once(adapter, tmp_path):
-    def batches(*found: Tensor) -> list[dict[str, Tensor]]:
-        return [{"scan": x, "patient": torch.arange(len(x))} for x in found]
+    def batches(*result: Tensor) -> list[dict[str, Tensor]]:
+        return [{"scan": x, "patient": torch.arange(len(x))} for x in result]
 
     guard = Guard(made(), members=("gram", "energy"), inputs=adapter)
     guard.fit(batches(*images(400, 1).split(100)), progress=False)
     guard.calibrate(batches(images(400, 2)), progress=False)
     guard.export(tmp_path / "guard.pt2", *batches(images(3, 3)))
     (batch,) = batches(images(20, 4))
-    found = by_torch(tmp_path / "guard.pt2")(guard.network.read(batch))  # the graph takes the network's input
+    result = by_torch(tmp_path / "guard.pt2")(
+        guard.network.read(batch)
+    )  # the graph takes the network's input
     want = guard(batch)
-    assert found["is_ood"].equal(want.is_ood)
-    torch.testing.assert_close(found["score"], want.score, rtol=1e-4, atol=1e-4)
+    assert result["is_ood"].equal(want.is_ood)
+    torch.testing.assert_close(result["score"], want.score, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("broken", [math.nan, math.inf, 1e30])
@@ -149,11 +151,11 @@ def test_inputs_that_are_not_finite_are_flagged(guard, exported, broken):
     x[2, 0, 3, 3] = broken  # 1e30: the network's tensors are finite, Gram's products are not
     with pytest.warns(GramwatchWarning, match="1 input"):
         want = guard(x)
-    found = exported[0](x)
-    assert found["score"].isinf().tolist() == want.score.isinf().tolist() == [i == 2 for i in range(5)]
-    assert found["is_ood"][2]
+    detection = exported[0](x)
+    assert detection["score"].isinf().tolist() == want.score.isinf().tolist() == [i == 2 for i in range(5)]
+    assert detection["is_ood"][2]
     whole = torch.tensor([0, 1, 3, 4])
-    torch.testing.assert_close(found["score"][whole], want.score[whole], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(detection["score"][whole], want.score[whole], rtol=1e-4, atol=1e-4)
 
 
 def test_an_onnx_file_has_standard_operators_and_what_is_known_of_the_guard(guard, exported):
@@ -269,8 +271,8 @@ def test_rounding_is_magnified_less_than_in_the_guard_by_an_ill_conditioned_cova
     assert of_guard > 1e-3  # the covariance magnifies rounding
     for suffix, run in RUN.items():
         guard.export(tmp_path / f"guard{suffix}", x[:2])
-        found = run(tmp_path / f"guard{suffix}")(x)["score"]
-        assert (found - exact).abs().max() <= of_guard / 2  # with means in float32 it is as much
+        result = run(tmp_path / f"guard{suffix}")(x)["score"]
+        assert (result - exact).abs().max() <= of_guard / 2  # with means in float32 it is as much
 
 
 # --- networks ----------------------------------------------------------------------------------------
@@ -336,8 +338,8 @@ def test_a_trained_network_on_real_images(shared_data, shared_weights, tmp_path)
     for suffix, run in RUN.items():
         guard.export(tmp_path / f"guard{suffix}", x[:2])
         assert_same(run(tmp_path / f"guard{suffix}")(x), guard, x)
-    found = guard(x)
-    assert 0 < found.is_ood[:300].float().mean() < 0.15 < found.is_ood[300:].float().mean()
+    detection = guard(x)
+    assert 0 < detection.is_ood[:300].float().mean() < 0.15 < detection.is_ood[300:].float().mean()
 
 
 # --- what cannot be exported -------------------------------------------------------------------------
@@ -458,8 +460,8 @@ def test_the_part_of_a_tap_that_counts_is_that_of_the_guard(shape, axis):
 
 
 def test_few_products_make_the_powers():
-    made = {order: float(power[0]) for order, power in export.powers((8, 1, 2, 4), (torch.tensor(2.0),))}
-    assert made == {1: 2.0, 2: 4.0, 4: 16.0, 8: 256.0}
+    powers = {order: float(power[0]) for order, power in export.powers((8, 1, 2, 4), (torch.tensor(2.0),))}
+    assert powers == {1: 2.0, 2: 4.0, 4: 16.0, 8: 256.0}
     assert [order for order, _ in export.powers((10, 7), (torch.tensor(1.0),))] == [7, 10]
 
 

@@ -55,13 +55,13 @@ def changed(path, folder, change):
 
 def test_it_judges_as_the_guard_does(guard, exported):
     x = torch.cat([images(30, 4), images(30, 5, 2.0)])
-    found, want = exported(x), guard(x)
+    actual, want = exported(x), guard(x)
     assert 0 < int(want.is_ood.sum()) < 60
-    torch.testing.assert_close(found.score, want.score, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(found.logits, want.logits, rtol=1e-4, atol=1e-4)
-    assert found.predicted.tolist() == want.predicted.tolist()
-    assert found.parts.keys() == want.parts.keys()
-    assert (found.is_ood == want.is_ood).double().mean() > 0.95
+    torch.testing.assert_close(actual.score, want.score, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(actual.logits, want.logits, rtol=1e-4, atol=1e-4)
+    assert actual.predicted.tolist() == want.predicted.tolist()
+    assert actual.parts.keys() == want.parts.keys()
+    assert (actual.is_ood == want.is_ood).double().mean() > 0.95
     assert exported.level == guard.level
     assert exported.classes == ("a", "b", "c", "d")
     assert exported.preprocessing == PREPARE
@@ -81,7 +81,7 @@ def test_pixels_are_normalised_in_the_graph(guard, tmp_path):
 @pytest.mark.parametrize("reference", ["online", "fixed"])
 def test_a_monitor_of_it_is_that_of_the_guard_and_takes_over_its_state(guard, exported, reference, tmp_path):
     ordinary, unusual = images(200, 6), images(60, 7, 1.6)
-    mine, own = (Monitor(each, reference=reference) for each in (exported, guard))
+    mine, own = (Monitor(judge, reference=reference) for judge in (exported, guard))
     for monitor, judge in ((mine, exported), (own, guard)):
         monitor.update(judge(ordinary))
     assert not own.alarm
@@ -143,9 +143,9 @@ def test_forged_facts_are_refused(path, tmp_path, name, value, reason):
 
 def test_a_runtime_that_computes_otherwise_is_noticed(path, tmp_path):
     def drifted(facts):
-        found = facts["probe"]
-        logits = [value * 1.01 for value in found["logits"]]
-        return {**facts, "probe": {**found, "logits": logits}}
+        result = facts["probe"]
+        logits = [value * 1.01 for value in result["logits"]]
+        return {**facts, "probe": {**result, "logits": logits}}
 
     with pytest.warns(GramwatchWarning, match="answers the probe otherwise here than its guard did"):
         ExportedGuard(changed(path, tmp_path, drifted), "cpu")

@@ -67,11 +67,11 @@ def test_all_methods_without_gradients_share_one_pass(net, sets, monkeypatch):
 def test_methods_that_need_a_linear_head_are_left_out_with_a_reason(sets, monkeypatch):
     small_methods(monkeypatch)
     said = []
-    found = compare.fitted(NotLinear().eval(), training(), compare.method_names("all"), said.append)
+    result = compare.fitted(NotLinear().eval(), training(), compare.method_names("all"), said.append)
     needy = [m.record.title for m in METHODS.values() if m.looks_at & {"features", "head"}]
-    assert not set(needy) & set(found)
-    assert {"Guard", "Gram", "MSP", "energy"} <= set(found)
-    assert list(found["Guard"].members) == ["gram", "profile", "class_ratio", "energy"]
+    assert not set(needy) & set(result)
+    assert {"Guard", "Gram", "MSP", "energy"} <= set(result)
+    assert list(result["Guard"].members) == ["gram", "profile", "class_ratio", "energy"]
     assert len(said) == len(needy) + 1
     assert sum("not made by one linear layer" in line for line in said) == len(needy)
     assert sum(line.startswith("image is left out: the input holds no image") for line in said) == 1

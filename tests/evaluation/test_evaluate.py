@@ -114,10 +114,10 @@ def protocol_by_hand(
         order = torch.randperm(len(inside), generator=generator).numpy()
         size = round(share * len(inside))
         validation, test = order[:size], order[size:]
-        each = deviations / probability[:, None] if detector.confidence == "divide" else deviations
-        expectation = each[validation].mean(0)
+        weighed = deviations / probability[:, None] if detector.confidence == "divide" else deviations
+        expectation = weighed[validation].mean(0)
         used = expectation > 0
-        largest = (each[validation][:, used] / (expectation[used] + 1e-7)).sum(1).max()
+        largest = (weighed[validation][:, used] / (expectation[used] + 1e-7)).sum(1).max()
         gram = scores_by_hand(detector, inside, expectation, largest)
         figures["Gram"].append(
             figures_by_hand(gram[test], scores_by_hand(detector, outside, expectation, largest))
@@ -140,32 +140,32 @@ def protocol_by_hand(
 )
 def test_the_numbers_are_those_of_the_protocol_written_out(choices: dict[str, Any]) -> None:
     detector = fitted(**choices)
-    found = evaluate(detector, TEST.split(50), SETS, progress=False)
-    assert [(row.ood, row.method) for row in found.rows] == [
+    table = evaluate(detector, TEST.split(50), SETS, progress=False)
+    assert [(row.ood, row.method) for row in table.rows] == [
         ("near", "Gram"),
         ("near", "MSP"),
         ("far", "Gram"),
         ("far", "MSP"),
     ]
-    for row in found.rows:
+    for row in table.rows:
         images = {"near": NEAR, "far": FAR}[row.ood]
         expected = protocol_by_hand(detector, TEST, images, draws=10, seed=0, share=0.1)[row.method]
         assert row.examples == len(images)
         for key in METRICS:
-            each = [figures[key] for figures in expected]
-            assert row.mean[key] == pytest.approx(np.mean(each), abs=1e-9), (row, key)
-            assert row.spread[key] == pytest.approx(np.std(each), abs=1e-9), (row, key)
+            figures_of_metric = [figures[key] for figures in expected]
+            assert row.mean[key] == pytest.approx(np.mean(figures_of_metric), abs=1e-9), (row, key)
+            assert row.spread[key] == pytest.approx(np.std(figures_of_metric), abs=1e-9), (row, key)
 
 
 def test_draws_share_and_seed_are_those_asked_for(detector: GramDetector) -> None:
-    found = evaluate(
+    table = evaluate(
         detector, [TEST], {"near": [NEAR]}, draws=3, validation_share=0.4, seed=77, progress=False
     )
     expected = protocol_by_hand(detector, TEST, NEAR, draws=3, seed=77, share=0.4)
-    for row in found.rows:
+    for row in table.rows:
         for key in METRICS:
             assert row.mean[key] == pytest.approx(np.mean([f[key] for f in expected[row.method]]), abs=1e-9)
-    assert "143 examples; 3 draws of 57 for validation and 86 for test, seed 77" in found.protocol
+    assert "143 examples; 3 draws of 57 for validation and 86 for test, seed 77" in table.protocol
 
 
 def test_the_figures_are_not_trivial(result: Evaluation) -> None:
@@ -202,26 +202,26 @@ def test_the_size_of_batches_and_labels_beside_the_inputs_do_not_matter(
     detector: GramDetector, result: Evaluation
 ) -> None:
     labelled = [(part, torch.zeros(len(part))) for part in TEST.split(11)]
-    found = evaluate(detector, labelled, {"near": [NEAR], "far": FAR.split(7)}, progress=False)
-    for row, expected in zip(found.rows, result.rows, strict=True):
+    table = evaluate(detector, labelled, {"near": [NEAR], "far": FAR.split(7)}, progress=False)
+    for row, expected in zip(table.rows, result.rows, strict=True):
         assert row.mean == pytest.approx(expected.mean, abs=0.02)
         assert (row.method, row.ood, row.examples) == (expected.method, expected.ood, expected.examples)
 
 
 def test_one_draw_has_no_spread(detector: GramDetector) -> None:
-    found = evaluate(detector, [TEST], SETS, draws=1, progress=False)
-    assert [row.spread for row in found.rows] == [dict.fromkeys(METRICS, 0.0)] * 4
-    assert found.rows[0].mean["auroc"] > 0.5
+    table = evaluate(detector, [TEST], SETS, draws=1, progress=False)
+    assert [row.spread for row in table.rows] == [dict.fromkeys(METRICS, 0.0)] * 4
+    assert table.rows[0].mean["auroc"] > 0.5
 
 
 def test_the_baseline_needs_no_validation_data_of_its_own(detector: GramDetector) -> None:
     # Its scores depend on no draw, only which of them are compared does.
     probability = measured_by_hand(detector, TEST)[1]
     outside = measured_by_hand(detector, NEAR)[1]
-    found = evaluate(detector, [TEST], {"near": [NEAR]}, progress=False).rows[1]
+    table = evaluate(detector, [TEST], {"near": [NEAR]}, progress=False).rows[1]
     whole = figures_by_hand(-probability, -outside)
-    assert found.method == "MSP"
-    assert found.mean["auroc"] == pytest.approx(whole["auroc"], abs=0.02)
+    assert table.method == "MSP"
+    assert table.mean["auroc"] == pytest.approx(whole["auroc"], abs=0.02)
 
 
 def test_nothing_about_the_detector_is_changed(tmp_path: Path) -> None:
@@ -257,8 +257,8 @@ def test_a_calibration_plays_no_part(detector: GramDetector, result: Evaluation)
 def test_outliers_that_are_not_finite_count_as_caught(detector: GramDetector, value: float) -> None:
     broken = NEAR.clone()
     broken[:, 0, 2, 2] = value
-    found = evaluate(detector, [TEST], {"broken": [broken]}, draws=2, progress=False)
-    for row in found.rows:
+    table = evaluate(detector, [TEST], {"broken": [broken]}, draws=2, progress=False)
+    for row in table.rows:
         assert row.mean == pytest.approx(dict.fromkeys(METRICS, 1.0), abs=1e-12)
         assert row.examples == len(NEAR)
 
@@ -266,8 +266,8 @@ def test_outliers_that_are_not_finite_count_as_caught(detector: GramDetector, va
 def test_some_outliers_that_are_not_finite_count_as_the_highest_scores(detector: GramDetector) -> None:
     broken = NEAR.clone()
     broken[:35] = math.nan
-    found = evaluate(detector, [TEST], {"broken": [broken], "whole": [NEAR[35:]]}, draws=2, progress=False)
-    gram, msp, whole_gram, whole_msp = found.rows
+    table = evaluate(detector, [TEST], {"broken": [broken], "whole": [NEAR[35:]]}, draws=2, progress=False)
+    gram, msp, whole_gram, whole_msp = table.rows
     for row, whole in ((gram, whole_gram), (msp, whole_msp)):
         assert row.mean["tnr"] == pytest.approx(0.5 + whole.mean["tnr"] / 2)
         assert row.mean["auroc"] == pytest.approx(0.5 + whole.mean["auroc"] / 2)
@@ -279,24 +279,24 @@ def test_test_data_that_are_not_finite_count_as_false_alarms_and_set_no_expectat
     broken = TEST.clone()
     broken[::4] = math.nan
     with pytest.warns(GramwatchWarning, match="2 of 6 taps never deviate .* conv2, leaky_relu#2$"):
-        found = evaluate(detector, [broken], {"near": [NEAR]}, draws=2, progress=False)
+        table = evaluate(detector, [broken], {"near": [NEAR]}, draws=2, progress=False)
     finite = detector.measure_all([broken], progress=False).finite.numpy()
     deviations, probability = measured_by_hand(detector, TEST)
     outside, outside_probability = measured_by_hand(detector, NEAR)
-    each, outside = deviations / probability[:, None], outside / outside_probability[:, None]
+    inside, outside = deviations / probability[:, None], outside / outside_probability[:, None]
     aurocs = []
     generator = torch.Generator().manual_seed(0)
     for _ in range(2):
         order = torch.randperm(143, generator=generator).numpy()
         validation = order[:14][finite[order[:14]]]
-        expectation = each[validation].mean(0)
+        expectation = inside[validation].mean(0)
         used = expectation > 0
-        scores = np.where(finite, (each[:, used] / (expectation[used] + 1e-7)).sum(1), 1e30)[order[14:]]
+        scores = np.where(finite, (inside[:, used] / (expectation[used] + 1e-7)).sum(1), 1e30)[order[14:]]
         theirs = (outside[:, used] / (expectation[used] + 1e-7)).sum(1)
         aurocs.append(figures_by_hand(scores, theirs)["auroc"])
-    assert found.rows[0].mean["auroc"] == pytest.approx(np.mean(aurocs), abs=1e-9)
+    assert table.rows[0].mean["auroc"] == pytest.approx(np.mean(aurocs), abs=1e-9)
     whole = evaluate(detector, [TEST], {"near": [NEAR]}, draws=2, progress=False)
-    assert found.rows[0].mean["auroc"] < whole.rows[0].mean["auroc"]
+    assert table.rows[0].mean["auroc"] < whole.rows[0].mean["auroc"]
 
 
 def test_a_draw_of_nothing_but_broken_examples_is_an_error_that_says_so(detector: GramDetector) -> None:
@@ -371,12 +371,12 @@ def test_printing_shows_an_aligned_table_in_percent(result: Evaluation) -> None:
 
 def test_names_with_commas_quotes_and_bars_survive(detector: GramDetector) -> None:
     name = 'a, "b" | c'
-    found = evaluate(detector, [TEST], {name: [FAR]}, draws=1, progress=False)
-    assert [line["ood"] for line in csv.DictReader(io.StringIO(found.to_csv()))] == [name] * 2
-    assert [row["ood"] for row in json.loads(found.to_json())["rows"]] == [name] * 2
-    line = found.to_markdown().splitlines()[2]
+    table = evaluate(detector, [TEST], {name: [FAR]}, draws=1, progress=False)
+    assert [line["ood"] for line in csv.DictReader(io.StringIO(table.to_csv()))] == [name] * 2
+    assert [row["ood"] for row in json.loads(table.to_json())["rows"]] == [name] * 2
+    line = table.to_markdown().splitlines()[2]
     assert line.replace("\\|", "").count("|") == 3 + len(METRICS)
-    assert name in str(found)
+    assert name in str(table)
 
 
 def test_numbers_are_plain_floats_and_rows_cannot_be_changed(result: Evaluation) -> None:
@@ -405,9 +405,9 @@ def test_the_fewest_test_data_that_can_be_split_work(detector: GramDetector) -> 
     # One in ten: enough deviate in this draw to score by.
     images = TEST[measured_by_hand(detector, TEST)[0].sum(1) > 0][:10]
     with pytest.warns(GramwatchWarning, match="5 of 6 taps never deviate"):
-        found = evaluate(detector, [images], {"far": [FAR]}, draws=1, progress=False)
-    assert "1 draws of 1 for validation and 9 for test" in found.protocol
-    assert found.rows[0].mean["auroc"] > 0.5
+        table = evaluate(detector, [images], {"far": [FAR]}, draws=1, progress=False)
+    assert "1 draws of 1 for validation and 9 for test" in table.protocol
+    assert table.rows[0].mean["auroc"] > 0.5
 
 
 @pytest.mark.parametrize("share", [0.0, -1.0, 1.0, 2.0])
@@ -453,13 +453,13 @@ def test_no_out_of_distribution_set_is_an_error() -> None:
 def test_validation_data_of_their_own_fit_the_rules_and_all_else_is_for_test() -> None:
     """The same as one draw, whose validation data are handed over apart."""
     measured = [Measurement(torch.rand(n, 3), torch.randn(n, 4), torch.ones(n).bool()) for n in (50, 30)]
-    inside, outside = ({"Gram": each} for each in measured)
+    inside, outside = ({"Gram": measurement} for measurement in measured)
     rules = {"Gram": GramRule(TotalDeviation())}
     drawn = evaluate_measured(inside, {"set": outside}, rules, draws=1, validation_share=0.2, seed=3)
     order = torch.randperm(50, generator=torch.Generator().manual_seed(3))
     apart = [{"Gram": measured[0][part]} for part in (order[10:], order[:10])]
-    found = evaluate_measured(apart[0], {"set": outside}, rules, validation=apart[1])
-    assert found.rows[0].mean == drawn.rows[0].mean
-    assert found.protocol == "In-distribution: 10 examples for validation and 40 for test, percent."
+    table = evaluate_measured(apart[0], {"set": outside}, rules, validation=apart[1])
+    assert table.rows[0].mean == drawn.rows[0].mean
+    assert table.protocol == "In-distribution: 10 examples for validation and 40 for test, percent."
     swapped = evaluate_measured(apart[0], {"set": outside}, rules, validation=apart[0])
     assert swapped.rows[0].mean != drawn.rows[0].mean

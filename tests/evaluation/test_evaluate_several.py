@@ -29,13 +29,13 @@ def net():
 def test_figures_are_those_of_each_method_alone(net, sets):
     inside = [torch.randn(60, 1, 6, 6)]
     detectors = {"e": METHODS["energy"](net), "m": METHODS["msp"](net)}
-    together = evaluate(detectors, inside, sets, draws=1, validation_share=0.5, progress=False)
+    joint = evaluate(detectors, inside, sets, draws=1, validation_share=0.5, progress=False)
     alone = evaluate({"e": detectors["e"]}, inside, sets, draws=1, validation_share=0.5, progress=False)
-    assert together.figures()[0].tolist() == alone.figures()[0].tolist()
+    assert joint.figures()[0].tolist() == alone.figures()[0].tolist()
     order = torch.randperm(60, generator=torch.Generator().manual_seed(0))[30:]
     scores = detectors["e"].score_all(inside, progress=False)[order]
     outside = detectors["e"].score_all(sets["noise"], progress=False)
-    assert together.figures()[0, 0] == pytest.approx(auroc(scores, outside), abs=1e-12)
+    assert joint.figures()[0, 0] == pytest.approx(auroc(scores, outside), abs=1e-12)
 
 
 @pytest.mark.filterwarnings("ignore:.*fewer than 20:gramwatch.GramwatchWarning")
@@ -87,12 +87,12 @@ def test_the_first_draw_is_that_of_the_evaluation(measured: Measurement) -> None
     generator = torch.Generator().manual_seed(1)
     inside, outside = {"Guard": measured}, {"far": {"Guard": simulated(200, generator)}}
     rules = {"Guard": JointRule({"gram": MeanOfRoots(TotalDeviation())})}
-    kept, found = guard_study.scores_of_first_draw("Guard", inside, outside, rules)
-    assert (len(kept), len(found["far"])) == (270, 200)
+    kept, result = guard_study.scores_of_first_draw("Guard", inside, outside, rules)
+    assert (len(kept), len(result["far"])) == (270, 200)
     row = evaluate_measured(inside, outside, rules, draws=1).rows[0]
-    assert row.mean == pytest.approx(all_metrics(kept, found["far"]))
+    assert row.mean == pytest.approx(all_metrics(kept, result["far"]))
     validation = {"Guard": simulated(100, generator)}
-    kept, found = guard_study.scores_of_first_draw("Guard", inside, outside, rules, validation)
+    kept, result = guard_study.scores_of_first_draw("Guard", inside, outside, rules, validation)
     assert len(kept) == 300
     row = evaluate_measured(inside, outside, rules, validation=validation).rows[0]
-    assert row.mean == pytest.approx(all_metrics(kept, found["far"]))
+    assert row.mean == pytest.approx(all_metrics(kept, result["far"]))

@@ -44,14 +44,14 @@ def detector_of(name: str) -> gramwatch.Detector:
 @given(seed=st.integers(0, 10_000), scale=st.floats(0.05, 30), count=st.integers(1, 5))
 def test_contributions_add_up(name, seed, scale, count):
     detector, given_images = detector_of(name), scale * images(count, seed)
-    explained = detector.explain(given_images, places=False)
-    found = detector(given_images)
-    close(explained.found.score, found.score)
-    close(explained.found.p_value, found.p_value)
-    close(explained.members.sum(1), found.score)
-    for member, terms in explained.taps.items():
-        close(terms.sum(1), explained.members[:, explained.member_names.index(member)])
-        assert len(explained.tap_names[member]) == terms.shape[1]
+    explanation = detector.explain(given_images, places=False)
+    detection = detector(given_images)
+    close(explanation.detection.score, detection.score)
+    close(explanation.detection.p_value, detection.p_value)
+    close(explanation.members.sum(1), detection.score)
+    for member, terms in explanation.taps.items():
+        close(terms.sum(1), explanation.members[:, explanation.member_names.index(member)])
+        assert len(explanation.tap_names[member]) == terms.shape[1]
 
 
 def test_every_method_is_among_those_that_add_up():
@@ -62,8 +62,8 @@ def test_every_method_is_among_those_that_add_up():
     "name", ["gram auto", "gram mean_variance", "mahalanobis", "profile", "unit_mahalanobis"]
 )
 def test_a_detector_by_itself_has_taps_that_add_up_without_rest(name):
-    explained = detector_of(name).explain(3 * images(4, 1), places=False)
-    (terms,) = explained.taps.values()
+    explanation = detector_of(name).explain(3 * images(4, 1), places=False)
+    (terms,) = explanation.taps.values()
     assert float(terms[:, :-1].abs().max()) > 0.1
     close(terms[:, -1], torch.zeros(4))
 
@@ -73,11 +73,11 @@ def test_a_detector_by_itself_has_taps_that_add_up_without_rest(name):
 )
 def test_channels_add_up_to_the_term_of_their_tap(name):
     detector = detector_of(name)
-    explained = detector.explain(3 * images(3, 4), places=False)
+    explanation = detector.explain(3 * images(3, 4), places=False)
     medians = _medians(detector)
-    for member, terms in explained.taps.items():
-        for column, tap in enumerate(explained.tap_names[member][:-1]):
-            channels = explained.channels(1, member=member, tap=tap, most=None)
+    for member, terms in explanation.taps.items():
+        for column, tap in enumerate(explanation.tap_names[member][:-1]):
+            channels = explanation.channels(1, member=member, tap=tap, most=None)
             added = sum(channel.contribution for channel in channels)
             term = float(terms[1, column]) + medians(member, column, terms.shape[1] - 1)
             assert added == pytest.approx(term, abs=1e-5), (member, tap)
@@ -101,27 +101,27 @@ def _medians(detector):
 
 def test_terms_of_in_distribution_inputs_are_zero_in_the_median():
     fitting, _ = halves(120, 0)  # the half of the calibration data that fits the rule
-    explained = ready(GUARDS["guard of few pixels"]).explain(images(120, 1)[fitting], places=False)
+    explanation = ready(GUARDS["guard of few pixels"]).explain(images(120, 1)[fitting], places=False)
     for member in ("gram", "profile"):
-        close(explained.taps[member][:, :-1].median(0).values, torch.zeros(4))
+        close(explanation.taps[member][:, :-1].median(0).values, torch.zeros(4))
 
 
 def test_members_without_parts_say_why():
-    explained = ready(GUARDS["guard of few pixels"]).explain(images(2, 0), places=False)
-    assert set(explained.taps) == {"gram", "profile"}
-    assert "class ratio: it is the ratio of two distances, and a ratio has no parts" in explained.notes
+    explanation = ready(GUARDS["guard of few pixels"]).explain(images(2, 0), places=False)
+    assert set(explanation.taps) == {"gram", "profile"}
+    assert "class ratio: it is the ratio of two distances, and a ratio has no parts" in explanation.notes
     with pytest.raises(InputError, match="nothing below 'energy': it is computed from all logits"):
-        explained.channels(0, member="energy")
+        explanation.channels(0, member="energy")
     with pytest.raises(InputError, match="no tap is called 'layer9'"):
-        explained.channels(0, tap="layer9")
+        explanation.channels(0, tap="layer9")
 
 
 def test_sums_by_module_and_by_kind_hold_all_taps():
-    explained = ready(GUARDS["guard of few pixels"]).explain(images(3, 0), places=False)
-    total = sum(terms[:, :-1].sum(1) for terms in explained.taps.values())
-    for sums in (explained.by_module(), explained.by_kind()):
+    explanation = ready(GUARDS["guard of few pixels"]).explain(images(3, 0), places=False)
+    total = sum(terms[:, :-1].sum(1) for terms in explanation.taps.values())
+    for sums in (explanation.by_module(), explanation.by_kind()):
         close(sum(sums.values()), total)
-    assert set(explained.by_kind()) == {"convolution", "activation"}
+    assert set(explanation.by_kind()) == {"convolution", "activation"}
 
 
 def test_medians_travel_with_the_file(tmp_path):
@@ -156,30 +156,30 @@ class Planted(nn.Module):
 def planted(pixels: int | str = "all") -> Guard:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", GramwatchWarning)
-        found = Guard(Planted().eval(), pixels=pixels)
-        found.fit(images(600, 0).split(100), progress=False)
-        return found.calibrate(images(400, 1).split(100), progress=False)
+        result = Guard(Planted().eval(), pixels=pixels)
+        result.fit(images(600, 0).split(100), progress=False)
+        return result.calibrate(images(400, 1).split(100), progress=False)
 
 
 @pytest.mark.parametrize("channel", range(6))
 def test_a_scaled_channel_is_found_first(channel):
     detector = copy.deepcopy(planted())
     detector.model.factor[channel] = 20.0
-    explained = detector.explain(images(20, 7), places=False)
+    explanation = detector.explain(images(20, 7), places=False)
     for i in range(20):
-        strongest = explained.channels(i, member="gram", most=1)[0]
+        strongest = explanation.channels(i, member="gram", most=1)[0]
         assert (strongest.tap, strongest.channel, strongest.direction) == ("relu#2", channel, "too high")
         assert strongest.value > strongest.high > strongest.low
-        assert explained.tap_names["profile"][int(explained.taps["profile"][i].argmax())] == "relu#2"
+        assert explanation.tap_names["profile"][int(explanation.taps["profile"][i].argmax())] == "relu#2"
 
 
 @pytest.mark.parametrize("member", ["gram", "profile"])
 def test_a_shifted_tap_is_found_first(member):
     detector = copy.deepcopy(planted())
     detector.model.shift = 3.0
-    explained = detector.explain(images(20, 7), places=False)
-    names = explained.tap_names[member]
-    assert [names[int(row.argmax())] for row in explained.taps[member]] == ["relu#2"] * 20
+    explanation = detector.explain(images(20, 7), places=False)
+    names = explanation.tap_names[member]
+    assert [names[int(row.argmax())] for row in explanation.taps[member]] == ["relu#2"] * 20
 
 
 # --- the map -----------------------------------------------------------------------------------------
@@ -189,9 +189,9 @@ def small(network: nn.Module, inputs: Tensor, **settings) -> Guard:
     """A guard of a small network, fitted and calibrated on random inputs."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", GramwatchWarning)
-        found = Guard(network.eval(), **settings)
-        found.fit(inputs[:300].split(50), progress=False)
-        return found.calibrate(inputs[300:].split(50), progress=False)
+        result = Guard(network.eval(), **settings)
+        result.fit(inputs[:300].split(50), progress=False)
+        return result.calibrate(inputs[300:].split(50), progress=False)
 
 
 @pytest.mark.parametrize("pixels", ["all", 16])
@@ -200,20 +200,20 @@ def test_the_map_points_at_a_planted_square(pixels):
     given_images = images(12, 3)
     for i in range(12):
         given_images[i, 0, i % 4 : i % 4 + 3, 3:6] += 6.0
-    explained = detector.explain(given_images)
-    assert bool(explained.found.is_ood.all())
+    explanation = detector.explain(given_images)
+    assert bool(explanation.detection.is_ood.all())
     for i in range(12):
-        y, x = divmod(int(explained.map[i].argmax()), 8)
+        y, x = divmod(int(explanation.map[i].argmax()), 8)
         assert i % 4 - 1 <= y <= i % 4 + 3
         assert 2 <= x <= 6
-    assert float(explained.map.min()) >= 0
+    assert float(explanation.map.min()) >= 0
 
 
 @pytest.mark.parametrize("pixels", ["all", 16])
 def test_the_map_adds_up_to_the_positive_contributions_that_have_a_place(pixels):
-    explained = planted(pixels).explain(3 * images(5, 3))
-    wanted = sum(terms[:, :-1].clamp_min(0).sum(1) for terms in explained.taps.values())
-    torch.testing.assert_close(explained.map.sum((1, 2)).double(), wanted, rtol=1e-3, atol=1e-3)
+    explanation = planted(pixels).explain(3 * images(5, 3))
+    wanted = sum(terms[:, :-1].clamp_min(0).sum(1) for terms in explanation.taps.values())
+    torch.testing.assert_close(explanation.map.sum((1, 2)).double(), wanted, rtol=1e-3, atol=1e-3)
 
 
 def test_the_map_points_at_what_is_missing():
@@ -223,10 +223,10 @@ def test_the_map_points_at_what_is_missing():
     detector = small(network, images(400, 0), members=("gram", "energy"))
     given_images = images(20, 3)
     given_images[:, :, :, :3] = 0.0
-    found = detector.explain(given_images).map
-    found = found[found.sum((1, 2)) > 0]
-    assert len(found) > 10
-    assert float((found[:, :, :3].mean((1, 2)) > found[:, :, 3:].mean((1, 2))).float().mean()) > 0.7
+    result = detector.explain(given_images).map
+    result = result[result.sum((1, 2)) > 0]
+    assert len(result) > 10
+    assert float((result[:, :, :3].mean((1, 2)) > result[:, :, 3:].mean((1, 2))).float().mean()) > 0.7
 
 
 @pytest.mark.parametrize("name", ["mahalanobis", "unit_mahalanobis", "profile"])
@@ -266,9 +266,9 @@ def test_tokens_become_a_grid():
     detector = small(Tokens(), images(400, 0))
     given_images = images(6, 3)
     given_images[:, 0, 4:6, 2:4] += 8.0  # one token
-    explained = detector.explain(given_images)
-    assert explained.map.shape == (6, 8, 8)
-    peaks = [divmod(int(found.argmax()), 8) for found in explained.map]
+    explanation = detector.explain(given_images)
+    assert explanation.map.shape == (6, 8, 8)
+    peaks = [divmod(int(result.argmax()), 8) for result in explanation.map]
     assert all(y in (4, 5) and x in (2, 3) for y, x in peaks)
 
 
@@ -292,41 +292,41 @@ def test_a_sequence_has_a_map_along_it():
     detector = small(network, words)
     unusual = words[:5].clone()
     unusual[:, 7] = 19
-    explained = detector.explain(unusual)
-    assert explained.map.shape == (5, 12)
-    assert explained.map.argmax(1).tolist() == [7] * 5
+    explanation = detector.explain(unusual)
+    assert explanation.map.shape == (5, 12)
+    assert explanation.map.argmax(1).tolist() == [7] * 5
 
 
 def test_a_network_without_places_says_so():
     vectors = torch.randn(400, 10, generator=torch.Generator().manual_seed(0))
     network = nn.Sequential(nn.Linear(10, 8), nn.ReLU(), nn.Linear(8, 3))
-    explained = small(network, vectors).explain(vectors[:3])
-    assert explained.map is None
-    assert "no map: the input has no places" in explained.notes
-    close(explained.members.sum(1), explained.found.score)
+    explanation = small(network, vectors).explain(vectors[:3])
+    assert explanation.map is None
+    assert "no map: the input has no places" in explanation.notes
+    close(explanation.members.sum(1), explanation.detection.score)
 
 
 @pytest.mark.parametrize("shape", [(1, 8, 8), (1, 9, 12)])
 def test_sizes_may_change(shape):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", GramwatchWarning)
-        explained = planted().explain(torch.randn(2, *shape))
-    assert explained.map.shape == (2, *shape[1:])
+        explanation = planted().explain(torch.randn(2, *shape))
+    assert explanation.map.shape == (2, *shape[1:])
 
 
 def test_members_without_taps_have_no_map():
-    explained = small(Planted(), images(400, 0), members=("energy",)).explain(images(2, 3))
-    assert explained.map is None
-    assert "no map: no member has taps" in explained.notes
+    explanation = small(Planted(), images(400, 0), members=("energy",)).explain(images(2, 3))
+    assert explanation.map is None
+    assert "no map: no member has taps" in explanation.notes
 
 
 def test_one_pixel_has_contributions_and_no_map():
     network = nn.Sequential(nn.Conv2d(2, 6, 1), nn.ReLU(), nn.Flatten(), nn.Linear(6, 3))
     pixels = torch.randn(400, 2, 1, 1, generator=torch.Generator().manual_seed(0))
-    explained = small(network, pixels).explain(pixels[:3])
-    close(explained.members.sum(1), explained.found.score)
-    assert explained.map is None
-    assert "no map: no tap has places" in explained.notes
+    explanation = small(network, pixels).explain(pixels[:3])
+    close(explanation.members.sum(1), explanation.detection.score)
+    assert explanation.map is None
+    assert "no map: no tap has places" in explanation.notes
 
 
 class TwoInputs(nn.Module):
@@ -346,20 +346,20 @@ def test_several_inputs_have_the_map_of_the_image():
     batches = [((images(400, 0)[i : i + 50], vectors[i : i + 50]),) for i in range(0, 400, 50)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", GramwatchWarning)
-        found = Guard(TwoInputs().eval(), members=("gram", "energy"), orders=(1, 2))
-        found.fit(batches[:6], progress=False).calibrate(batches[6:], progress=False)
-    explained = found.explain((4 * images(3, 1), vectors[:3]))
-    assert explained.map.shape == (3, 8, 8)
-    assert float(explained.map.sum()) > 0
+        result = Guard(TwoInputs().eval(), members=("gram", "energy"), orders=(1, 2))
+        result.fit(batches[:6], progress=False).calibrate(batches[6:], progress=False)
+    explanation = result.explain((4 * images(3, 1), vectors[:3]))
+    assert explanation.map.shape == (3, 8, 8)
+    assert float(explanation.map.sum()) > 0
 
 
 def test_an_input_without_positive_contributions_has_a_map_of_zeros():
-    explained = planted().explain(images(200, 11), places=False)
-    positive = sum(terms[:, :-1].clamp_min(0).sum(1) for terms in explained.taps.values())
+    explanation = planted().explain(images(200, 11), places=False)
+    positive = sum(terms[:, :-1].clamp_min(0).sum(1) for terms in explanation.taps.values())
     least = int(positive.argmin())
-    found = planted().explain(images(200, 11)[least : least + 1])
-    assert found.map.shape == (1, 8, 8)
-    torch.testing.assert_close(found.map.sum().double(), positive[least], rtol=1e-3, atol=1e-3)
+    result = planted().explain(images(200, 11)[least : least + 1])
+    assert result.map.shape == (1, 8, 8)
+    torch.testing.assert_close(result.map.sum().double(), positive[least], rtol=1e-3, atol=1e-3)
 
 
 # --- bad input ---------------------------------------------------------------------------------------
@@ -369,14 +369,14 @@ def test_inputs_that_are_not_finite_have_no_contributions():
     given_images = images(3, 0)
     given_images[1, 0, 2, 2] = torch.nan
     with pytest.warns(GramwatchWarning, match="1 input"):
-        explained = planted().explain(given_images)
-    assert explained.finite.tolist() == [True, False, True]
-    assert bool(explained.members[1].isnan().all())
-    assert explained.channels(1) == []
-    assert explained.percentages(1) == {}
-    assert float(explained.map[1].sum()) == 0
-    assert "not finite" in str(explained[1])
-    close(explained.members[[0, 2]].sum(1), explained.found.score[[0, 2]])
+        explanation = planted().explain(given_images)
+    assert explanation.finite.tolist() == [True, False, True]
+    assert bool(explanation.members[1].isnan().all())
+    assert explanation.channels(1) == []
+    assert explanation.percentages(1) == {}
+    assert float(explanation.map[1].sum()) == 0
+    assert "not finite" in str(explanation[1])
+    close(explanation.members[[0, 2]].sum(1), explanation.detection.score[[0, 2]])
 
 
 def test_explaining_needs_a_calibration():
@@ -391,14 +391,14 @@ def test_too_many_inputs_at_once_are_refused(monkeypatch):
 
 
 def test_examples_are_chosen_by_number():
-    explained = planted().explain(3 * images(4, 3))
-    one = explained[-1]
+    explanation = planted().explain(3 * images(4, 3))
+    one = explanation[-1]
     assert len(one) == 1
-    assert one.channels(0, most=3) == explained.channels(3, most=3)
-    assert torch.equal(one.map[0], explained.map[3])
+    assert one.channels(0, most=3) == explanation.channels(3, most=3)
+    assert torch.equal(one.map[0], explanation.map[3])
     with pytest.raises(IndexError, match="there is no example 4: the batch has 4"):
-        explained[4]
-    assert len(list(explained)) == 4
+        explanation[4]
+    assert len(list(explanation)) == 4
 
 
 # --- shown -------------------------------------------------------------------------------------------
@@ -408,16 +408,16 @@ def test_three_sentences_name_what_was_measured():
     detector = copy.deepcopy(planted())
     detector.metadata["classes"] = ["cat", "dog", "bird"]
     detector.model.factor[2] = 20.0
-    explained = detector.explain(images(2, 7))
-    verdict, first, rest = explained.sentences(0)
+    explanation = detector.explain(images(2, 7))
+    verdict, first, rest = explanation.sentences(0)
     assert verdict.startswith("Flagged (p = ")
     assert "% of the score comes from" in first
     assert "relu#2" in first
     assert rest.endswith(".")
-    assert " ".join(explained.sentences(0)) == str(explained[0])
-    assert "2 of 2 out-of-distribution" in str(explained)
-    assert sum(explained.percentages(0).values()) == pytest.approx(100)
-    assert "<table>" in explained._repr_html_()
+    assert " ".join(explanation.sentences(0)) == str(explanation[0])
+    assert "2 of 2 out-of-distribution" in str(explanation)
+    assert sum(explanation.percentages(0).values()) == pytest.approx(100)
+    assert "<table>" in explanation._repr_html_()
 
 
 @pytest.mark.parametrize("per_class", [False, True])
@@ -428,42 +428,42 @@ def test_the_smallest_p_value_is_said_as_a_count_and_not_as_a_share(per_class):
     calibration = detector.calibration()
     assert (len(calibration.ranks.sizes) > 1) is per_class
     ordinary, strange = guarded_images(30, 3), guarded_images(10, 4, 9.0)
-    explained = detector.explain(torch.cat([ordinary, strange]), places=False)
+    explanation = detector.explain(torch.cat([ordinary, strange]), places=False)
     group_of = calibration.ranks.group_of
-    for one in explained:
-        group = group_of[calibration.predicted] == group_of[one.found.predicted]
+    for one in explanation:
+        group = group_of[calibration.predicted] == group_of[one.detection.predicted]
         scores = calibration.scores[group, 0]
-        higher = int((scores >= one.found.score).sum())
+        higher = int((scores >= one.detection.score).sum())
         assert int(one.ranking) == len(scores)
         verdict = one.sentences()[0]
         if higher:
-            assert (
-                verdict
-                == f"{'F' if one.found.is_ood else 'Not f'}lagged (p = {float(one.found.p_value):.2g})."
-            )
+            start = "Flagged" if one.detection.is_ood else "Not flagged"
+            assert verdict == f"{start} (p = {float(one.detection.p_value):.2g})."
             assert compared(one).startswith(f"{higher:,} of the {len(scores):,} calibration images ")
         else:
             words = f"none of the {len(scores):,} calibration images that it is ranked among scores this high"
             assert compared(one) == words
-            assert verdict == f"Flagged (p = {float(one.found.p_value):.2g}: {words})."
-    assert "scores this high" in str(explained[-1])
+            assert verdict == f"Flagged (p = {float(one.detection.p_value):.2g}: {words})."
+    assert "scores this high" in str(explanation[-1])
 
 
 def test_an_ordinary_input_has_no_percentages():
-    explained = planted().explain(images(40, 11), places=False)
-    ordinary = int((~explained.found.is_ood).nonzero()[0])
-    assert explained.percentages(ordinary) == {}
-    assert "%" not in str(explained[ordinary])
-    assert str(explained[ordinary]).startswith("Not flagged")
+    explanation = planted().explain(images(40, 11), places=False)
+    ordinary = int((~explanation.detection.is_ood).nonzero()[0])
+    assert explanation.percentages(ordinary) == {}
+    assert "%" not in str(explanation[ordinary])
+    assert str(explanation[ordinary]).startswith("Not flagged")
 
 
 def test_the_largest_part_of_an_ordinary_input_and_what_cancels_it_add_up_to_its_score():
     """The part may be larger than the score, because other parts may be negative."""
-    explained = planted().explain(images(200, 11), places=False)
-    ordinary = [one for one in explained if not bool(one.found.is_ood[0]) and float(one.members.max()) > 0]
+    explanation = planted().explain(images(200, 11), places=False)
+    ordinary = [
+        one for one in explanation if not bool(one.detection.is_ood[0]) and float(one.members.max()) > 0
+    ]
     assert ordinary
     for one in ordinary:
-        largest, score = float(one.members.max()), float(one.found.score[0])
+        largest, score = float(one.members.max()), float(one.detection.score[0])
         numbers = [float(n) for n in re.findall(r"(?:by|is) (\d+\.\d\d|-\d+\.\d\d)\b", one.sentences(0)[1])]
         raised, others, told = numbers
         sign = -1 if "lower it by" in one.sentences(0)[1] else 1
@@ -476,10 +476,10 @@ def test_a_tap_with_a_number_for_a_name_is_called_a_layer():
     network(images(1, 1))
     detector = GramDetector(network)
     detector.fit([images(300, 1)], progress=False).calibrate([images(100, 2)], progress=False)
-    explained = detector.explain(20 * images(1, 3))
-    (names,) = explained.tap_names.values()
+    explanation = detector.explain(20 * images(1, 3))
+    (names,) = explanation.tap_names.values()
     assert names[0].isdigit()
-    assert re.search(r", most at layer \d and layer \d; at layer \d, channel", str(explained))
+    assert re.search(r", most at layer \d and layer \d; at layer \d, channel", str(explanation))
 
 
 def test_dots_of_channels_keep_away_from_numbers(tmp_path):
@@ -500,11 +500,11 @@ def test_a_picture_is_drawn(tmp_path):
     pytest.importorskip("matplotlib")
     from PIL import Image
 
-    explained = planted().explain(3 * images(2, 3))
-    share = sum(explained.percentages(0)[name] for name in ("gram", "profile"))
-    titles = [axes.get_title(loc="left") for axes in explained.plot(0).axes]
+    explanation = planted().explain(3 * images(2, 3))
+    share = sum(explanation.percentages(0)[name] for name in ("gram", "profile"))
+    titles = [axes.get_title(loc="left") for axes in explanation.plot(0).axes]
     assert f"map of Gram and profile: {share:.0f} % of it" in titles
-    explained.plot(0, tmp_path / "why.png")
+    explanation.plot(0, tmp_path / "why.png")
     assert Image.open(tmp_path / "why.png").width == 1600
     vectors = torch.randn(400, 10, generator=torch.Generator().manual_seed(0))
     network = nn.Sequential(nn.Linear(10, 8), nn.ReLU(), nn.Linear(8, 3))

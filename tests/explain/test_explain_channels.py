@@ -59,11 +59,11 @@ def test_a_lean_guard_names_channels_of_wide_taps_by_their_own_numbers(place):
     channel, model = watched()[place], lean().model
     model.factor[channel] = 20.0
     try:
-        explained = lean().explain(images(3, 7), places=False)
+        explanation = lean().explain(images(3, 7), places=False)
     finally:
         model.factor[channel] = 1.0
     for i in range(3):
-        strongest = explained.channels(i, member="gram", most=1)[0]
+        strongest = explanation.channels(i, member="gram", most=1)[0]
         assert (strongest.tap, strongest.channel) == ("relu", channel)
 
 

@@ -35,38 +35,38 @@ def test_padding_has_no_contribution(reading, left):
     given = [text.clamp_max(38) for text in texts(6, 4, least=8)]
     for text in given:
         text[5] = 39
-    explained = reading.explain(padded(given, 30, left=left))
+    explanation = reading.explain(padded(given, 30, left=left))
     real = padded(given, 30, left=left)["attention_mask"].bool()
-    assert explained.map.shape == (6, 30)
-    assert not explained.map[~real].any()
-    assert torch.equal(explained.mask, real)
+    assert explanation.map.shape == (6, 30)
+    assert not explanation.map[~real].any()
+    assert torch.equal(explanation.mask, real)
     amounts = sum(
         terms[:, :-1].clamp_min(0).sum(1)
-        for terms in explained.taps.values()  # no tap is a vector: all have places
+        for terms in explanation.taps.values()  # no tap is a vector: all have places
     )
-    close(explained.map.sum(1).double(), amounts)
+    close(explanation.map.sum(1).double(), amounts)
     for number, text in enumerate(given):
         alone = reading.explain(padded([text]))
-        torch.testing.assert_close(explained.map[number][real[number]], alone.map[0], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(explanation.map[number][real[number]], alone.map[0], rtol=1e-4, atol=1e-5)
         assert int(alone.map.argmax()) == 5
-        close(explained[number].members, alone.members)
+        close(explanation[number].members, alone.members)
 
 
 def test_tokens_are_shown_with_what_they_add(reading):
     text = torch.tensor([3, 1, 4, 39, 5, 9, 2, 6])
-    explained = reading.explain(padded([text, texts(1, 6, least=12)[0]], left=True))
-    tokens = explained.tokens(0, lambda ids: [f"<{number}>" for number in ids])
+    explanation = reading.explain(padded([text, texts(1, 6, least=12)[0]], left=True))
+    tokens = explanation.tokens(0, lambda ids: [f"<{number}>" for number in ids])
     assert [token.text for token in tokens] == [f"<{number}>" for number in text.tolist()]
-    skipped = explained.map.shape[1] - len(text)
+    skipped = explanation.map.shape[1] - len(text)
     assert [token.place for token in tokens] == list(range(skipped, skipped + len(text)))
-    assert sum(token.contribution for token in tokens) == pytest.approx(float(explained.map[0].sum()))
+    assert sum(token.contribution for token in tokens) == pytest.approx(float(explanation.map[0].sum()))
     lines = str(tokens).splitlines()
     assert lines[4] == f"{tokens[3].contribution:8.3f} {'█' * 30} <39>"
     assert len(lines) == 1 + len(text)
     html = tokens._repr_html_()
     assert html.count("<span") == len(text)
     assert f"0.80); padding: 0 0.15em' title='{tokens[3].contribution:.3f}'>&lt;39&gt;</span>" in html
-    assert [token.text for token in explained[0].tokens(0)] == [str(number) for number in text.tolist()]
+    assert [token.text for token in explanation[0].tokens(0)] == [str(number) for number in text.tolist()]
 
 
 def test_a_tokenizer_of_transformers_names_the_tokens(reading):
@@ -74,10 +74,10 @@ def test_a_tokenizer_of_transformers_names_the_tokens(reading):
         def convert_ids_to_tokens(self, ids: list[int]) -> list[str]:
             return ["word"] * len(ids)
 
-    explained = reading.explain(padded(texts(2, 7)))
-    assert {token.text for token in explained.tokens(1, Tokenizer())} == {"word"}
+    explanation = reading.explain(padded(texts(2, 7)))
+    assert {token.text for token in explanation.tokens(1, Tokenizer())} == {"word"}
     with pytest.raises(InputError, match="makes 1 texts of"):
-        explained.tokens(0, lambda ids: ["one"])
+        explanation.tokens(0, lambda ids: ["one"])
 
 
 def test_only_texts_have_tokens(reading):

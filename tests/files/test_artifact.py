@@ -128,11 +128,11 @@ def assert_same(loaded: GramDetector, saved: GramDetector, images: Tensor = FRES
         return
     assert loaded.threshold_ == saved.threshold_
     assert loaded.calibration_scores_.equal(saved.calibration_scores_)
-    found, expected = loaded(images), saved(images)
-    assert found.score.equal(expected.score)
-    assert found.p_value.equal(expected.p_value)
-    assert found.is_ood.equal(expected.is_ood)
-    assert found.class_support.equal(expected.class_support)
+    actual, expected = loaded(images), saved(images)
+    assert actual.score.equal(expected.score)
+    assert actual.p_value.equal(expected.p_value)
+    assert actual.is_ood.equal(expected.is_ood)
+    assert actual.class_support.equal(expected.class_support)
 
 
 # --- round trips -------------------------------------------------------------------------------------
@@ -213,9 +213,9 @@ def test_a_loaded_detector_can_be_fitted_further_as_the_saved_one(bounds: str, t
     saved = fitted(bounds=bounds)
     saved.save(tmp_path / "detector.safetensors")
     loaded = gramwatch.load(tmp_path / "detector.safetensors", TinyNet())
-    for each in (saved, loaded):
-        each.fit([inputs(60, salt=77)], progress=False)
-        each.calibrate([CALIBRATION], progress=False)
+    for copy_of in (saved, loaded):
+        copy_of.fit([inputs(60, salt=77)], progress=False)
+        copy_of.calibrate([CALIBRATION], progress=False)
     assert int(loaded.class_counts_.sum()) == len(TRAIN) + 60
     assert_same(loaded, saved)
 
@@ -232,9 +232,9 @@ def test_a_loaded_detector_does_not_depend_on_its_file_any_more(good: bytes, fol
     expected = loaded(FRESH)
     with path.open("r+b") as file:  # written over in place, as `cp` does
         file.write(bytes(len(good)))
-    found = loaded(FRESH)
-    assert found.score.equal(expected.score)
-    assert found.p_value.equal(expected.p_value)
+    detection = loaded(FRESH)
+    assert detection.score.equal(expected.score)
+    assert detection.p_value.equal(expected.p_value)
     assert loaded.class_counts_.sum() == len(TRAIN)
 
 
@@ -317,7 +317,7 @@ def test_wrappers_do_not_change_the_fingerprint() -> None:
         nn.DataParallel(torch.compile(TinyNet())),
         compiled_inside,
     ]
-    assert [artifact.fingerprint(each) for each in wrapped] == [plain] * len(wrapped)
+    assert [artifact.fingerprint(network) for network in wrapped] == [plain] * len(wrapped)
 
 
 @pytest.mark.parametrize("name", ["conv1.weight", "hidden.bias", "norm.running_mean", "norm.running_var"])
@@ -894,11 +894,11 @@ def test_what_is_loaded_beside_a_process_that_saves_is_whole(tmp_path: Path) -> 
     finally:
         stop.set()
         writer.join()
-    assert {each.level for each in loaded} == {0.9, 0.95}
+    assert {copy_of.level for copy_of in loaded} == {0.9, 0.95}
     scores = {detector.level: detector.calibration_scores_ for detector in both}
     orders = {detector.level: detector.orders for detector in both}
-    assert all(each.calibration_scores_.equal(scores[each.level]) for each in loaded)
-    assert all(each.orders == orders[each.level] for each in loaded)
+    assert all(copy_of.calibration_scores_.equal(scores[copy_of.level]) for copy_of in loaded)
+    assert all(copy_of.orders == orders[copy_of.level] for copy_of in loaded)
 
 
 # --- places that cannot be written -------------------------------------------------------------------
@@ -1111,9 +1111,9 @@ def test_a_place_that_cannot_be_written_is_told_before_any_work(
         with pytest.raises(OSError, match="cannot write") as caught:
             writing.check_writable(path)
         assert str(path) in str(caught.value)
-        for each in (detector, guard, rival):
+        for subject in (detector, guard, rival):
             with pytest.raises(OSError, match="cannot write"):
-                each.save(path)
+                subject.save(path)
     assert names_in(tmp_path) == []
     writing.check_writable(tmp_path / "new.safetensors")
     assert names_in(tmp_path) == []
@@ -1185,12 +1185,12 @@ def test_the_file_of_format_1_is_still_read() -> None:
     assert loaded.level == 0.95
     assert loaded.orders == (1, 2, 3)
     assert loaded.storage == "float32"
-    found = loaded(FRESH)
-    assert found.predicted.tolist() == noted["predicted"]
-    assert found.score.tolist() == pytest.approx(noted["score"], rel=1e-4)
-    assert found.p_value.tolist() == noted["p_value"]
-    assert found.is_ood.tolist() == noted["is_ood"]
-    assert found.class_support.tolist() == noted["class_support"]
+    detection = loaded(FRESH)
+    assert detection.predicted.tolist() == noted["predicted"]
+    assert detection.score.tolist() == pytest.approx(noted["score"], rel=1e-4)
+    assert detection.p_value.tolist() == noted["p_value"]
+    assert detection.is_ood.tolist() == noted["is_ood"]
+    assert detection.class_support.tolist() == noted["class_support"]
 
 
 def test_the_file_of_format_1_can_be_fitted_and_saved_further(tmp_path: Path) -> None:

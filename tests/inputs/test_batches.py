@@ -64,8 +64,8 @@ FEEDS = {
 def test_batches_that_are_understood(feed, expected):
     guard = guarded(Plain(), map(feed, images(200, 0).split(50)), [feed(images(100, 1))])
     batch = feed(images(5, 2))
-    found = guard(batch[0] if isinstance(batch, tuple | list) else batch)
-    assert torch.equal(found.score, expected)
+    detection = guard(batch[0] if isinstance(batch, tuple | list) else batch)
+    assert torch.equal(detection.score, expected)
 
 
 def test_a_tensor_an_array_or_a_data_set_in_place_of_a_loader(expected):
@@ -75,8 +75,8 @@ def test_a_tensor_an_array_or_a_data_set_in_place_of_a_loader(expected):
 
     labelled = TensorDataset(images(200, 0), torch.zeros(200).long())
     for data in (images(200, 0), images(200, 0).numpy(), labelled, Stream(), DataLoader(labelled, 64)):
-        found = guarded(Plain(), data, images(100, 1))(images(5, 2))
-        torch.testing.assert_close(found.score, expected, rtol=1e-6, atol=1e-6)
+        result = guarded(Plain(), data, images(100, 1))(images(5, 2))
+        torch.testing.assert_close(result.score, expected, rtol=1e-6, atol=1e-6)
 
 
 def test_an_inputs_adapter_gets_what_a_loader_yields_and_what_a_call_is_given(expected):
@@ -109,15 +109,15 @@ def test_two_inputs():
 
     fit, calibrate = [pairs(x) for x in images(200, 0).split(50)], [pairs(images(100, 1))]
     tuples = guarded(Two(), [(pair, LABELS) for pair in fit], [(calibrate[0], LABELS)])
-    found = tuples(pairs(images(5, 2)))
+    result = tuples(pairs(images(5, 2)))
     names = guarded(
         Two(),
         [dict(zip("xy", pair, strict=True)) for pair in fit],
         [dict(zip("xy", calibrate[0], strict=True))],
     )
-    assert torch.equal(names({"x": images(5, 2), "y": images(5, 2).flip(0)}).score, found.score)
+    assert torch.equal(names({"x": images(5, 2), "y": images(5, 2).flip(0)}).score, result.score)
     adapted = guarded(Two(), fit, calibrate, inputs=lambda batch: tuple(batch))
-    assert torch.equal(adapted(pairs(images(5, 2))).score, found.score)
+    assert torch.equal(adapted(pairs(images(5, 2))).score, result.score)
     with pytest.raises(
         InputError, match=r"Two could not be run .*TypeError.*\(\(a, b\), labels\) for two inputs"
     ):
@@ -201,9 +201,9 @@ def test_hugging_face_batches_with_labels():
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": torch.zeros(count).long()}
 
     guard = guarded(Classifier().eval(), [batch(100, seed) for seed in range(3)], [batch(100, 9)])
-    found = guard(batch(5, 11))
+    detection = guard(batch(5, 11))
     without = {key: value for key, value in batch(5, 11).items() if key != "labels"}
-    assert torch.equal(found.score, guard(without).score)
+    assert torch.equal(detection.score, guard(without).score)
 
 
 @pytest.mark.parametrize(

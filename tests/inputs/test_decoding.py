@@ -42,8 +42,8 @@ def test_palettes_with_and_without_transparency(tmp_path):
     image.save(tmp_path / "plain.png")
     image.save(tmp_path / "clear.png", transparency=0)
     for name in ("plain.png", "clear.png"):
-        found, note = opened(tmp_path / name)
-        assert np.abs(np.subtract(found.getpixel((0, 0)), RED)).max() <= 3
+        actual, note = opened(tmp_path / name)
+        assert np.abs(np.subtract(actual.getpixel((0, 0)), RED)).max() <= 3
         assert note == ""
 
 
@@ -66,8 +66,8 @@ def test_images_are_turned_as_exif_says(tmp_path):
     exif = Image.Exif()
     exif[0x0112] = 6
     image.save(tmp_path / "turned.jpg", exif=exif)
-    found, note = opened(tmp_path / "turned.jpg")
-    assert (found.size, note) == ((4, 6), "turned as EXIF says")
+    actual, note = opened(tmp_path / "turned.jpg")
+    assert (actual.size, note) == ((4, 6), "turned as EXIF says")
 
 
 def damaged(folder: Path, name: str) -> Path:

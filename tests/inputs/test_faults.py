@@ -26,12 +26,12 @@ def test_a_fault_returns_images_like_those_it_was_given_and_leaves_these_alone(
 ) -> None:
     images = smooth(side=128)
     before = images.clone()
-    found = faults.FAULTS[name].apply(images, strength, 0)
-    assert found.dtype == torch.uint8
-    assert found.shape == images.shape
+    result = faults.FAULTS[name].apply(images, strength, 0)
+    assert result.dtype == torch.uint8
+    assert result.shape == images.shape
     assert torch.equal(images, before)
-    assert not torch.equal(found, images)
-    assert torch.equal(found, faults.FAULTS[name].apply(images, strength, 0))
+    assert not torch.equal(result, images)
+    assert torch.equal(result, faults.FAULTS[name].apply(images, strength, 0))
 
 
 @pytest.mark.parametrize("name", ["sensor_noise", "motion_blur", "dead_rows", "occlusion"])
@@ -57,10 +57,10 @@ def test_stronger_faults_change_images_more(name: str) -> None:
 
 @pytest.mark.parametrize("sigma", [10, 20])
 def test_noise_has_the_stated_sigma_and_mean_zero(sigma: int) -> None:
-    found = faults.sensor_noise(grey(), sigma).double() - 128
-    assert abs(float(found.std()) - sigma) < 0.02 * sigma
-    assert abs(float(found.mean())) < 0.2
-    channels = found.transpose(0, 1).flatten(1)
+    result = faults.sensor_noise(grey(), sigma).double() - 128
+    assert abs(float(result.std()) - sigma) < 0.02 * sigma
+    assert abs(float(result.mean())) < 0.2
+    channels = result.transpose(0, 1).flatten(1)
     assert float(torch.corrcoef(channels).fill_diagonal_(0).abs().max()) < 0.05
 
 
@@ -72,8 +72,8 @@ def test_noise_is_clipped_and_not_wrapped() -> None:
 @pytest.mark.parametrize("sigma", [1, 2, 4])
 def test_blur_keeps_the_mean_and_spreads_a_point_by_sigma(sigma: int) -> None:
     images = torch.randint(0, 256, (3, 3, 64, 64), dtype=torch.uint8)
-    found = faults.blur(images, sigma)
-    torch.testing.assert_close(found.double().mean((2, 3)), images.double().mean((2, 3)), atol=0.05, rtol=0)
+    result = faults.blur(images, sigma)
+    torch.testing.assert_close(result.double().mean((2, 3)), images.double().mean((2, 3)), atol=0.05, rtol=0)
     edge = grey(0, 1)
     edge[:, :, 32:] = 255
     profile = faults.blur(edge, sigma)[0, 0, :, 32].double().diff()
@@ -87,18 +87,18 @@ def test_blur_keeps_the_mean_and_spreads_a_point_by_sigma(sigma: int) -> None:
 def test_channels_do_not_mix_in_a_blur() -> None:
     red = grey(0, 1)
     red[:, 0] = 200
-    for found in (faults.blur(red, 4), faults.motion_blur(red, 17)):
-        assert torch.equal(found, red)
+    for result in (faults.blur(red, 4), faults.motion_blur(red, 17)):
+        assert torch.equal(result, red)
 
 
 @pytest.mark.parametrize("length", [5, 9, 17])
 def test_motion_blurs_along_one_line(length: int) -> None:
     points = grey(0, 20)
     points[:, :, 32, 32] = 255
-    found = faults.motion_blur(points, length).double()[:, 0]
-    assert float((found.sum((1, 2)) - 255).abs().max()) < 0.12 * 255  # rounded, pixel by pixel
+    result = faults.motion_blur(points, length).double()[:, 0]
+    assert float((result.sum((1, 2)) - 255).abs().max()) < 0.12 * 255  # rounded, pixel by pixel
     place = torch.stack(torch.meshgrid(torch.arange(64.0), torch.arange(64.0), indexing="ij")).double() - 32
-    shares = found / found.sum((1, 2), keepdim=True)
+    shares = result / result.sum((1, 2), keepdim=True)
     covariance = torch.einsum("nhw,ahw,bhw->nab", shares, place, place)
     across, along = torch.linalg.eigvalsh(covariance).T
     expected = (length**2 - 1) / 12  # of a uniform distribution over so many pixels
@@ -111,8 +111,8 @@ def test_motion_blurs_along_one_line(length: int) -> None:
 
 def test_jpeg_is_pillows() -> None:
     images = smooth(2)
-    found = faults.jpeg(images, 15)
-    for image, expected in zip(images, found, strict=True):
+    result = faults.jpeg(images, 15)
+    for image, expected in zip(images, result, strict=True):
         file = io.BytesIO()
         Image.fromarray(image.permute(1, 2, 0).numpy()).save(file, "JPEG", quality=15)
         read = torch.from_numpy(np.asarray(Image.open(file)).copy()).permute(2, 0, 1)
@@ -120,8 +120,8 @@ def test_jpeg_is_pillows() -> None:
 
 
 def test_exposure_doubles_light_and_clips() -> None:
-    found = faults.overexposed(grey(100), 1)
-    light = (float(found[0, 0, 0, 0]) / 100) ** faults.GAMMA
+    result = faults.overexposed(grey(100), 1)
+    light = (float(result[0, 0, 0, 0]) / 100) ** faults.GAMMA
     assert abs(light - 2) < 0.03
     assert int(faults.overexposed(grey(250), 1).max()) == 255
     assert int(faults.underexposed(grey(100), 2)[0, 0, 0, 0]) == round(100 * 2 ** (-2 / 2.2))
@@ -129,21 +129,21 @@ def test_exposure_doubles_light_and_clips() -> None:
 
 @pytest.mark.parametrize(("share", "rows"), [(1 / 64, 2), (1 / 16, 8), (1 / 4, 32)])
 def test_so_many_rows_are_dead(share: float, rows: int) -> None:
-    found = faults.dead_rows(grey(128, 3, 128), share)
-    dead = (found == 0).all(3).all(1)
+    result = faults.dead_rows(grey(128, 3, 128), share)
+    dead = (result == 0).all(3).all(1)
     assert dead.sum(1).tolist() == [rows] * 3
-    assert torch.all(found[~dead[:, None, :, None].expand_as(found)] == 128)
+    assert torch.all(result[~dead[:, None, :, None].expand_as(result)] == 128)
     assert not torch.equal(dead[0], dead[1])
 
 
 @pytest.mark.parametrize("share", [1 / 16, 1 / 8, 1 / 4])
 def test_a_square_of_the_stated_share_is_covered(share: float) -> None:
-    found = faults.occlusion(grey(128, 30, 128), share)
-    covered = (found == 0).all(1)
+    result = faults.occlusion(grey(128, 30, 128), share)
+    covered = (result == 0).all(1)
     assert torch.all((covered.float().mean((1, 2)) - share).abs() < 0.002)
     sides = torch.stack([covered.any(1).sum(1), covered.any(2).sum(1)])
     assert torch.all(sides == sides[0, 0])
-    assert len({tuple(each.nonzero()[0].tolist()) for each in covered}) > 20
+    assert len({tuple(image.nonzero()[0].tolist()) for image in covered}) > 20
 
 
 def test_channels_are_swapped_and_inverted() -> None:
@@ -155,9 +155,9 @@ def test_channels_are_swapped_and_inverted() -> None:
 
 def test_nearest_takes_single_pixels() -> None:
     images = torch.randint(0, 256, (2, 3, 128, 128), dtype=torch.uint8)
-    found = faults.resized_by_nearest(images, 64)
-    assert torch.equal(found[:, :, ::2, ::2], found[:, :, 1::2, 1::2])
-    assert torch.equal(found[:, :, ::2, ::2], images[:, :, 1::2, 1::2])  # as Pillow's nearest chooses
+    result = faults.resized_by_nearest(images, 64)
+    assert torch.equal(result[:, :, ::2, ::2], result[:, :, 1::2, 1::2])
+    assert torch.equal(result[:, :, ::2, ::2], images[:, :, 1::2, 1::2])  # as Pillow's nearest chooses
 
 
 def test_normalisation_left_out_or_done_twice_is_another_normalisation() -> None:

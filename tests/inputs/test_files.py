@@ -22,9 +22,9 @@ def names(folder: Path, paths: list[str]) -> list[str]:
 
 def test_class_folders_and_flat_folders(tmp_path):
     touched(tmp_path, "a/2.png", "a/1.JPG", "b/deep/3.webp", "b/readme.txt", ".hidden/4.png", "a/.5.png")
-    found = files_of(tmp_path)
-    assert names(tmp_path, found.paths) == ["a/1.JPG", "a/2.png", "b/deep/3.webp"]
-    assert (found.labels, found.classes, found.others) == (["a", "a", "b"], ["a", "b"], 1)
+    result = files_of(tmp_path)
+    assert names(tmp_path, result.paths) == ["a/1.JPG", "a/2.png", "b/deep/3.webp"]
+    assert (result.labels, result.classes, result.others) == (["a", "a", "b"], ["a", "b"], 1)
     touched(tmp_path, "loose.png")
     assert files_of(tmp_path).labels is None
     assert files_of(tmp_path / "a").labels is None
@@ -70,9 +70,9 @@ def test_tables_of_paths(tmp_path, monkeypatch):
     touched(tmp_path, "images/a, b.png", "images/c.png")
     table = tmp_path / "images" / "list.csv"
     table.write_text('label,path\ncat,"a, b.png"\ndog,c.png\n,\n', encoding="utf-8-sig")
-    found = files_of(table)
-    assert names(tmp_path / "images", found.paths) == ["a, b.png", "c.png"]
-    assert found.labels == ["cat", "dog"]
+    result = files_of(table)
+    assert names(tmp_path / "images", result.paths) == ["a, b.png", "c.png"]
+    assert result.labels == ["cat", "dog"]
     monkeypatch.chdir(tmp_path)
     table.write_text("file\nimages/c.png\n")
     assert files_of(table).paths == ["images/c.png"]  # relative to the working folder

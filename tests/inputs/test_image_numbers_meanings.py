@@ -21,10 +21,10 @@ def images(count: int, channels: int, *size: int, seed: int = 0) -> Tensor:
 
 
 def by_meaning(x: Tensor) -> dict[Number, np.ndarray]:
-    found = look(x).double().numpy()
+    result = look(x).double().numpy()
     named = numbers(x.shape[1])
-    assert len(set(named)) == len(named) == found.shape[1]
-    return {number: found[:, place] for place, number in enumerate(named)}
+    assert len(set(named)) == len(named) == result.shape[1]
+    return {number: result[:, place] for place, number in enumerate(named)}
 
 
 def reduced(x: np.ndarray, scale: int) -> np.ndarray:
@@ -70,8 +70,8 @@ def transcription(number: Number, x: np.ndarray) -> float | None:
             return float(np.log(max(0.0, 1 - (one * other).mean() / both) + 1e-3))
     if number.what in ("correlation", "log of 1 - squared correlation"):
         one, other = centred
-        found = (one * other).mean() / np.sqrt((one**2).mean() * (other**2).mean() + floor**2)
-        return float(found if number.what == "correlation" else np.log(1 - found**2 + 1e-4))
+        result = (one * other).mean() / np.sqrt((one**2).mean() * (other**2).mean() + floor**2)
+        return float(result if number.what == "correlation" else np.log(1 - result**2 + 1e-4))
     if number.what == "skewness of the difference":
         apart = centred[0] - centred[1]
         return float((apart**3).mean() / (apart.var() + floor) ** 1.5)
@@ -108,18 +108,18 @@ def transcription(number: Number, x: np.ndarray) -> float | None:
 def test_numbers_equal_their_formula(channels, size):
     x = images(4, channels, *size)
     checked = 0
-    for number, found in by_meaning(x).items():
+    for number, result in by_meaning(x).items():
         expected = [transcription(number, repeated(image)) for image in x.double().numpy()]
         if expected[0] is not None:
             checked += 1
-            np.testing.assert_allclose(found, expected, rtol=2e-4, atol=2e-5, err_msg=str(number))
+            np.testing.assert_allclose(result, expected, rtol=2e-4, atol=2e-5, err_msg=str(number))
     assert checked > 0.6 * look(x).shape[1]
 
 
 def test_the_plainest_and_the_busiest_region_equal_their_formula():
     x = images(3, 3, 17, 17)  # 16 x 16 differences: regions of 4 x 4
     x[0, :, :4, :4] = 0.5  # a dead block
-    found = by_meaning(x)
+    result = by_meaning(x)
     for place, image in enumerate(x.double().numpy()):
         square = (np.diff(image, axis=1)[:, :, :-1] ** 2 + np.diff(image, axis=2)[:, :-1] ** 2).mean(0)
         regions = square.reshape(4, 4, 4, 4).mean((1, 3))
@@ -130,7 +130,7 @@ def test_the_plainest_and_the_busiest_region_equal_their_formula():
             ("spread over regions", energy.std()),
         ):
             number = Number("detail", f"log mean square of differences: {what}", 1, "")
-            np.testing.assert_allclose(found[number][place], value, rtol=1e-4)
+            np.testing.assert_allclose(result[number][place], value, rtol=1e-4)
 
 
 @pytest.mark.parametrize("factor", [0.01, 4.0, 255.0])
@@ -156,10 +156,13 @@ def test_channels_decide_what_the_numbers_mean(channels):
         named = numbers(channels)
         assert len(named) == count
         assert meaning(count) == named, (height, width)
-        together = [columns(count, group) for group in GROUPS]
-        assert [part.start for part in together] == [0, *(part.stop for part in together[:-1])]
-        assert together[-1].stop == count
-        for group, part in zip(GROUPS, together, strict=True):
+        columns_of_groups = [columns(count, group) for group in GROUPS]
+        assert [part.start for part in columns_of_groups] == [
+            0,
+            *(part.stop for part in columns_of_groups[:-1]),
+        ]
+        assert columns_of_groups[-1].stop == count
+        for group, part in zip(GROUPS, columns_of_groups, strict=True):
             assert {number.group for number in named[part]} <= {group}
 
 

@@ -68,13 +68,13 @@ def test_small_images_are_put_on_black(tmp_path):
 
 
 def test_grey_is_as_pillow_makes_it_and_is_in_the_name(pictures):
-    found = load(pictures, size=28, grey=True)
-    assert found.name == "pictures, anti-aliased 28 x 28, grey"
-    assert found.images.shape == (6, 1, 28, 28)
+    image_set = load(pictures, size=28, grey=True)
+    assert image_set.name == "pictures, anti-aliased 28 x 28, grey"
+    assert image_set.images.shape == (6, 1, 28, 28)
     colour = load(pictures, size=28).images[0].permute(1, 2, 0).numpy()
     pillow = np.asarray(Image.fromarray(colour).convert("L")).astype(int)
-    assert np.abs(found.images[0, 0].numpy().astype(int) - pillow).max() <= 1
-    assert "made grey" in found.description
+    assert np.abs(image_set.images[0, 0].numpy().astype(int) - pillow).max() <= 1
+    assert "made grey" in image_set.description
 
 
 def test_what_is_no_image_of_the_formats_we_read_is_named(tmp_path):

@@ -28,10 +28,10 @@ def test_checkpoints_of_all_usual_forms(tmp_path, under, prefix):
     network = made("resnet10t", 3)
     state = {f"{prefix}{name}": value for name, value in network.state_dict().items()}
     torch.save({under: state, "epoch": 3} if under else state, tmp_path / "net.pth")
-    found = resolve("timm:resnet10t", tmp_path / "net.pth")
+    result = resolve("timm:resnet10t", tmp_path / "net.pth")
     x = torch.randn(2, 3, 64, 64)
-    assert torch.equal(found.network(x), network.eval()(x))
-    assert not found.network.training
+    assert torch.equal(result.network(x), network.eval()(x))
+    assert not result.network.training
 
 
 def test_a_transformer_is_built_for_the_size(tmp_path):
@@ -39,9 +39,9 @@ def test_a_transformer_is_built_for_the_size(tmp_path):
 
     network = timm.create_model("vit_tiny_patch16_224", num_classes=3, img_size=32)
     save_file(network.state_dict(), tmp_path / "net.safetensors")
-    found = resolve("timm:vit_tiny_patch16_224", tmp_path / "net.safetensors", size=32)
-    assert found.preprocessing.size == (32, 32)
-    assert found.network(torch.zeros(1, 3, 32, 32)).shape == (1, 3)
+    result = resolve("timm:vit_tiny_patch16_224", tmp_path / "net.safetensors", size=32)
+    assert result.preprocessing.size == (32, 32)
+    assert result.network(torch.zeros(1, 3, 32, 32)).shape == (1, 3)
     with pytest.raises(ArtifactError, match="pos_embed"):
         resolve("timm:vit_tiny_patch16_224", tmp_path / "net.safetensors")
 
@@ -59,11 +59,11 @@ def test_a_folder_of_hugging_face(tmp_path):
     assert (without.preprocessing, without.classes) == (None, ("cat", "dog", "owl"))
     processor = transformers.ViTImageProcessor(size={"height": 32, "width": 32}, resample=3)
     processor.save_pretrained(tmp_path)
-    found = resolve(f"hf:{tmp_path}")
-    assert (found.preprocessing.size, found.preprocessing.resize) == ((32, 32), "bicubic")
-    assert found.preprocessing.mean == (0.5, 0.5, 0.5)
+    result = resolve(f"hf:{tmp_path}")
+    assert (result.preprocessing.size, result.preprocessing.resize) == ((32, 32), "bicubic")
+    assert result.preprocessing.mean == (0.5, 0.5, 0.5)
     x = torch.randn(2, 3, 32, 32)
-    assert torch.equal(found.network(x).logits, network(x).logits)
+    assert torch.equal(result.network(x).logits, network(x).logits)
     other = transformers.ViTForImageClassification(config).eval()
     save_file(other.state_dict(), tmp_path / "other.safetensors")
     assert torch.equal(
@@ -155,10 +155,10 @@ def test_no_code_of_a_folder_runs_whatever_stands_on_standard_input(own_code, an
 
 def test_code_of_a_folder_runs_if_a_person_names_it(own_code):
     folder, marker = own_code
-    found = resolve(f"hf+code:{folder}")
+    result = resolve(f"hf+code:{folder}")
     assert marker.exists()
-    assert found.name == f"hf+code:{folder}"
-    assert found.network(torch.zeros(1, 3, 2, 2)).shape == (1, 2)
+    assert result.name == f"hf+code:{folder}"
+    assert result.network(torch.zeros(1, 3, 2, 2)).shape == (1, 2)
 
 
 def test_attention_from_a_hub_is_code_too(tmp_path):
@@ -184,10 +184,10 @@ def test_libraries_have_no_standard_input_while_a_network_loads(tmp_path):
         "import sys; from gramwatch.inputs.models import resolve; resolve('asking_nets:build'); "
         "print(sys.stdin.read())"
     )
-    found = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", command], input="y\nphoto.jpg\n", capture_output=True, text=True, cwd=tmp_path
     )
-    assert found.stdout == "y\nphoto.jpg\n\n", found.stderr
+    assert result.stdout == "y\nphoto.jpg\n\n", result.stderr
 
 
 @pytest.mark.parametrize(

@@ -89,8 +89,8 @@ def test_a_thin_image_takes_no_more_memory_than_it_has_pixels(monkeypatch, short
 
     monkeypatch.setattr(Image.Image, "resize", noted)
     prepare = Preprocessing((32, 32), shorter, "bicubic", HALF, HALF)
-    found = prepare(Image.new("RGB", size, (0, 255, 51)))
-    assert torch.equal(found, torch.tensor([-1.0, 1.0, -0.6])[:, None, None].expand(3, 32, 32))
+    result = prepare(Image.new("RGB", size, (0, 255, 51)))
+    assert torch.equal(result, torch.tensor([-1.0, 1.0, -0.6])[:, None, None].expand(3, 32, 32))
     assert computed
     assert max(computed) <= 32 * 32
 

@@ -13,11 +13,11 @@ from tests.inputs.files import smooth
 def test_resizing_is_pillows_in_both_directions() -> None:
     images = smooth(2)
     for side in (28, 128):
-        found = resize.resized(images, side)
+        result = resize.resized(images, side)
         one = Image.fromarray(images[1].permute(1, 2, 0).numpy()).resize(
             (side, side), Image.Resampling.BICUBIC
         )
-        assert torch.equal(found[1], torch.from_numpy(np.asarray(one).copy()).permute(2, 0, 1))
+        assert torch.equal(result[1], torch.from_numpy(np.asarray(one).copy()).permute(2, 0, 1))
     assert resize.resized(images, 64) is images
     assert resize.resized(images[:, :1], 32).shape == (2, 1, 32, 32)
     soft = resize.through(images, 32)

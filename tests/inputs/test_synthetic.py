@@ -47,10 +47,10 @@ def test_made_up_images_have_the_published_parameters():
     assert np.corrcoef(blobs[:, 0].flatten(), blobs[:, 1].flatten())[0, 1] > 0.5
     assert load("gaussian", count=3, size=28, grey=True).images.shape == (3, 1, 28, 28)
     for name in synthetic.SOURCES:
-        found = load(name, count=4, seed=3)
-        assert torch.equal(found.images, load(name, count=4, seed=3).images)
-        assert not torch.equal(found.images, load(name, count=4, seed=4).images)
-        assert "space" in found.description
+        image_set = load(name, count=4, seed=3)
+        assert torch.equal(image_set.images, load(name, count=4, seed=3).images)
+        assert not torch.equal(image_set.images, load(name, count=4, seed=4).images)
+        assert "space" in image_set.description
 
 
 def test_normalised_values_reach_the_wide_resnet_but_for_rounding():

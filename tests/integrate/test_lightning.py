@@ -102,9 +102,9 @@ def test_the_figures_are_of_the_half_that_did_not_calibrate(tmp_path):
     assert callback.path_ == tmp_path / "guard.safetensors"
     assert guard.calibration().how["examples"] == 150
     assert guard.calibration().how["seed"] == 3
-    found = guard(small.images(301, 1)[oracle.drawn(301, 3)[150:]])
-    assert callback.metrics_["guard/flagged"] == pytest.approx(found.is_ood.double().mean().item())
-    assert callback.metrics_["guard/score"] == pytest.approx(found.score.mean().item())
+    detection = guard(small.images(301, 1)[oracle.drawn(301, 3)[150:]])
+    assert callback.metrics_["guard/flagged"] == pytest.approx(detection.is_ood.double().mean().item())
+    assert callback.metrics_["guard/score"] == pytest.approx(detection.score.mean().item())
     assert callback.metrics_["guard/flagged"] < 0.2
 
 

@@ -45,8 +45,8 @@ def quietly(function, *args, **options):
         return function(*args, **options)
 
 
-def assert_same_fit(found, expected):
-    mine, theirs = found.contents()[1], expected.contents()[1]
+def assert_same_fit(result, expected):
+    mine, theirs = result.contents()[1], expected.contents()[1]
     assert mine.keys() == theirs.keys()
     for name, tensor in theirs.items():
         if "bounds" in name or not tensor.is_floating_point():
@@ -71,13 +71,13 @@ def test_scores_are_columns_of_a_data_set(ray):
     quietly(guard.calibrate, VALIDATION.split(16), progress=False)
     scored = ray_data.score(guard, blocks(ray, TEST, 3), workers=2, batch_size=8, keep=["number"])
     rows = sorted(scored.take_all(), key=lambda row: row["number"])
-    found = guard(TEST)
+    detection = guard(TEST)
     assert [row["number"] for row in rows] == list(range(len(TEST)))
-    assert [row["predicted"] for row in rows] == found.predicted.tolist()
-    assert [row["is_ood"] for row in rows] == found.is_ood.tolist()
-    assert [row["p_gram"] for row in rows] == found.parts["gram"].tolist()
+    assert [row["predicted"] for row in rows] == detection.predicted.tolist()
+    assert [row["is_ood"] for row in rows] == detection.is_ood.tolist()
+    assert [row["p_gram"] for row in rows] == detection.parts["gram"].tolist()
     scores = torch.tensor([row["score"] for row in rows], dtype=torch.float64)
-    torch.testing.assert_close(scores, found.score, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(scores, detection.score, rtol=1e-6, atol=1e-6)
 
 
 def test_mistakes_are_named(ray):

@@ -46,7 +46,7 @@ def test_words_legend_axes_and_caption_have_their_own_room(keys):
     assert min(box.y0 for box in boxes) > 0
     assert max(box.y1 for box in boxes) < height
     panels = [axes.get_tightbbox() for axes in frame.axes.flat]
-    boxes += [each.get_window_extent() for each in frame.figure.legends] + panels[:1]
+    boxes += [legend.get_window_extent() for legend in frame.figure.legends] + panels[:1]
     for i, box in enumerate(boxes):
         assert not any(box.overlaps(other) for other in boxes[:i])
     assert panels[0].height > 1.5 * DPI

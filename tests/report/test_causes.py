@@ -10,17 +10,17 @@ from gramwatch.report.causes import FEWEST, TAILS, Ordinary, statistics
 
 def photographs(count: int, seed: int = 0, side: int = 48) -> Tensor:
     """Made-up photographs: sums of waves, whose colours and brightness vary, `(N, 3, side, side)`, uint8."""
-    made = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
     at = torch.arange(side) / side
     images = torch.zeros(count, 1, side, side)
     for wave in range(1, 17):
-        turns = torch.randint(-wave, wave + 1, (2, count, 1, 1, 1), generator=made)
-        phase = 6.3 * torch.rand(count, 1, 1, 1, generator=made)
+        turns = torch.randint(-wave, wave + 1, (2, count, 1, 1, 1), generator=generator)
+        phase = 6.3 * torch.rand(count, 1, 1, 1, generator=generator)
         images += torch.cos(6.3 * (turns[0] * at[:, None] + turns[1] * at) + phase) / wave
-    colours = 1 + 0.5 * torch.rand(count, 3, 1, 1, generator=made) * torch.rand(
-        count, 1, 1, 1, generator=made
+    colours = 1 + 0.5 * torch.rand(count, 3, 1, 1, generator=generator) * torch.rand(
+        count, 1, 1, 1, generator=generator
     )
-    level = 0.45 + 0.1 * torch.rand(count, 1, 1, 1, generator=made)
+    level = 0.45 + 0.1 * torch.rand(count, 1, 1, 1, generator=generator)
     return (255 * (level + 0.12 * images * colours).clamp(0.03, 0.97)).byte()
 
 
@@ -65,9 +65,9 @@ def test_what_lies_outside_is_named_by_its_side_and_causes_stand_before_effects(
 @pytest.mark.parametrize("shape", [(2, 1, 1, 1), (2, 3, 1, 9), (2, 1, 2, 2), (1, 3, 5, 4)])
 def test_images_of_any_size_have_finite_statistics(shape):
     for values in (torch.zeros(shape), torch.ones(shape), torch.rand(shape)):
-        found = statistics(values)
-        assert found.keys() == TAILS.keys()
-        assert all(len(column) == shape[0] and column.isfinite().all() for column in found.values())
+        result = statistics(values)
+        assert result.keys() == TAILS.keys()
+        assert all(len(column) == shape[0] and column.isfinite().all() for column in result.values())
 
 
 def test_a_few_ordinary_images_are_no_measure():

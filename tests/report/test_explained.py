@@ -33,17 +33,17 @@ def written(images: torch.Tensor, folder: Path) -> list[str]:
 
 def table(guard: gramwatch.Guard, paths: list[str], file: Path, prepared: Preprocessing = PREPARED) -> Path:
     inputs = torch.stack([prepared(Image.open(path)) for path in paths])
-    found = guard(inputs)
+    detection = guard(inputs)
     rows = [
         [
             path,
-            int(found.predicted[i]),
+            int(detection.predicted[i]),
             "",
-            float(found.score[i]),
-            float(found.p_value[i]),
-            bool(found.is_ood[i]),
+            float(detection.score[i]),
+            float(detection.p_value[i]),
+            bool(detection.is_ood[i]),
         ]
-        + [float(found.parts[name][i]) for name in ("gram", "energy")]
+        + [float(detection.parts[name][i]) for name in ("gram", "energy")]
         + ["", ""]
         for i, path in enumerate(paths)
     ]
@@ -75,8 +75,8 @@ def test_the_most_suspicious_have_sentences_and_maps(guarded):
     rows = one.scores.by_score[:20]
     assert set(reasons.sentences) == set(reasons.maps) == set(rows)
     inputs = torch.stack([PREPARED(Image.open(one.scores.paths[row])) for row in rows])
-    explained = guard.explain(inputs)
-    assert [reasons.sentences[row] for row in rows] == [explained.sentences(i)[1:] for i in range(20)]
+    explanation = guard.explain(inputs)
+    assert [reasons.sentences[row] for row in rows] == [explanation.sentences(i)[1:] for i in range(20)]
     assert len({tuple(reasons.sentences[row]) for row in rows}) > 5
     assert all(uri.startswith("data:image/webp;base64,") for uri in reasons.maps.values())
     assert reasons.notes == []
@@ -97,10 +97,10 @@ def test_every_flagged_image_is_in_one_group(guarded):
     guard, _, odd = guarded
     one = explainer(guard, odd)
     reasons = one.reasons(0)
-    together = sorted(row for group in reasons.groups for row in group.images)
-    assert together == np.flatnonzero(one.scores.is_ood).tolist()
+    grouped = sorted(row for group in reasons.groups for row in group.images)
+    assert grouped == np.flatnonzero(one.scores.is_ood).tolist()
     assert len(reasons.groups) >= 2
-    assert reasons.grouped.startswith(f"All {len(together)} flagged images were explained")
+    assert reasons.grouped.startswith(f"All {len(grouped)} flagged images were explained")
     assert all("% of the score" in group.details for group in reasons.groups)
     assert len({group.title for group in reasons.groups}) == len(reasons.groups)
 
@@ -140,12 +140,12 @@ def test_layers_by_class_are_means_of_the_explained_set(guarded):
     cells = one.reasons(0).cells
     flagged = np.flatnonzero(one.scores.is_ood)
     inputs = torch.stack([PREPARED(Image.open(one.scores.paths[row])) for row in flagged])
-    explained = gramwatch.explain_set(guard, [inputs], progress=False)
-    classes, means = explained.by_class()
-    taps = [column for column, (_, tap) in enumerate(explained.columns) if tap]
+    explanation = gramwatch.explain_set(guard, [inputs], progress=False)
+    classes, means = explanation.by_class()
+    taps = [column for column, (_, tap) in enumerate(explanation.columns) if tap]
     assert len(cells) == len(classes) * len(taps)
     name, member, tap, value = cells[0]
-    assert (name, (member, tap)) == (str(classes[0]), explained.columns[0])
+    assert (name, (member, tap)) == (str(classes[0]), explanation.columns[0])
     assert value == pytest.approx(float(means[0, 0]), rel=1e-4)
 
 

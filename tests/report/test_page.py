@@ -62,8 +62,8 @@ def test_the_page_says_what_was_found(scores):
     about = About(
         [("network", "timm:resnet18"), ("fitted on", "photos")], 0.9, 2.5, np.arange(9.0), (0.02, 0.2)
     )
-    found = Found(page(scores, about, opener=picture))
-    text = " ".join(found.text.split())
+    result = Found(page(scores, about, opener=picture))
+    text = " ".join(result.text.split())
     assert "5 images judged" in text
     assert "3 flagged, 60.0 %" in text
     assert "about 0 of 5 would be flagged, and from 0 to 1 in nine of ten" in text  # 0.5 is rounded to even
@@ -100,27 +100,27 @@ def test_nothing_in_a_table_is_markup(tmp_path):
         [evil],
     )
     text = page(scores, About([(evil, evil)]), reasons, opener=picture, title=evil)
-    found = Found(text)
-    assert all(attrs["src"].startswith("data:image/") for attrs in found.all("img"))
-    assert not [attrs for _, attrs in found.tags if any(name.startswith("on") for name in attrs)]
-    assert len(found.scripts) == 3
-    assert found.text.count("alert(1)") > 10  # it is shown
-    data = json.loads(found.scripts[0])
+    result = Found(text)
+    assert all(attrs["src"].startswith("data:image/") for attrs in result.all("img"))
+    assert not [attrs for _, attrs in result.tags if any(name.startswith("on") for name in attrs)]
+    assert len(result.scripts) == 3
+    assert result.text.count("alert(1)") > 10  # it is shown
+    data = json.loads(result.scripts[0])
     assert data["table"]["classes"]["texts"] == ["", evil]
-    assert "<" not in found.scripts[0]
+    assert "<" not in result.scripts[0]
 
 
 def test_the_policy_allows_the_two_scripts_of_the_page_and_nothing_from_elsewhere(scores):
-    found = Found(page(scores, opener=picture))
-    (policy,) = [a["content"] for a in found.all("meta") if a.get("http-equiv") == "Content-Security-Policy"]
+    result = Found(page(scores, opener=picture))
+    (policy,) = [a["content"] for a in result.all("meta") if a.get("http-equiv") == "Content-Security-Policy"]
     sums = re.findall(r"'sha256-([^']+)'", policy)
-    digests = [base64.b64encode(hashlib.sha256(s.encode()).digest()).decode() for s in found.scripts[1:]]
+    digests = [base64.b64encode(hashlib.sha256(s.encode()).digest()).decode() for s in result.scripts[1:]]
     assert sums == digests
     assert policy.startswith("default-src 'none'; img-src data:;")
     assert "unsafe-eval" not in policy
-    assert not found.all("link")
-    assert not [attrs for attrs in found.all("script") if "src" in attrs]
-    assert all(attrs["href"].startswith("#") for attrs in found.all("a"))
+    assert not result.all("link")
+    assert not [attrs for attrs in result.all("script") if "src" in attrs]
+    assert all(attrs["href"].startswith("#") for attrs in result.all("a"))
 
 
 def test_the_table_holds_every_cell(scores):
@@ -155,37 +155,37 @@ def test_explanations_are_shown(scores):
         [("dog", "gram", "layer1", 2.0), ("dog", "gram", "layer2", -1.0)],
         notes=["3 images were explained."],
     )
-    found = Found(page(scores, reasons=reasons, opener=picture))
-    text = " ".join(found.text.split())
+    result = Found(page(scores, reasons=reasons, opener=picture))
+    text = " ".join(result.text.split())
     assert "Mostly texture." in text
     assert "Mostly gram 2 images, 66.7 %. Like each other." in text
     assert "All 3 flagged images were explained." in text
     assert "Layers and classes: gram" in text
     assert "3 images were explained." in text
-    assert "data:image/webp;base64,AAAA" in {attrs["src"] for attrs in found.all("img")}
+    assert "data:image/webp;base64,AAAA" in {attrs["src"] for attrs in result.all("img")}
 
 
 def test_of_many_layers_the_largest_are_shown(scores):
     cells = [("dog", "gram", f"layer{i:02d}", float(i % 30)) for i in range(60)]
     text = Found(page(scores, reasons=Reasons(cells=cells)))
     values = json.loads(text.scripts[0])["charts"]["layers-0"]["data"]["values"]
-    assert [each["layer"] for each in values] == [f"layer{i:02d}" for i in range(60) if i % 30 >= 20]
+    assert [value["layer"] for value in values] == [f"layer{i:02d}" for i in range(60) if i % 30 >= 20]
     assert "The 20 of 60 layers with the largest values are shown" in text.text
 
 
 def test_every_chart_has_a_description_and_a_table(tmp_path):
     files = [write_csv(tmp_path / f"{n}.csv", many(60, seed=n)) for n in range(2)]
-    found = Found(page(read(files)))
-    ids = {attrs["id"] for _, attrs in found.tags if attrs.get("id")}
-    drawn = [attrs for attrs in found.all("div") if "data-chart" in attrs]
+    result = Found(page(read(files)))
+    ids = {attrs["id"] for _, attrs in result.tags if attrs.get("id")}
+    drawn = [attrs for attrs in result.all("div") if "data-chart" in attrs]
     assert {attrs["data-chart"] for attrs in drawn} == {
         "scores", "p-values", "sets", "members", "member-sets", "folders"
     }  # fmt: skip
     for attrs in drawn:
         assert attrs["role"] == "img"
         assert {attrs["aria-labelledby"], attrs["aria-describedby"]} <= ids
-    assert len(found.all("figure")) == len(drawn)
-    assert all("alt" in attrs for attrs in found.all("img"))
+    assert len(result.all("figure")) == len(drawn)
+    assert all("alt" in attrs for attrs in result.all("img"))
 
 
 def test_a_hundred_thousand_images_are_less_than_20_mb(tmp_path):

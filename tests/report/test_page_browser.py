@@ -209,15 +209,15 @@ def test_themes_change_colours_and_charts(opened):
         label = opened.find_element(By.CSS_SELECTOR, "#chart-scores svg .role-axis-label text")
         return back, label.get_attribute("fill")
 
-    button, found = opened.find_element(By.ID, "theme"), {}
+    button, by_theme = opened.find_element(By.ID, "theme"), {}
     for name in ("light", "dark"):
         button.click()
         assert button.text == f"Theme: {name}"
-        WebDriverWait(opened, 30).until(lambda _: colours() not in found.values())
-        found[name] = colours()
-    assert found["light"][0] == "rgb(255, 255, 255)"
-    assert found["dark"][0] == "rgb(20, 23, 27)"
-    assert found["light"][1] != found["dark"][1]
+        WebDriverWait(opened, 30).until(lambda _: colours() not in by_theme.values())
+        by_theme[name] = colours()
+    assert by_theme["light"][0] == "rgb(255, 255, 255)"
+    assert by_theme["dark"][0] == "rgb(20, 23, 27)"
+    assert by_theme["light"][1] != by_theme["dark"][1]
     assert errors(opened) == []
 
 

@@ -36,12 +36,12 @@ def test_all_formats_hold_the_same(tmp_path):
     (tmp_path / "new.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     parquet.write_table(arrow.Table.from_pylist(rows), tmp_path / "new.parquet")
     for name in ("new.jsonl", "new.parquet"):
-        found = read([tmp_path / name])
-        assert found.paths == whole.paths
-        assert found.predicted == whole.predicted
-        np.testing.assert_array_equal(found.score, whole.score)
-        np.testing.assert_array_equal(found.p_value, whole.p_value)
-        assert found.is_ood.tolist() == whole.is_ood.tolist()
+        result = read([tmp_path / name])
+        assert result.paths == whole.paths
+        assert result.predicted == whole.predicted
+        np.testing.assert_array_equal(result.score, whole.score)
+        np.testing.assert_array_equal(result.p_value, whole.p_value)
+        assert result.is_ood.tolist() == whole.is_ood.tolist()
 
 
 def test_several_tables_are_sets(tmp_path):

@@ -42,13 +42,13 @@ def stream(guard) -> Detection:
 
 
 def state(monitor: Monitor) -> dict[str, np.ndarray]:
-    found = {**monitor._arrays(), "seen": np.array(monitor.seen)}
+    arrays = {**monitor._arrays(), "seen": np.array(monitor.seen)}
     if monitor.reference == "online":
-        found["next lot"] = np.array(monitor._lots(monitor._evidence.time).random())
+        arrays["next lot"] = np.array(monitor._lots(monitor._evidence.time).random())
         assert (
             monitor._random.bit_generator.state == monitor._lots(monitor._evidence.time).bit_generator.state
         )
-    return found
+    return arrays
 
 
 def assert_same(one: Monitor, other: Monitor) -> None:
@@ -149,10 +149,10 @@ def test_thinning_uses_every_nth_image(guard, stream):
 
 
 def test_frames_that_repeat_raise_a_false_alarm_unless_thinned(guard):
-    found = guard(images(150, 5)[torch.arange(150).repeat_interleave(20)])
+    detection = guard(images(150, 5)[torch.arange(150).repeat_interleave(20)])
     plain, thinned = Monitor(guard, mean_time_to_false_alarm=10_000), Monitor(guard, every=20)
-    assert plain.update(found)
-    assert not thinned.update(found)
+    assert plain.update(detection)
+    assert not thinned.update(detection)
     assert thinned.strength < 1_000
 
 
@@ -209,9 +209,9 @@ def test_any_detector_can_be_watched(tmp_path, reference, kind):
     monitor.save(tmp_path / "monitor.safetensors")
     again = gramwatch.load(tmp_path / "detector.safetensors", net)
     restored = Monitor.load(tmp_path / "monitor.safetensors", again)
-    for each in (monitor, restored):
-        each.update(detector(images(100, 6, 4.0)))
-        assert each.seen == 200
+    for watcher in (monitor, restored):
+        watcher.update(detector(images(100, 6, 4.0)))
+        assert watcher.seen == 200
     assert_same(monitor, restored)
 
 
@@ -219,9 +219,9 @@ def test_an_infinite_score_is_the_strangest(guard):
     x = images(40, 3)
     x[:, 0, 0, 0] = torch.nan
     with pytest.warns(GramwatchWarning, match="NaN"):
-        found = guard(x)
+        detection = guard(x)
     for reference in FORMS:
-        assert Monitor(guard, reference=reference).update(found)
+        assert Monitor(guard, reference=reference).update(detection)
 
 
 def test_memory_does_not_grow(guard, stream, tmp_path):
@@ -259,8 +259,8 @@ def test_the_history_keeps_peaks_and_counts_in_a_constant_number_of_points():
     images = 5 * POINTS + 3
     strength, flagged = rng.random(images), rng.random(images) < 0.3
     history = History()
-    for each in zip(strength, flagged, strict=True):
-        history.add(*each)
+    for value in zip(strength, flagged, strict=True):
+        history.add(*value)
     ends, peaks, share = history.curves()
     assert history.stride == 8
     assert len(ends) <= POINTS

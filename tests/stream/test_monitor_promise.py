@@ -34,16 +34,16 @@ class Scored:
         return Calibration.restored(AsMeasured(), self.scores.unsqueeze(1), LEVEL, {"split": True})
 
     def __call__(self, scores: np.ndarray) -> Detection:
-        found = torch.from_numpy(scores)
-        p, logits = p_value(found, self.scores), torch.zeros(len(found), 2)
-        return Detection(logits, logits.argmax(1), found, p, p <= 1 - LEVEL)
+        result = torch.from_numpy(scores)
+        p, logits = p_value(result, self.scores), torch.zeros(len(result), 2)
+        return Detection(logits, logits.argmax(1), result, p, p <= 1 - LEVEL)
 
 
 def worlds(size: int, count: int, replicas: int) -> list[list[Monitor]]:
     """Calibration sets of this size, with the monitors of all replicas."""
     rng = np.random.default_rng([size, replicas])
     detectors = [Scored(rng.standard_normal(size)) for _ in range(count)]
-    return [[Monitor(each, replica=(i, replicas)) for i in range(replicas)] for each in detectors]
+    return [[Monitor(detector, replica=(i, replicas)) for i in range(replicas)] for detector in detectors]
 
 
 def first_bets(monitor: Monitor) -> np.ndarray:
@@ -61,7 +61,7 @@ def test_the_mean_of_the_first_bet_is_one_for_every_number_of_calibration_images
     deviations = []
     for size in sizes:
         bets = np.array(
-            [np.mean([first_bets(each) for each in world], 0) for world in worlds(size, sets, replicas)]
+            [np.mean([first_bets(frame) for frame in world], 0) for world in worlds(size, sets, replicas)]
         )
         deviations.append((bets.mean(0) - 1) / (bets.std(0) / sets**0.5))
     assert np.abs(deviations).max() < 5
@@ -72,7 +72,7 @@ def test_lots_are_uniform_over_calibration_sets_and_differ_between_replicas():
     """A small lot that all monitors share would be a small p-value in all of them."""
     lots = np.array(
         [
-            [1 - each._random.random(3) for each in world]
+            [1 - frame._random.random(3) for frame in world]
             for size in (19, 600)
             for world in worlds(size, 200, 2)
         ]
@@ -85,15 +85,15 @@ def test_lots_are_uniform_over_calibration_sets_and_differ_between_replicas():
 
 def strengths(monitors: Sequence[Monitor], scores: np.ndarray) -> np.ndarray:
     """The strength of monitors after each image of their streams, `(images, monitors)`, all at once."""
-    bins = np.stack([each._bins(row) for each, row in zip(monitors, scores, strict=True)])
-    lots = np.stack([1 - each._random.random(scores.shape[1]) for each in monitors])
-    ranks = OnlineRanks(np.concatenate([each._ranks.counts for each in monitors]))
+    bins = np.stack([monitor._bins(row) for monitor, row in zip(monitors, scores, strict=True)])
+    lots = np.stack([1 - monitor._random.random(scores.shape[1]) for monitor in monitors])
+    ranks = OnlineRanks(np.concatenate([monitor._ranks.counts for monitor in monitors]))
     evidence, bets, zero = Evidence(len(bins), PowerBets.count), PowerBets(), np.zeros(len(bins), np.int64)
-    found = []
+    strengths_of = []
     for image in range(scores.shape[1]):
         evidence.add(bets(ranks.rank(bins[:, image], zero, lots[:, image])))
-        found.append(evidence.strength)
-    return np.stack(found)
+        strengths_of.append(evidence.strength)
+    return np.stack(strengths_of)
 
 
 @pytest.mark.parametrize(("size", "replicas"), [(19, 1), (1_360, 1), (517, 2), (1_602, 4)])
@@ -102,11 +102,11 @@ def test_a_false_alarm_within_200_images_is_as_rare_as_promised(size, replicas):
     mean_time, images, count = 10_000, 200, 400
     monitors = list(chain.from_iterable(worlds(size, count, replicas)))
     scores = np.random.default_rng(size).standard_normal((len(monitors), images))
-    found = strengths(monitors, scores)
-    alarms = (found.reshape(images, count, replicas).mean(2) >= mean_time).any(0)
+    result = strengths(monitors, scores)
+    alarms = (result.reshape(images, count, replicas).mean(2) >= mean_time).any(0)
     assert alarms.mean() <= images / mean_time
 
     watched = Scored(np.random.default_rng([size, replicas]).standard_normal(size))
     first = Monitor(watched, replica=(0, replicas))
     first.update(watched(scores[0]))
-    np.testing.assert_array_equal(first._history.curves()[1], found[:, 0])
+    np.testing.assert_array_equal(first._history.curves()[1], result[:, 0])

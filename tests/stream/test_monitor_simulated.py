@@ -66,13 +66,13 @@ def test_simulated_replicas_share_calibration_images_and_groups_are_ranked_apart
     assert all((one == other).all() for one, other in zip(bets.grids[0::2], bets.grids[1::2], strict=True))
     mix, before = monitor.mixed(0.2, 500, later=0.9), monitor.mixed(0.2)
     for kind in ("online", "fixed"):
-        together, apart = (
+        joined, apart = (
             monitor.alarm_times(
                 monitor.Form(kind, 2_500, groups=groups), mix, 1_500, streams=10, reference=before
             )[1]
             for groups in (1, 2)
         )
-        assert np.isfinite(together).all()
+        assert np.isfinite(joined).all()
         assert np.isinf(apart).all()
 
 

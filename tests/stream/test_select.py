@@ -21,28 +21,28 @@ def by_definition(p: np.ndarray, fdr: float, ordinary: float = 1.0, most: float 
 def test_the_selected_are_those_of_the_definition(seed):
     rng = np.random.default_rng(seed)
     p = np.where(rng.random(60) < 0.3, rng.random(60) ** 6, rng.random(60)).clip(1e-6)
-    found = gramwatch.select(torch.from_numpy(p), 0.1, ranking=10**6)
-    assert set(found.indices.tolist()) == by_definition(p, 0.1)
+    result = gramwatch.select(torch.from_numpy(p), 0.1, ranking=10**6)
+    assert set(result.indices.tolist()) == by_definition(p, 0.1)
     ordinary = min(1.0, (1 + (p >= 0.5).sum()) / 30)
-    found = gramwatch.select(torch.from_numpy(p), 0.1, "storey", ranking=10**6)
-    assert set(found.indices.tolist()) == by_definition(p, 0.1, ordinary, 0.5 - 1e-9)
-    assert found.ordinary == pytest.approx(ordinary)
-    assert len(found) == int(found.is_selected.sum())
-    if len(found):
-        assert found.threshold == p[found.is_selected.numpy()].max()
-        assert found.needed is None
+    result = gramwatch.select(torch.from_numpy(p), 0.1, "storey", ranking=10**6)
+    assert set(result.indices.tolist()) == by_definition(p, 0.1, ordinary, 0.5 - 1e-9)
+    assert result.ordinary == pytest.approx(ordinary)
+    assert len(result) == int(result.is_selected.sum())
+    if len(result):
+        assert result.threshold == p[result.is_selected.numpy()].max()
+        assert result.needed is None
 
 
 def test_ties_are_selected_together_and_rounding_costs_none():
     p = torch.tensor([0.03, 0.03, 0.03, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.0])
     assert gramwatch.select(p.double(), 0.1, ranking=10**6).indices.tolist() == [0, 1, 2]
-    found = gramwatch.select(torch.full((7,), 0.1, dtype=torch.float64), 0.1)  # 0.1 * 7 / 7
-    assert len(found) == 7
+    result = gramwatch.select(torch.full((7,), 0.1, dtype=torch.float64), 0.1)  # 0.1 * 7 / 7
+    assert len(result) == 7
 
 
 def test_storey_selects_no_p_value_of_a_half():
-    found = gramwatch.select(torch.tensor([0.001] * 95 + [0.5] * 5), 0.3, "storey")
-    assert len(found) == 95
+    result = gramwatch.select(torch.tensor([0.001] * 95 + [0.5] * 5), 0.3, "storey")
+    assert len(result) == 95
 
 
 @pytest.mark.parametrize("procedure", ["bh", "storey"])
@@ -69,26 +69,26 @@ def test_it_says_how_many_calibration_images_it_would_take(outliers, images):
         return torch.tensor(values, dtype=torch.float64)
 
     with pytest.warns(GramwatchWarning, match=f"{outliers} of {images} images"):
-        found = gramwatch.select(p_values(50), 0.1, ranking=50)
-    needed = found.needed
+        result = gramwatch.select(p_values(50), 0.1, ranking=50)
+    needed = result.needed
     assert needed == math.ceil(images / (0.1 * outliers) - 1e-9) - 1
-    assert f"{needed:,} calibration images" in repr(found)
+    assert f"{needed:,} calibration images" in repr(result)
     assert len(gramwatch.select(p_values(needed), 0.1)) == outliers
     with pytest.warns(GramwatchWarning, match=f"at least {needed:,}"):
         assert len(gramwatch.select(p_values(needed - 1), 0.1)) == 0
 
 
 def test_nothing_is_said_of_the_calibration_if_it_is_not_the_reason():
-    found = gramwatch.select(torch.tensor([0.3, 0.5, 0.9]), 0.1, ranking=1_000)
-    assert len(found) == 0
-    assert found.threshold == 0
+    result = gramwatch.select(torch.tensor([0.3, 0.5, 0.9]), 0.1, ranking=1_000)
+    assert len(result) == 0
+    assert result.threshold == 0
 
 
 def test_a_detection_can_be_given():
     p = torch.tensor([0.001, 0.5]).double()
     empty = torch.zeros(2)
-    found = Detection(torch.zeros(2, 3), empty.long(), empty, p, p < 0.05)
-    assert gramwatch.select(found).is_selected.tolist() == [True, False]
+    detection = Detection(torch.zeros(2, 3), empty.long(), empty, p, p < 0.05)
+    assert gramwatch.select(detection).is_selected.tolist() == [True, False]
 
 
 def test_no_images_no_selection():

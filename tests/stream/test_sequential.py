@@ -28,16 +28,16 @@ def counts_of(bins: np.ndarray, groups: np.ndarray, count: int) -> np.ndarray:
 def test_ranks_are_those_counted_one_by_one(highest):
     rng = np.random.default_rng(0)
     reference, groups = rng.integers(0, highest, (3, 40)), rng.integers(0, 2, (3, 40))
-    each = zip(reference, groups, strict=True)
-    ranks = OnlineRanks(np.stack([counts_of(row, group, 2) for row, group in each]))
+    pairs = zip(reference, groups, strict=True)
+    ranks = OnlineRanks(np.stack([counts_of(row, group, 2) for row, group in pairs]))
     before = [list(zip(*row, strict=True)) for row in zip(reference, groups, strict=True)]
     for _ in range(60):
         bins, group, lots = rng.integers(0, highest, 3), rng.integers(0, 2, 3), 1 - rng.random(3)
-        found = ranks.rank(bins, group, lots)
+        rank = ranks.rank(bins, group, lots)
         for stream in range(3):
             mine = [b for b, g in before[stream] if g == group[stream]]
             higher, equal = (sum(b > bins[stream] for b in mine), sum(b == bins[stream] for b in mine))
-            assert found[stream] == (higher + lots[stream] * (1 + equal)) / (1 + len(mine))
+            assert rank[stream] == (higher + lots[stream] * (1 + equal)) / (1 + len(mine))
             before[stream].append((bins[stream], group[stream]))
     assert ranks.counts.sum() == 3 * 100
 
@@ -77,8 +77,8 @@ def test_evidence_is_shiryaev_roberts_and_knows_when_a_gain_began():
     rng = np.random.default_rng(2)
     bets = rng.uniform(0.5, 1.6, (50, 2, 3))
     evidence = Evidence(2, 3)
-    for each in bets:
-        evidence.add(each)
+    for gain in bets:
+        evidence.add(gain)
     expected = sum(np.prod(bets[start:], 0) for start in range(50))  # one bet for every possible start
     np.testing.assert_allclose(evidence.sums, expected)
     np.testing.assert_allclose(evidence.strength, expected.mean(1))

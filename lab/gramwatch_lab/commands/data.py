@@ -55,7 +55,7 @@ def list_sets(
     Example: gramwatch data list --sources
     """
     from gramwatch.inputs.datasets import CATALOGUE
-    from gramwatch_lab.datasets.download import found
+    from gramwatch_lab.datasets.download import is_present
 
     folder = _root(root)
     longest = max(map(len, CATALOGUE))
@@ -64,7 +64,7 @@ def list_sets(
     for name, source in CATALOGUE.items():
         if not source.place:
             state = "made up"
-        elif found(source, folder):
+        elif is_present(source, folder):
             state = "there"
         else:
             state = "absent" if source.downloads else "absent, no download"
@@ -122,7 +122,9 @@ def check(
     from gramwatch_lab.datasets import download
 
     folder = _root(root)
-    chosen = _known(names or [name for name, source in CATALOGUE.items() if download.found(source, folder)])
+    chosen = _known(
+        names or [name for name, source in CATALOGUE.items() if download.is_present(source, folder)]
+    )
     if not chosen:
         typer.echo(f"there are no sets in {folder}")
     wrong = False

@@ -129,7 +129,7 @@ def check_shared(options: "Options") -> None:
         for split in ("train", "test"):
             source_of(options.in_distribution or "cifar10", split)
     for given in options.sets.split(",") if options.sets else ():
-        names = list(dict.fromkeys(each.name for each in ood_sets(options.inside())))
+        names = list(dict.fromkeys(ood_set.name for ood_set in ood_sets(options.inside())))
         known(given.strip(), names, "out-of-distribution set", "--sets")
     with about("--methods"):
         method_names(options.methods or "all", (GRAM, *METHODS))

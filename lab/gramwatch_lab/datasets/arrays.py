@@ -16,12 +16,12 @@ def array(path: Path) -> "np.ndarray[Any, np.dtype[Any]]":
     if not path.is_file():
         raise missing(path)
     try:
-        found = np.load(path, mmap_mode="r")
-        if not isinstance(found, np.ndarray) or not found.ndim:
+        values = np.load(path, mmap_mode="r")
+        if not isinstance(values, np.ndarray) or not values.ndim:
             raise ValueError("it holds no array")
     except Exception as error:  # a damaged file can raise nearly anything
         raise DataError(f"{path} is not a whole NumPy file of plain numbers: {error!s:.200}") from None
-    return found
+    return values
 
 
 def image_array(path: Path) -> Tensor:

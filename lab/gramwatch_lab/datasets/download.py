@@ -35,7 +35,7 @@ def is_archive(download: Download) -> bool:
     return download.file.endswith(ARCHIVES)
 
 
-def found(source: Source, root: Path) -> bool:
+def is_present(source: Source, root: Path) -> bool:
     """Whether the file or folder of the set exists."""
     return bool(source.place) and any(root.glob(source.place))
 
@@ -75,7 +75,7 @@ def get(source: Source, root: Path, say: Callable[[str], None] = print, again: b
     for download in source.downloads:
         path = root / download.folder / download.file
         _remove_left(path)
-        if is_archive(download) and found(source, root) and not again:
+        if is_archive(download) and is_present(source, root) and not again:
             say(f"{source.title} is there already: {root / source.place}")
             continue
         if path.exists():

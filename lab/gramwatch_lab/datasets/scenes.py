@@ -13,9 +13,9 @@ CLASSES = ("buildings", "forest", "glacier", "mountain", "sea", "street")
 def _read(root: Path, split: str) -> Raw:
     folder = root / "scenes" / split
     raw = read_folder(folder)
-    found = sorted(path.name for path in folder.iterdir() if path.is_dir())
-    if found != list(CLASSES):
-        raise DataError(f"{folder} has the folders {', '.join(found) or 'none'}, not {', '.join(CLASSES)}")
+    names = sorted(path.name for path in folder.iterdir() if path.is_dir())
+    if names != list(CLASSES):
+        raise DataError(f"{folder} has the folders {', '.join(names) or 'none'}, not {', '.join(CLASSES)}")
     return raw
 
 

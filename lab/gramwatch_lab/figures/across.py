@@ -63,7 +63,7 @@ class Study:
 
     def mean_of(self, method: str, kind: str) -> float:
         """The mean over the sets of one kind."""
-        return _mean([self.figures[method][ood] for ood, each in self.kinds.items() if each == kind])
+        return _mean([self.figures[method][ood] for ood, of_set in self.kinds.items() if of_set == kind])
 
     def best(self) -> str:
         """The single method with the highest mean."""
@@ -80,12 +80,12 @@ class Study:
 
 def read(folder: str | PathLike[str]) -> list[Study]:
     """The networks of a folder that `gramwatch study guard` wrote."""
-    found = sorted(Path(folder).glob("guard-*.csv"))
-    if not found:
+    tables = sorted(Path(folder).glob("guard-*.csv"))
+    if not tables:
         raise FileNotFoundError(
             f"{folder} has no guard-*.csv: run gramwatch study guard with --output {folder}"
         )
-    return [_study(path, Path(folder).name) for path in found]
+    return [_study(path, Path(folder).name) for path in tables]
 
 
 def _study(path: Path, name: str) -> Study:
@@ -140,7 +140,7 @@ class LeftOut:
 
     what: str
     chosen: str
-    found: float
+    auroc: float
     """The AUROC of the chosen rule there."""
     guard: float
     single: float
@@ -150,17 +150,17 @@ class LeftOut:
 
 def left_out(studies: Sequence[Study]) -> list[LeftOut]:
     """Leave out one family, then one kind, at a time."""
-    found = []
+    cases = []
     for family in dict.fromkeys(study.family for study in studies):
         rest = [study for study in studies if study.family != family]
         if rest:
             own = [study for study in studies if study.family == family]
-            found.append(_judged(family, rest, own))
+            cases.append(_judged(family, rest, own))
     for kind, title in KINDS.items():
         own = [study for study in studies if kind in study.kinds.values()]
-        if own and any(each != kind for study in studies for each in study.kinds.values()):
-            found.append(_judged(title, studies, own, kind))
-    return found
+        if own and any(other != kind for study in studies for other in study.kinds.values()):
+            cases.append(_judged(title, studies, own, kind))
+    return cases
 
 
 def _judged(what: str, rest: Sequence[Study], own: Sequence[Study], kind: str = "") -> LeftOut:
@@ -171,8 +171,8 @@ def _judged(what: str, rest: Sequence[Study], own: Sequence[Study], kind: str = 
         max(names, key=lambda name: over_families(rest, name, without=kind))
         for names in (shared_rules(every), singles)
     )
-    found, guard, best = (over_families(own, name, kind=kind) for name in (rule, GUARD, single))
-    return LeftOut(what, rule, found, guard, best, single)
+    auroc, guard, best = (over_families(own, name, kind=kind) for name in (rule, GUARD, single))
+    return LeftOut(what, rule, auroc, guard, best, single)
 
 
 @dataclass(frozen=True)
@@ -228,9 +228,9 @@ def tables_of(studies: Sequence[Study], most: int = 10) -> str:
         *([f"**{rule}**" if rule == GUARD else rule, f"{of_rules[rule]:.2f}"] for rule in ranked),
     ]
     without = [["left out", "chosen without it", "its AUROC there", "Guard", "best single without it"]]
-    for each in left_out(studies):
-        single = f"{each.single:.2f} ({each.best_single})"
-        without.append([each.what, each.chosen, f"{each.found:.2f}", f"{each.guard:.2f}", single])
+    for case in left_out(studies):
+        single = f"{case.single:.2f} ({case.best_single})"
+        without.append([case.what, case.chosen, f"{case.auroc:.2f}", f"{case.guard:.2f}", single])
     pairs = pairs_of(studies)
     shares = [
         f"Guard is at most {points} points behind the best single method of the set on "

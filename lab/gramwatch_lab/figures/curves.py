@@ -37,7 +37,7 @@ def panels_of(
         published: curves of Min/Max by set, in place of what the table has as published.
 
     """
-    found = {}
+    panels = {}
     for ood in dict.fromkeys(cell.ood for cell in cells if cell.ours):
         curves: dict[str, list[float]] = {}
         theirs: dict[str, list[float]] = {}
@@ -52,8 +52,8 @@ def panels_of(
         if published is not None:
             theirs = {"Min/Max": list(published[ood])} if ood in published else {}
         in_print = {metric: points for metric, points in theirs.items() if not all(map(math.isnan, points))}
-        found[ood] = Panel(curves, whole, in_print)
-    return found
+        panels[ood] = Panel(curves, whole, in_print)
+    return panels
 
 
 def draw_curves(
@@ -91,8 +91,8 @@ def draw_curves(
 
 def _part(method: str) -> tuple[str, str]:
     """The metric of a part and the part's name; of a whole method, its name and nothing."""
-    found = re.fullmatch(r"(.*), ((?:stage|order) \d+)", method)
-    return (found.group(1), found.group(2)) if found else (method, "")
+    match = re.fullmatch(r"(.*), ((?:stage|order) \d+)", method)
+    return (match.group(1), match.group(2)) if match else (method, "")
 
 
 def _panel(axes: Any, ood: str, panel: Panel, looks: Mapping[str, Look]) -> None:
@@ -115,7 +115,7 @@ def _panel(axes: Any, ood: str, panel: Panel, looks: Mapping[str, Look]) -> None
 
 
 def _legend(looks: Mapping[str, Look], whole: Mapping[str, Look], published: bool) -> list[Any]:
-    found = [key(look, f"Gram, {metric}", ls="-", ms=4) for metric, look in looks.items()]
+    keys = [key(look, f"Gram, {metric}", ls="-", ms=4) for metric, look in looks.items()]
     if published:
-        found.append(key(Look(INK, "s"), "published curve", ls=":", mfc="white", ms=4.5))
-    return found + [key(look, f"{name}, whole", ls="--", marker="") for name, look in whole.items()]
+        keys.append(key(Look(INK, "s"), "published curve", ls=":", mfc="white", ms=4.5))
+    return keys + [key(look, f"{name}, whole", ls="--", marker="") for name, look in whole.items()]

@@ -139,11 +139,11 @@ def make_example() -> Example:
     ]
 
     def features(images: Tensor) -> list[Tensor]:
-        found, x = [], images - 0.5
+        stage_maps, x = [], images - 0.5
         for kernel in kernels:
             x = F.avg_pool2d(F.conv2d(x, kernel, padding=1).relu(), 2)
-            found.append(x)
-        return found
+            stage_maps.append(x)
+        return stage_maps
 
     train = features(smooth(200, 5))
     image = _rings()

@@ -45,11 +45,11 @@ def read_cells(path: str | PathLike[str]) -> list[Cell]:
 
 def by_method(cells: Iterable[Cell], metric: str) -> dict[str, dict[str, float]]:
     """One metric, by method and set; sets without data are left out."""
-    found: dict[str, dict[str, float]] = {}
+    table: dict[str, dict[str, float]] = {}
     for cell in cells:
         if metric in cell.ours:
-            found.setdefault(cell.method, {})[cell.ood] = cell.ours[metric]
-    return found
+            table.setdefault(cell.method, {})[cell.ood] = cell.ours[metric]
+    return table
 
 
 def read_words(page: str | PathLike[str]) -> Words:

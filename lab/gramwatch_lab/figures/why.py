@@ -52,11 +52,11 @@ def marks_of(figures: Figures) -> list[Marks]:
     methods = [name for name in next(iter(figures.values())) if name in (GRAM, GUARD, *others)]
     mean = {name: sum(figures[ood][name] for ood in figures) / len(figures) for name in methods}
 
-    def marks(ood: str, found: Mapping[str, float]) -> Marks:
-        best = max((name for name in methods if name in others), key=lambda name: found[name])
-        return Marks(ood, found[GRAM], found[best], best, found[GUARD])
+    def marks(ood: str, aurocs: Mapping[str, float]) -> Marks:
+        best = max((name for name in methods if name in others), key=lambda name: aurocs[name])
+        return Marks(ood, aurocs[GRAM], aurocs[best], best, aurocs[GUARD])
 
-    rows = [marks(ood, found) for ood, found in figures.items()]
+    rows = [marks(ood, aurocs) for ood, aurocs in figures.items()]
     return [*sorted(rows, key=lambda row: -row.gram), marks(MEAN, mean)]
 
 

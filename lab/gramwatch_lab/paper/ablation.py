@@ -29,7 +29,7 @@ def run(options: Options) -> list[Line]:
         for metric, bounds in BOUNDS.items()
     ]
     sets = ood_sets(subject.in_distribution)
-    measured = {title: _twelve(found) for title, found in subject.measure(methods, sets).items()}
+    measured = {title: _twelve(measurement) for title, measurement in subject.measure(methods, sets).items()}
     rules = {
         name: GramRule(TotalDeviation(normalise="(U)" not in name)) for name in published.ABLATION_METHODS
     }
@@ -39,9 +39,9 @@ def run(options: Options) -> list[Line]:
         sets,
         published.ABLATION_METHODS,
         result.rows,
-        lambda each, method: entries_for(subject, each, method, TABLES),
+        lambda ood_set, method: entries_for(subject, ood_set, method, TABLES),
     )
-    near = {each.title for each in sets if each.near}
+    near = {ood_set.title for ood_set in sets if ood_set.near}
     more = _summary([row for row in result.rows if row.ood not in near])
     name, title = (
         f"ablation-{subject.label}",

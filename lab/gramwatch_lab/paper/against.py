@@ -63,36 +63,46 @@ def against_the_best(
         difference: how far Guard is ahead of a method on a set, both given by title.
 
     """
-    found = []
+    comparisons = []
     for ood in dict.fromkeys(row.ood for row in rows):
         aurocs = {row.method: 100 * row.mean["auroc"] for row in rows if row.ood == ood}
         best = max(singles, key=lambda name: aurocs[name])
-        found.append(Against(ood, aurocs[guard], best, aurocs[best], difference(ood, best)))
-    return found
+        comparisons.append(Against(ood, aurocs[guard], best, aurocs[best], difference(ood, best)))
+    return comparisons
 
 
 def table(every: Sequence[Against], one_pass: Sequence[Against]) -> str:
     """Set by set: against all single methods, and against those that need one forward pass and no more."""
 
-    def cells(each: Against) -> list[str]:
-        return [f"{each.best} {each.theirs:.2f}", f"{each.ahead:+.2f} ({each.interval}), {each.verdict}"]
+    def cells(comparison: Against) -> list[str]:
+        return [
+            f"{comparison.best} {comparison.theirs:.2f}",
+            f"{comparison.ahead:+.2f} ({comparison.interval}), {comparison.verdict}",
+        ]
 
     versus = "Guard is ahead by"
     rows = [["set", "Guard", "best single method", versus, "best of one pass", versus]]
-    for each, quick in zip(every, one_pass, strict=True):
-        again = ["the same", ""] if quick == each else cells(quick)
-        rows.append([each.ood, f"{each.ours:.2f}", *cells(each), *again])
+    for comparison, quick in zip(every, one_pass, strict=True):
+        again = ["the same", ""] if quick == comparison else cells(quick)
+        rows.append([comparison.ood, f"{comparison.ours:.2f}", *cells(comparison), *again])
     return markdown(rows, left=6)
 
 
 def in_words(
-    rows: Sequence[Row], guard: str, singles: Collection[str], found: Sequence[Against], near: Iterable[str]
+    rows: Sequence[Row],
+    guard: str,
+    singles: Collection[str],
+    comparisons: Sequence[Against],
+    near: Iterable[str],
 ) -> str:
     """On how many sets Guard is ahead, what it gains on average, and whether it is below on near sets."""
-    counts = {verdict: [each.ood for each in found if each.verdict == verdict] for verdict in VERDICTS}
-    open_ = len(found) - len(counts["saturated"])
+    counts = {
+        verdict: [comparison.ood for comparison in comparisons if comparison.verdict == verdict]
+        for verdict in VERDICTS
+    }
+    open_ = len(comparisons) - len(counts["saturated"])
     parts = [f"{len(counts[v])} {v}" + _named(counts[v] if v == "behind" else ()) for v in VERDICTS]
-    words = [f"of {len(found)} sets {', '.join(parts)}"]
+    words = [f"of {len(comparisons)} sets {', '.join(parts)}"]
     if open_:
         words[0] += f": ahead on {100 * len(counts['ahead']) / open_:.0f} % of those not saturated"
     name, theirs, ours = _means(rows, guard, singles, "auroc")
@@ -103,10 +113,13 @@ def in_words(
     words.append(
         f"mean TNR {ours:.2f}, of the best single method ({name}) {theirs:.2f}: {ours - theirs:+.2f} points"
     )
-    for each in found:
-        if each.ood in set(near):
-            below = "below" if each.difference.high < 0 else "not below"
-            words.append(f"near set {each.ood}: {below} {each.best} by paired bootstrap ({each.interval})")
+    for comparison in comparisons:
+        if comparison.ood in set(near):
+            below = "below" if comparison.difference.high < 0 else "not below"
+            words.append(
+                f"near set {comparison.ood}: {below} {comparison.best} by paired bootstrap "
+                f"({comparison.interval})"
+            )
     return "; ".join(words) + "."
 
 

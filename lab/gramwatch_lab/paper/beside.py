@@ -183,10 +183,10 @@ def same_files(lines: Sequence[Line], metrics: Sequence[str] = SHOWN) -> str:
 
 def _table(lines: Sequence[Line], metric: str, head: str) -> str:
     methods = list(dict.fromkeys(line.method for line in lines))
-    found = {(line.ood, line.method): line for line in lines}
+    by_cell = {(line.ood, line.method): line for line in lines}
     rows = [[head, *methods]]
     for ood in dict.fromkeys(line.ood for line in lines):
-        row = [found.get((ood, method)) for method in methods]
+        row = [by_cell.get((ood, method)) for method in methods]
         first = next(line for line in row if line is not None)
         images = f" ({first.ours.examples:,})" if first.ours else f": {ABSENT}"
         rows.append([f"{ood}{images}", *("" if line is None else line.cell(metric) for line in row)])

@@ -66,15 +66,16 @@ def run_curves(
     parts = parts_of(subject)
     taps = len(tap_names(subject))
     measured = {
-        key: _by_part(found, parts, taps) for key, found in subject.measure([*grams, *whole], sets).items()
+        key: _by_part(measurement, parts, taps)
+        for key, measurement in subject.measure([*grams, *whole], sets).items()
     }
     methods = list(measured[subject.inside_title])
     rules: dict[str, Rule] = {name: GramRule(TotalDeviation()) for name in methods if _metric(name) in BOUNDS}
     result = subject.evaluate(measured, rules | rules_of(whole))
 
-    def entries(each: OodSet, method: str) -> tuple[published.Entry, ...]:
-        return _curve_entry(subject, each, method, curve, list(parts)) or entries_for(
-            subject, each, method, TABLES
+    def entries(ood_set: OodSet, method: str) -> tuple[published.Entry, ...]:
+        return _curve_entry(subject, ood_set, method, curve, list(parts)) or entries_for(
+            subject, ood_set, method, TABLES
         )
 
     lines = lines_of(subject, sets, methods, result.rows, entries)
@@ -103,15 +104,15 @@ def tap_names(subject: Subject) -> list[str]:
 
 
 def _by_part(measured: Measured, parts: Parts, taps: int) -> Measured:
-    found: dict[str, Measurement] = {}
-    for name, each in measured.items():
+    parts_measured: dict[str, Measurement] = {}
+    for name, measurement in measured.items():
         if name in BOUNDS:
-            deviations = each.deviations.unflatten(1, (taps, -1))
+            deviations = measurement.deviations.unflatten(1, (taps, -1))
             for part, choose in parts.items():
-                found[f"{name}, {part}"] = replace(each, values=choose(deviations))
+                parts_measured[f"{name}, {part}"] = replace(measurement, values=choose(deviations))
         else:
-            found[name] = each
-    return found
+            parts_measured[name] = measurement
+    return parts_measured
 
 
 def _metric(name: str) -> str:
@@ -120,12 +121,14 @@ def _metric(name: str) -> str:
 
 
 def _curve_entry(
-    subject: Subject, each: OodSet, method: str, curve: str, parts: Sequence[str]
+    subject: Subject, ood_set: OodSet, method: str, curve: str, parts: Sequence[str]
 ) -> tuple[published.Entry, ...]:
     """The published point of a curve; the curves in print are of Min/Max."""
-    points = published.series(curve, subject.published_title, subject.loaded.name).get(each.published or "")
+    points = published.series(curve, subject.published_title, subject.loaded.name).get(
+        ood_set.published or ""
+    )
     names = [f"Min/Max, {part}" for part in parts]
     if points is None or method not in names:
         return ()
     inside, figures = subject.published_title, {"tnr": points[names.index(method)]}
-    return (published.Entry("figure", inside, subject.loaded.name, str(each.published), method, figures),)
+    return (published.Entry("figure", inside, subject.loaded.name, str(ood_set.published), method, figures),)

@@ -22,15 +22,15 @@ def run(options: Options) -> list[Line]:
 
 def stage_of(tap: str) -> int:
     """The stage that a tensor belongs to, from its name."""
-    found = re.match(r"(?:layer|block|trans)(\d)", tap)
-    return int(found.group(1)) if found else 1
+    match = re.match(r"(?:layer|block|trans)(\d)", tap)
+    return int(match.group(1)) if match else 1
 
 
 def _stages(subject: Subject) -> Parts:
     stages = [stage_of(tap) for tap in tap_names(subject)]
 
     def part(stage: int) -> list[int]:
-        return [number for number, each in enumerate(stages) if each == stage]
+        return [number for number, stage_name in enumerate(stages) if stage_name == stage]
 
     def choose(stage: int, deviations: Tensor) -> Tensor:
         return deviations[:, part(stage), 0]  # all orders are summed already

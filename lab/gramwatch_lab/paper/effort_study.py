@@ -98,13 +98,15 @@ def run(options: Options) -> list[Line]:
     """Judge a guard, and Gram alone, with every effort."""
     subject = options.subject()
     methods = [m for m in methods_of(subject, "all", {"taps": "all"}) if m.title in GUARDS_MEMBERS]
-    sets = [each for each in options.chosen_sets(subject.in_distribution) if subject.is_outlying(each)]
+    sets = [
+        ood_set for ood_set in options.chosen_sets(subject.in_distribution) if subject.is_outlying(ood_set)
+    ]
     measured = subject.measure([*methods, *specs()], sets)
-    present = [each for each in sets if each.title in measured]
+    present = [ood_set for ood_set in sets if ood_set.title in measured]
     if not present:
         raise InputError(f"none of the sets is there: {options.sets or 'no data are present'}")
-    some = next(iter(subject.test_batches(present[0])))
-    images = some if isinstance(some, Tensor) else some[0]
+    first_batch = next(iter(subject.test_batches(present[0])))
+    images = first_batch if isinstance(first_batch, Tensor) else first_batch[0]
     taps = find_taps(subject.network, images[:2], "all")
     spread = find_taps(subject.network, images[:2], "spread").names
     chosen = {ALL: set(taps.names), SPREAD: set(spread), HALF: set(spread[::2])}
@@ -113,12 +115,16 @@ def run(options: Options) -> list[Line]:
         rules[f"{GUARD}: {effort.title}"] = JointRule({GRAM: MeanOfRoots(), PROFILE: ProfileRule()})
         rules[f"{GRAM}: {effort.title}"] = GramRule(TotalDeviation())
     result = subject.evaluate(
-        {name: _WithEfforts(each, subject.network, taps, chosen) for name, each in measured.items()}, rules
+        {
+            name: _WithEfforts(measurement, subject.network, taps, chosen)
+            for name, measurement in measured.items()
+        },
+        rules,
     )
     facts = facts_of(subject, measured) if isinstance(subject, SceneSubject) else []
     apart = apart_of(facts) if facts else set()
     kinds = {fact.title: fact.kind for fact in facts} or {
-        each.title: "near" if each.near else "far" for each in sets
+        ood_set.title: "near" if ood_set.near else "far" for ood_set in sets
     }
     aurocs: dict[tuple[str, str], list[float]] = {}
     for row in result.rows:
@@ -155,7 +161,7 @@ class _WithEfforts(Mapping[str, Measurement]):
         gram = self._gram(self._by_title[title])
         if method == GRAM:
             return gram
-        members = {each: self._measured[each] for each in GUARDS_MEMBERS}
+        members = {member: self._measured[member] for member in GUARDS_MEMBERS}
         return Measurement.together({**members, GRAM: gram})
 
     def _gram(self, effort: Effort) -> Measurement:
@@ -183,11 +189,11 @@ class _WithEfforts(Mapping[str, Measurement]):
 
 def means(lines: Sequence[Line], method: str) -> dict[Effort, float]:
     """The mean over kinds of one network, by effort."""
-    found: dict[Effort, list[float]] = {}
+    aurocs: dict[Effort, list[float]] = {}
     for line in lines:
         if line.method == method:
-            found.setdefault(line.effort, []).append(line.auroc)
-    return {effort: sum(values) / len(values) for effort, values in found.items()}
+            aurocs.setdefault(line.effort, []).append(line.auroc)
+    return {effort: sum(values) / len(values) for effort, values in aurocs.items()}
 
 
 def _write(options: Options, label: str, title: str, lines: Sequence[Line]) -> None:
@@ -203,11 +209,11 @@ def _write(options: Options, label: str, title: str, lines: Sequence[Line]) -> N
             writer.writerow([line.network, *what, line.method, line.kind, line.sets, f"{line.auroc:.4f}"])
     guard, gram = means(lines, GUARD), means(lines, GRAM)
     rows = [["effort", "Guard, mean AUROC", "against full effort", "Gram alone", "against full effort"]]
-    for effort in sorted(guard, key=lambda each: -guard[each]):
+    for effort in sorted(guard, key=lambda effort: -guard[effort]):
         cells = [
             cell
-            for found in (guard, gram)
-            for cell in (f"{found[effort]:.2f}", f"{found[effort] - found[EVERYTHING]:+.2f}")
+            for by_effort in (guard, gram)
+            for cell in (f"{by_effort[effort]:.2f}", f"{by_effort[effort] - by_effort[EVERYTHING]:+.2f}")
         ]
         rows.append([effort.title, *cells])
     table = markdown(rows)

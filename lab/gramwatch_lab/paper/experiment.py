@@ -101,7 +101,7 @@ class Options:
     def chosen_sets(self, in_distribution: str) -> list[OodSet]:
         """The out-of-distribution sets to judge by: those that were named, or all."""
         names = [name.strip() for name in self.sets.split(",") if name.strip()]
-        return [each for each in ood_sets(in_distribution) if not names or each.name in names]
+        return [ood_set for ood_set in ood_sets(in_distribution) if not names or ood_set.name in names]
 
     def study(self, loaded: networks.Loaded, in_distribution: str) -> Subject:
         """A loaded network with the chosen data, cells and device."""
@@ -134,9 +134,9 @@ def computed(module: str, options: Options) -> list[Any]:
     pyplot()  # known to be there before anything is computed
     options.output.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
-    found: list[Any] = importlib.import_module(f"gramwatch_lab.paper.{module}").run(options)
+    result: list[Any] = importlib.import_module(f"gramwatch_lab.paper.{module}").run(options)
     options.say(f"{time.monotonic() - began:7.1f} s  in all; the tables and pictures are in {options.output}")
-    return found
+    return result
 
 
 def methods_of(
@@ -153,14 +153,14 @@ def methods_of(
         "mahalanobis": {**ends, **moved},
         "knn": {"k": 50, "most_examples": 50_000},  # the paper's, for CIFAR-10
     }
-    found = []
+    specs = []
     for name in method_names(chosen, (GRAM, *METHODS)):
         if name == GRAM:
             taps = "paper" if hasattr(subject.network, "paper_taps") else "all"
-            found.append(MethodSpec("Gram", GRAM, {"taps": taps, **(gram or {})}))
+            specs.append(MethodSpec("Gram", GRAM, {"taps": taps, **(gram or {})}))
         else:
-            found.append(MethodSpec(METHODS[name].record.title, name, special.get(name, {})))
-    return found
+            specs.append(MethodSpec(METHODS[name].record.title, name, special.get(name, {})))
+    return specs
 
 
 def entries_for(
@@ -172,9 +172,9 @@ def entries_for(
     # Some tables have only the mean over both networks.
     inside = subject.published_title
     for network in (subject.loaded.name, "resnet34 and densenet"):
-        found = published.find(inside, network, ood.published, method, tuple(tables), trained)
-        if found:
-            return tuple(found)
+        entries = published.find(inside, network, ood.published, method, tuple(tables), trained)
+        if entries:
+            return tuple(entries)
     return ()
 
 
@@ -186,18 +186,18 @@ def lines_of(
     entries: Callable[[OodSet, str], tuple[published.Entry, ...]],
 ) -> list[Line]:
     """A line for every set and method, those without data too."""
-    found = {(row.ood, row.method): row for row in rows}
+    row_of = {(row.ood, row.method): row for row in rows}
     methods = list(methods)
     lines = []
-    for each in sets:
+    for ood_set in sets:
         for method in methods:
-            beside = entries(each, method)
-            like = each.published if beside and not each.exact and each.published else ""
-            row = found.get((each.title, method))
-            if row is None and not each.exact:
+            beside = entries(ood_set, method)
+            like = ood_set.published if beside and not ood_set.exact and ood_set.published else ""
+            row = row_of.get((ood_set.title, method))
+            if row is None and not ood_set.exact:
                 # What is neither here nor published has nothing to show.
                 beside = ()
-            lines.append(Line(subject.title, subject.inside_title, each.title, method, row, beside, like))
+            lines.append(Line(subject.title, subject.inside_title, ood_set.title, method, row, beside, like))
     return lines
 
 
@@ -249,7 +249,7 @@ def protocol_of(subject: Subject, evaluation: Evaluation, tuned: str = "") -> st
 
 def untuned(methods: Iterable[MethodSpec]) -> str:
     """In words: no outlier was seen, and the methods that could be tuned on outliers were not."""
-    names = [each.title for each in methods if each.kind in TUNABLE]
+    names = [method.title for method in methods if method.kind in TUNABLE]
     return f"No method saw an outlier; {' and '.join(names)} untuned." if names else ""
 
 
@@ -259,7 +259,7 @@ def overview(data: Path | None, say: Callable[[str], None]) -> None:
     for name, (what, needed) in EXPERIMENTS.items():
         say(f"  {name:17} {what}\n{'':20}needs {needed}")
     say(f"\ndata in {data or datasets.default_root()}:")
-    shown = {each.name: None for inside in ("cifar10", "mnist") for each in ood_sets(inside)}
+    shown = {ood_set.name: None for inside in ("cifar10", "mnist") for ood_set in ood_sets(inside)}
     for name in ("cifar10", *shown):
         say(f"  {name:20} {'present' if _present(name, data) else 'not present'}")
 

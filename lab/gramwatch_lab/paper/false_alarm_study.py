@@ -61,24 +61,24 @@ class Shares:
 def run(options: Options) -> list[Shares]:
     """Split the test images many times, and count the fresh ones that are flagged."""
     subject = options.subject()
-    guard = next(each for each in VARIANTS if each.title == GUARD)
+    guard = next(variant for variant in VARIANTS if variant.title == GUARD)
     methods = [LEAN, *(m for m in methods_of(subject, "all") if m.title in guard.members and m.title != GRAM)]
     inside = guard.measured(subject.measure(methods, [])[subject.inside_title])
     inside = inside[inside.finite]
     half = len(inside) // 2
     sizes = dict.fromkeys([(False, min(CALIBRATION, half)), (False, half), (True, half)])
-    found = [each for per_class, size in sizes for each in shares(inside, guard.rule(), size, per_class)]
+    rows = [row for per_class, size in sizes for row in shares(inside, guard.rule(), size, per_class)]
     name = f"false_alarms-{subject.label}"
     title = f"{subject.title}, {subject.inside_title}: false alarms"
     page = (
         f"## {title}\n\n    {command()}\n\n"
         f"Guard on {len(inside):,} test images, split at random {SPLITS} times; half of those that "
-        f"calibrate rank. {surroundings(options)}\n\n{table(found)}\n\n{LEGEND}\n"
+        f"calibrate rank. {surroundings(options)}\n\n{table(rows)}\n\n{LEGEND}\n"
     )
     (options.output / f"{name}.md").write_text(page, encoding="utf-8")
-    _write_csv(options.output / f"{name}.csv", found)
-    options.say(f"\n{table(found)}")
-    return found
+    _write_csv(options.output / f"{name}.csv", rows)
+    options.say(f"\n{table(rows)}")
+    return rows
 
 
 def shares(
@@ -92,13 +92,13 @@ def shares(
     for i in range(splits):
         order = torch.randperm(total, generator=torch.Generator().manual_seed(i))
         calibrating, fresh = measured[order[:size]], measured[order[size:]]
-        found = Calibration.of(calibrating, rule, 0.95, per_class=per_class)
-        low = found.judged(fresh)[1][:, :1] <= alphas
+        calibration = Calibration.of(calibrating, rule, 0.95, per_class=per_class)
+        low = calibration.judged(fresh)[1][:, :1] <= alphas
         flagged[i].index_add_(0, fresh.predicted, low.double())
         counts[i, :, 0] = fresh.predicted.bincount(minlength=classes)
     overall = flagged.sum(1) / counts.sum(1)
     # The last split stands for all: whom its images are ranked among, and how many there are.
-    ranking, group_of = found.ranks.sizes, found.ranks.group_of
+    ranking, group_of = calibration.ranks.sizes, calibration.ranks.group_of
     judged = group_of[fresh.predicted].bincount(minlength=len(ranking))
     often = counts.mean(0)[:, 0] >= LEAST
     if per_class:
@@ -107,7 +107,7 @@ def shares(
     rows = []
     for i, alpha in enumerate(ALPHAS):
         chance = _drawn_by_chance(alpha, ranking, judged)
-        deviation = max(float(each.std()) for each in chance) / splits**0.5
+        deviation = max(float(group_shares.std()) for group_shares in chance) / splits**0.5
         most = alpha + deviation * NormalDist().inv_cdf(1 - 0.025 / max(1, len(by_class)))
         figures = [
             float(overall[:, i].mean()),
@@ -128,13 +128,13 @@ def _drawn_by_chance(alpha: float, ranking: Tensor, judged: Tensor, times: int =
     The chance of a fresh example to be flagged is beta-distributed over calibrations.
     """
     random = np.random.default_rng(0)
-    found = []
+    drawn = []
     for n, fresh in zip(ranking.tolist(), judged.tolist(), strict=True):
         if fresh:
             rank = int(alpha * (n + 1) + 1e-9)
             rates = random.beta(rank, n + 1 - rank, times) if rank else np.zeros(times)
-            found.append(random.binomial(fresh, rates) / fresh)
-    return torch.from_numpy(np.stack(found))
+            drawn.append(random.binomial(fresh, rates) / fresh)
+    return torch.from_numpy(np.stack(drawn))
 
 
 def _middle(values: Tensor) -> list[float]:
@@ -143,21 +143,21 @@ def _middle(values: Tensor) -> list[float]:
     return ends
 
 
-def table(found: Sequence[Shares]) -> str:
+def table(shares_of: Sequence[Shares]) -> str:
     """The shares in Markdown."""
     head = ["ranked", "calibrated on", "alpha", "all images", "95 % of the splits", "by chance"]
     rows = [[*head, "highest class", "by chance at most"]]
-    for each in found:
-        highest = "" if each.highest_class is None else f"{each.highest_class:.2f} %"
-        most = "" if each.chance_class is None else f"{each.chance_class:.2f} %"
+    for row in shares_of:
+        highest = "" if row.highest_class is None else f"{row.highest_class:.2f} %"
+        most = "" if row.chance_class is None else f"{row.chance_class:.2f} %"
         rows.append(
             [
-                "`per_class=True`" if each.ranked == "per class" else each.ranked,
-                f"{each.calibration:,}",
-                f"{100 * each.alpha:.0f} %",
-                f"{each.mean:.2f} %",
-                f"{each.low:.2f} to {each.high:.2f} %",
-                f"{each.chance_low:.2f} to {each.chance_high:.2f} %",
+                "`per_class=True`" if row.ranked == "per class" else row.ranked,
+                f"{row.calibration:,}",
+                f"{100 * row.alpha:.0f} %",
+                f"{row.mean:.2f} %",
+                f"{row.low:.2f} to {row.high:.2f} %",
+                f"{row.chance_low:.2f} to {row.chance_high:.2f} %",
                 highest,
                 most,
             ]
@@ -165,10 +165,10 @@ def table(found: Sequence[Shares]) -> str:
     return markdown(rows)
 
 
-def _write_csv(path: Path, found: Sequence[Shares]) -> None:
+def _write_csv(path: Path, shares_of: Sequence[Shares]) -> None:
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(field.name for field in fields(Shares))
-        for each in found:
-            values = (getattr(each, field.name) for field in fields(Shares))
+        for row in shares_of:
+            values = (getattr(row, field.name) for field in fields(Shares))
             writer.writerow(f"{v:.4f}" if isinstance(v, float) else v for v in values)

@@ -70,7 +70,7 @@ def simulated(examples: int, generator: torch.Generator, shares: tuple[float, ..
         "energy": -logits.logsumexp(1, keepdim=True),
     }
     finite = torch.ones(examples, dtype=torch.bool)
-    return Measurement.together({name: Measurement(each, logits, finite) for name, each in values.items()})
+    return Measurement.together({name: Measurement(value, logits, finite) for name, value in values.items()})
 
 
 def rates(
@@ -91,10 +91,10 @@ def rates(
     for repeat in range(repeats):
         rule = JointRule({"gram": MeanOfRoots(TotalDeviation())})
         known = simulated(calibration, generator, shares)
-        found = Calibration.of(known, rule, level=0.95, per_class=per_class, seed=repeat)
+        calibrated = Calibration.of(known, rule, level=0.95, per_class=per_class, seed=repeat)
         new = simulated(fresh, generator, shares)
-        low = found.judged(new)[1][:, :1] <= alphas
-        group_of = found.ranks.group_of
+        low = calibrated.judged(new)[1][:, :1] <= alphas
+        group_of = calibrated.ranks.group_of
         alone = (group_of.bincount()[group_of] == 1).long()[new.predicted]
         flagged.index_put_((alone, new.predicted), low.double(), accumulate=True)
         counts.index_put_((alone, new.predicted), torch.ones(fresh, 1).double(), accumulate=True)

@@ -33,7 +33,7 @@ from gramwatch_lab.paper.subject import BLOCK_ENDS, VALIDATION, MethodSpec, rule
 
 GRAM, GUARD = "Gram", "Guard"
 EARLY, RATIO, UNIT, PROFILE = (
-    each.record.title for each in (EarlyMahalanobis, ClassRatio, UnitMahalanobis, Profile)
+    kind.record.title for kind in (EarlyMahalanobis, ClassRatio, UnitMahalanobis, Profile)
 )
 OURS = (EARLY, RATIO, UNIT, PROFILE)
 """Methods that nobody else has published as they are here."""
@@ -369,14 +369,14 @@ VARIANTS = (
         for name in (EARLY, UNIT, "Mahalanobis", "relative Mahalanobis", "KNN", "ViM", "fDBD", "GEN")
     ),
     *(
-        JoinVariant(f"Guard without {name}", tuple(each for each in GUARDS_MEMBERS if each != name))
+        JoinVariant(f"Guard without {name}", tuple(kind for kind in GUARDS_MEMBERS if kind != name))
         for name in GUARDS_MEMBERS
     ),
     JoinVariant("Gram + energy", (GRAM, "energy")),
     JoinVariant("Gram + profile", (GRAM, PROFILE)),
     JoinVariant("profile + energy", (PROFILE, "energy")),
     JoinVariant("class ratio + energy", (RATIO, "energy")),
-    *(JoinVariant(title, form=title) for title in (*(each.title for each in FORMS), ENDS)),
+    *(JoinVariant(title, form=title) for title in (*(kind.title for kind in FORMS), ENDS)),
     JoinVariant("Gram's expectations not shrunk", gram=MeanOfRoots(TotalDeviation())),
     JoinVariant("Gram not normalised", gram=MeanOfRoots(TotalDeviation(normalise=False))),
     JoinVariant(
@@ -416,21 +416,23 @@ def run(options: Options) -> list[Line]:
     singles = [method.title for method in methods]
     forms = [LEAN, *(forms_of(subject.loaded.name) if options.forms else ())]
     known = {*singles, *(form.title for form in forms)}
-    usable = [each for each in VARIANTS if {*each.members, each.form} <= known]
-    if GUARD not in [each.title for each in usable]:
+    usable = [variant for variant in VARIANTS if {*variant.members, variant.form} <= known]
+    if GUARD not in [variant.title for variant in usable]:
         raise InputError(f"the study needs {', '.join(GUARDS_MEMBERS)} among the methods")
-    sets = [each for each in options.chosen_sets(subject.in_distribution) if subject.is_outlying(each)]
+    sets = [
+        ood_set for ood_set in options.chosen_sets(subject.in_distribution) if subject.is_outlying(ood_set)
+    ]
     measured = subject.measure([*methods, *forms], sets)
-    together = {name: WithRules(each, usable, singles) for name, each in measured.items()}
-    inside, validation = together.pop(subject.inside_title), together.pop(VALIDATION, None)
-    if not together:
+    joined = {name: WithRules(measurement, usable, singles) for name, measurement in measured.items()}
+    inside, validation = joined.pop(subject.inside_title), joined.pop(VALIDATION, None)
+    if not joined:
         raise InputError(f"none of the sets is there: {options.sets or 'no data are present'}")
-    rules: dict[str, Rule] = {**rules_of(methods), **{each.title: each.rule() for each in usable}}
-    result = evaluate_measured(inside, together, rules, validation=validation)
+    rules: dict[str, Rule] = {**rules_of(methods), **{variant.title: variant.rule() for variant in usable}}
+    result = evaluate_measured(inside, joined, rules, validation=validation)
     facts = facts_of(subject, measured) if isinstance(subject, SceneSubject) else []
     apart = apart_of(facts)
     counted = [row for row in result.rows if row.ood not in apart]
-    titles = [*(each.title for each in usable), *singles]
+    titles = [*(variant.title for variant in usable), *singles]
     lines = [
         replace(line, note=APART) if line.ood in apart else line
         for line in lines_of(subject, sets, titles, result.rows, lambda *_: ())
@@ -438,10 +440,10 @@ def run(options: Options) -> list[Line]:
     title = f"{subject.title}, {subject.inside_title}: ways to join"
     protocol = protocol_of(subject, result, untuned(methods))
     tables = [_table(counted, titles, metric) for metric in ("auroc", "tnr")]
-    difference = _differences(inside, together, rules, validation)
+    difference = _differences(inside, joined, rules, validation)
     published = [title for title in singles if title not in OURS]
     one_pass = [m.title for m in methods if not m.make(subject.network).alone]
-    near = [each.title for each in sets if each.near]
+    near = [ood_set.title for ood_set in sets if ood_set.near]
     verdict = _verdict(counted, singles, one_pass, published, difference, near)
     name = f"guard-{subject.label}"
     if facts:
@@ -472,7 +474,7 @@ class WithRules(Mapping[str, Measurement]):
     """
 
     def __init__(self, methods: Measured, variants: Sequence[JoinVariant], singles: Sequence[str]) -> None:
-        self._methods, self._variants = methods, {each.title: each for each in variants}
+        self._methods, self._variants = methods, {variant.title: variant for variant in variants}
         self._names = [*self._variants, *singles]
 
     def __getitem__(self, name: str) -> Measurement:
@@ -490,11 +492,11 @@ class WithRules(Mapping[str, Measurement]):
 def _table(rows: Sequence[Row], titles: Sequence[str], metric: str) -> str:
     """Every rule and method on every set, the best mean first, in percent."""
     sets = list(dict.fromkeys(row.ood for row in rows))
-    found = {(row.method, row.ood): 100 * row.mean[metric] for row in rows}
-    means = {title: sum(found[title, ood] for ood in sets) / len(sets) for title in titles}
+    aurocs = {(row.method, row.ood): 100 * row.mean[metric] for row in rows}
+    means = {title: sum(aurocs[title, ood] for ood in sets) / len(sets) for title in titles}
     table = [[SHORT[metric] + ", percent", *sets, "mean"]]
     for title in sorted(titles, key=lambda title: -means[title]):
-        figures = [*(found[title, ood] for ood in sets), means[title]]
+        figures = [*(aurocs[title, ood] for ood in sets), means[title]]
         table.append([title, *(f"{figure:.2f}" for figure in figures)])
     return markdown(table)
 
@@ -545,7 +547,7 @@ def _verdict(
 ) -> str:
     """Guard against the best single method of each set, in figures and in words."""
     every, quick, known = (
-        against.against_the_best(rows, GUARD, some, difference) for some in (singles, one_pass, published)
+        against.against_the_best(rows, GUARD, titles, difference) for titles in (singles, one_pass, published)
     )
     return "\n\n".join(
         [

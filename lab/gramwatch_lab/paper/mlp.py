@@ -51,22 +51,22 @@ def run(options: Options) -> list[Line]:
         subject = options.study(loaded, "mnist")
         accuracy = subject.accuracy()
         options.say(f"{subject.title}: accuracy {accuracy:.2%}")
-        sets = [each for each in ood_sets("mnist") if each.name in SETS]
+        sets = [ood_set for ood_set in ood_sets("mnist") if ood_set.name in SETS]
         result = judged(subject, list(METHODS.values()), sets)
-        found = lines_of(
+        network_lines = lines_of(
             subject,
             sets,
             METHODS,
             result.rows,
-            lambda each, method, subject=subject: entries_for(  # type: ignore[misc]
-                subject, each, method, ("fig:mnist_ood",)
+            lambda ood_set, method, subject=subject: entries_for(  # type: ignore[misc]
+                subject, ood_set, method, ("fig:mnist_ood",)
             ),
         )
         told = (
             f"{protocol_of(subject, result)} Test accuracy {accuracy:.2%}. Trained with {in_words(RECIPE)}."
         )
-        write(options, f"mlp-{name}", f"{subject.title}, MNIST", found, told)
-        lines += found
+        write(options, f"mlp-{name}", f"{subject.title}, MNIST", network_lines, told)
+        lines += network_lines
     return lines
 
 
@@ -112,13 +112,13 @@ def trained(
     if weights is None:
         began = time.monotonic()
         count = None if options.subset is None else 10 * options.subset
-        found = datasets.load("mnist", options.data, split="train", count=count)
-        assert found.labels is not None
-        _train(loaded, found.images.to(options.device), found.labels.to(options.device), **recipe)
+        train_set = datasets.load("mnist", options.data, split="train", count=count)
+        assert train_set.labels is not None
+        _train(loaded, train_set.images.to(options.device), train_set.labels.to(options.device), **recipe)
         cells.keep(called, settings, loaded.network.state_dict())
         options.say(
             f"{time.monotonic() - began:7.1f} s  {networks.NETWORKS[name].title} {label} trained on "
-            f"{len(found):,} images"
+            f"{len(train_set):,} images"
         )
     else:
         loaded.network.load_state_dict(weights)

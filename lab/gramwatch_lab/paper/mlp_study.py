@@ -55,7 +55,7 @@ VARIANTS = {
 
 def run(options: Options) -> list[Line]:
     """Train and judge every variant on KMNIST and Fashion-MNIST."""
-    sets = [each for each in DIGITS if each.name != "mnist"]
+    sets = [digit_set for digit_set in DIGITS if digit_set.name != "mnist"]
     lines: list[Line] = []
     for name, variant in VARIANTS.items():
         lines += _judged(options, name, variant, sets)
@@ -88,17 +88,17 @@ def _judged(options: Options, name: str, variant: StopVariant, sets: list[OodSet
     result = judged(subject, [METHODS["MSP"], gram], sets)
     accuracy = subject.accuracy()
     lines = []
-    for each in sets:
+    for ood_set in sets:
         for method, shown in (("MSP", "MSP"), (gram.title, "Gram")):
-            row = next(r for r in result.rows if (r.ood, r.method) == (each.title, method))
+            row = next(r for r in result.rows if (r.ood, r.method) == (ood_set.title, method))
             lines.append(
                 Line(
                     subject.title,
                     subject.inside_title,
                     f"{name} ({accuracy:.2%})",
-                    f"{shown}, {each.title}",
+                    f"{shown}, {ood_set.title}",
                     row,
-                    entries_for(subject, each, shown, ("fig:mnist_ood",)),
+                    entries_for(subject, ood_set, shown, ("fig:mnist_ood",)),
                 )
             )
     return lines

@@ -60,8 +60,8 @@ def _judged(subject: Subject, sets: Iterable[OodSet]) -> Evaluation:
     """MSP, and Gram with the confidence in every way, from one measurement."""
     measured = subject.measure(methods_of(subject, "msp,gram"), list(sets))
     every = {
-        title: {"MSP": found["MSP"], **dict.fromkeys(RULES, found["Gram"])}
-        for title, found in measured.items()
+        title: {"MSP": measurement["MSP"], **dict.fromkeys(RULES, measurement["Gram"])}
+        for title, measurement in measured.items()
     }
     return subject.evaluate(every, RULES)
 
@@ -76,11 +76,11 @@ def _joined_lines(
         sets,
         JOINED,
         result.rows,
-        lambda each, method: entries_for(
-            subject, each, method, ("combining OE + ours", "preliminary"), trained
+        lambda ood_set, method: entries_for(
+            subject, ood_set, method, ("combining OE + ours", "preliminary"), trained
         ),
     )
-    sources = {each.title: each.source for each in sets}
+    sources = {ood_set.title: ood_set.source for ood_set in sets}
     lines = [
         replace(line, network=f"{line.network}, {label}", note=_note(sources[line.ood], auxiliary))
         for line in lines
@@ -123,13 +123,13 @@ def _comparison(
     rows = []
     for name, (label, method) in columns.items():
         rows += [replace(row, method=name) for row in judged[label].rows if row.method == method]
-    sources = {each.title: each.source for each in sets}
+    sources = {ood_set.title: ood_set.source for ood_set in sets}
     lines = lines_of(
         subject,
         sets,
         columns,
         rows,
-        lambda each, method: entries_for(subject, each, _as_published(method), ("appendix:OE",)),
+        lambda ood_set, method: entries_for(subject, ood_set, _as_published(method), ("appendix:OE",)),
     )
     lines = [
         replace(

@@ -173,13 +173,13 @@ def ood_sets(in_distribution: str) -> list[OodSet]:
     inside = PART_OF.get(in_distribution, in_distribution)
     photographs = inside in ("cifar10", "cifar100")
     noise, other_noise = (NORMALISED_NOISE, PIXEL_NOISE)[:: 1 if photographs else -1]
-    noises = [*noise, *(replace(each, published=None) for each in other_noise)]
-    found = [*ODIN_SETS, *NATURAL, *PHOTOGRAPHS, *TEXTURES, *DIGITS, *noises]
+    noises = [*noise, *(replace(ood_set, published=None) for ood_set in other_noise)]
+    chosen = [*ODIN_SETS, *NATURAL, *PHOTOGRAPHS, *TEXTURES, *DIGITS, *noises]
     if inside == "mnist":
-        isun = next(each for each in ODIN_SETS if each.name == "isun")
-        found = [*reversed(DIGITS), isun, *NATURAL, *PHOTOGRAPHS, *TEXTURES, *noises]
+        isun = next(ood_set for ood_set in ODIN_SETS if ood_set.name == "isun")
+        chosen = [*reversed(DIGITS), isun, *NATURAL, *PHOTOGRAPHS, *TEXTURES, *noises]
     return [
-        replace(each, near=photographs and each.name.startswith("cifar"))
-        for each in found
-        if each.name not in _SAME.get(inside, (inside,))
+        replace(ood_set, near=photographs and ood_set.name.startswith("cifar"))
+        for ood_set in chosen
+        if ood_set.name not in _SAME.get(inside, (inside,))
     ]

@@ -96,7 +96,7 @@ class GramByOrder(GramDetector):
         assert finite is not None
         _, bounds = self._fitted()
         at = [self._statistics.at(tap) for tap in self.taps]
-        sizes = [each.features for each in at for _ in each.orders]
+        sizes = [bounds.features for bounds in at for _ in bounds.orders]
         starts = torch.tensor([0, *sizes]).cumsum(0).to(statistics.device)
         layout = replace(self._layout(statistics.device), starts=starts)
         deviations = tap_deviations(statistics, observation.predicted, bounds, layout)
@@ -288,7 +288,9 @@ class Subject:
     def evaluate(self, measured: Mapping[str, Measured], rules: Mapping[str, Rule]) -> Evaluation:
         """The figures of what `measure` found, or of what was made of it."""
         sets = {
-            title: each for title, each in measured.items() if title not in (self.inside_title, VALIDATION)
+            title: measurement
+            for title, measurement in measured.items()
+            if title not in (self.inside_title, VALIDATION)
         }
         return evaluate_measured(
             measured[self.inside_title], sets, rules, validation=measured.get(VALIDATION)
@@ -329,18 +331,20 @@ class Subject:
         if not self.cells.has(*self._logits_cell(which)):
             self.cells.keep(*self._logits_cell(which), {"logits": measured[titles[0]].logits})
         for method in methods:
-            found = measured[method.title]
-            self.cells.keep(*self._cell(method, which), {"values": found.values, "finite": found.finite})
+            measurement = measured[method.title]
+            self.cells.keep(
+                *self._cell(method, which), {"values": measurement.values, "finite": measurement.finite}
+            )
         self.say(f"{which.title}: judged by {_listed(titles)}", began)
 
     def _finished(self, methods: Sequence[MethodSpec], which: OodSet) -> Measured:
         """What the cells of a set hold. The logits are the same for all methods, and are held once."""
-        found = self._read(methods, which)
-        damaged = [method for method in methods if method.title not in found]
+        kept = self._read(methods, which)
+        damaged = [method for method in methods if method.title not in kept]
         if damaged:
             self._measure(which, damaged, self._fitted(damaged))
-            found = self._read(methods, which)
-        return {method.title: found[method.title] for method in methods}
+            kept = self._read(methods, which)
+        return {method.title: kept[method.title] for method in methods}
 
     def _read(self, methods: Sequence[MethodSpec], which: OodSet) -> Measured:
         """What the cells of a set hold, but for those that are damaged."""
@@ -413,7 +417,9 @@ class Subject:
             outside: Any = self.fgsm_batches()
         else:
             outside = self.tuning_batches(
-                next(each for each in ood_sets(self.in_distribution) if each.title == method.tuned_on)
+                next(
+                    ood_set for ood_set in ood_sets(self.in_distribution) if ood_set.title == method.tuned_on
+                )
             )
         with _tensor_cores():
             if isinstance(detector, ODIN):  # most of the work is the same for every set

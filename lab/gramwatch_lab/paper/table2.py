@@ -49,7 +49,7 @@ def run(options: Options) -> list[Line]:
         sets,
         [m.title for m in methods],
         result.rows,
-        lambda each, method: entries_for(subject, each, method, TABLES),
+        lambda ood_set, method: entries_for(subject, ood_set, method, TABLES),
     )
     suffix = "" if options.tune == "none" else f"-{options.tune}"
     title = f"{subject.title}, {subject.inside_title} against everything else"
@@ -70,7 +70,7 @@ def judged(
     """The figures of every method on every set that is present."""
     rows: list[Row] = []
     protocol = ""
-    for group in [[each] for each in sets] if tune == "outliers" else [sets]:
+    for group in [[ood_set] for ood_set in sets] if tune == "outliers" else [sets]:
         names = {"fgsm": FGSM, "outliers": group[0].title}
         chosen = [
             replace(m, tuned_on=names[tune]) if tune != "none" and m.kind in TUNABLE else m for m in methods

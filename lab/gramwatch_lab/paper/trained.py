@@ -55,13 +55,13 @@ def run(options: Options) -> list[Line]:
         rows += result.rows
         columns |= {m.title: label != PLAIN and TRAINED[label].record.outliers for m in methods}
 
-    def entries(each: OodSet, method: str) -> tuple[published.Entry, ...]:
-        found = published.find(
-            subject.published_title, "resnet34", each.published or "", _plain(method), ("appendix:dpn+",)
+    def entries(ood_set: OodSet, method: str) -> tuple[published.Entry, ...]:
+        entries = published.find(
+            subject.published_title, "resnet34", ood_set.published or "", _plain(method), ("appendix:dpn+",)
         )
-        return tuple(found)
+        return tuple(entries)
 
-    sources = {each.title: each.source for each in sets}
+    sources = {ood_set.title: ood_set.source for ood_set in sets}
     lines = lines_of(subject, sets, columns, rows, entries)
     lines = [
         replace(line, note=SEEN)

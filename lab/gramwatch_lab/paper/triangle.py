@@ -31,8 +31,8 @@ def run(options: Options) -> list[Line]:
         sets,
         STATISTICS,
         result.rows,
-        lambda each, method: (
-            entries_for(subject, each, "Gram", ("tab:exp_ood_results",)) if method == "row sums" else ()
+        lambda ood_set, method: (
+            entries_for(subject, ood_set, "Gram", ("tab:exp_ood_results",)) if method == "row sums" else ()
         ),
     )
     title = f"{subject.title}, {subject.inside_title}: row sums and the full triangle"
@@ -51,13 +51,13 @@ def run(options: Options) -> list[Line]:
 
 def _differences(lines: list[Line]) -> str:
     """The full triangle less row sums, in points, on every set."""
-    found = {(line.ood, line.method): line for line in lines}
+    by_cell = {(line.ood, line.method): line for line in lines}
     rows = [["full triangle less row sums, points", *(SHORT[metric] for metric in SHOWN)]]
     largest = dict.fromkeys(SHOWN, 0.0)
     for ood in dict.fromkeys(line.ood for line in lines):
         differences = []
         for metric in SHOWN:
-            whole, sums = (found[ood, name].our(metric) for name in ("full triangle", "row sums"))
+            whole, sums = (by_cell[ood, name].our(metric) for name in ("full triangle", "row sums"))
             if whole is not None and sums is not None:
                 differences.append(f"{whole - sums:+.2f}")
                 largest[metric] = max(largest[metric], abs(whole - sums))

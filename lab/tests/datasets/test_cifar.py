@@ -32,10 +32,10 @@ def test_cifar10_is_the_same_in_both_layouts(tmp_path):
         rows = np.concatenate([labels[part, None].astype(np.uint8), planes(images[part])], axis=1)
         (folder / f"data_batch_{i + 1}.bin").write_bytes(rows.tobytes())
     for layout in ("py", "bin"):
-        found = load("cifar10", tmp_path / layout, split="train")
-        assert found.name == "CIFAR-10"
-        assert torch.equal(found.images, as_tensor(images[:10]))
-        assert found.labels.tolist() == labels[:10].tolist()
+        image_set = load("cifar10", tmp_path / layout, split="train")
+        assert image_set.name == "CIFAR-10"
+        assert torch.equal(image_set.images, as_tensor(images[:10]))
+        assert image_set.labels.tolist() == labels[:10].tolist()
 
 
 def test_cifar100_has_its_fine_labels_in_both_layouts(tmp_path):
@@ -45,9 +45,9 @@ def test_cifar100_has_its_fine_labels_in_both_layouts(tmp_path):
     rows = np.concatenate([np.full((3, 1), 5, np.uint8), np.uint8(fine)[:, None], planes(images)], axis=1)
     (tmp_path / "bin/cifar-100-binary/test.bin").write_bytes(rows.tobytes())
     for layout in ("py", "bin"):
-        found = load("cifar100", tmp_path / layout)
-        assert torch.equal(found.images, as_tensor(images))
-        assert found.labels.tolist() == fine
+        image_set = load("cifar100", tmp_path / layout)
+        assert torch.equal(image_set.images, as_tensor(images))
+        assert image_set.labels.tolist() == fine
 
 
 def test_a_batch_far_too_large_is_not_read(tmp_path):
@@ -135,11 +135,11 @@ def test_parts_of_cifar100_are_disjoint_and_have_every_class(tmp_path):
     np.save(tmp_path / "cifar100-subset" / "labels.npy", labels)
     parts = {split: load("cifar100_parts", tmp_path, split=split) for split in ("train", "val", "test")}
     for split, of_each_class in (("train", 40), ("val", 10), ("test", 10)):
-        found = parts[split]
-        assert found.labels.bincount().tolist() == [of_each_class, of_each_class]
-        assert found.labels.tolist() == labels[found.images[:, 0, 0, 0].numpy()].tolist()
-    together = torch.cat([found.images[:, 0, 0, 0] for found in parts.values()])
-    assert sorted(together.tolist()) == numbers.tolist()
+        image_set = parts[split]
+        assert image_set.labels.bincount().tolist() == [of_each_class, of_each_class]
+        assert image_set.labels.tolist() == labels[image_set.images[:, 0, 0, 0].numpy()].tolist()
+    pixels = torch.cat([image_set.images[:, 0, 0, 0] for image_set in parts.values()])
+    assert sorted(pixels.tolist()) == numbers.tolist()
     # Not the last of the file, which might be of the official test split.
     assert sorted(parts["test"].images[:, 0, 0, 0].tolist()) != sorted(
         n for c in (0, 1) for n in numbers[labels == c][50:].tolist()

@@ -25,12 +25,12 @@ def test_labels_go_with_their_images(tmp_path):
     images = np.repeat(np.arange(50, dtype=np.uint8), 32 * 32 * 3).reshape(50, 32, 32, 3)
     np.save(tmp_path / "cifar100-subset" / "images.npy", images)
     np.save(tmp_path / "cifar100-subset" / "labels.npy", np.arange(50))
-    found = load("cifar100_subset", tmp_path, count=20)
-    assert found.labels.tolist() == found.images[:, 0, 0, 0].tolist()
-    assert len(set(found.labels.tolist())) == 20
+    image_set = load("cifar100_subset", tmp_path, count=20)
+    assert image_set.labels.tolist() == image_set.images[:, 0, 0, 0].tolist()
+    assert len(set(image_set.labels.tolist())) == 20
     small = load("cifar100_subset", tmp_path, count=20, size=28, grey=True)
-    assert torch.equal(small.labels, found.labels)
-    assert small.images[:, 0, 5, 5].tolist() == found.labels.tolist()
+    assert torch.equal(small.labels, image_set.labels)
+    assert small.images[:, 0, 5, 5].tolist() == image_set.labels.tolist()
 
 
 def test_an_absent_set_names_the_file_the_place_and_the_command(tmp_path, monkeypatch):

@@ -181,10 +181,10 @@ def test_check_tells_right_from_wrong_from_absent(server, tmp_path, monkeypatch)
 
 def test_an_archive_put_there_by_hand_is_checked_and_unpacked(server, tmp_path):
     archive = tar_of({"made/0.png": picture(7)})
-    made = source_of(offer(server, archive, "made.tar.gz"))
+    source = source_of(offer(server, archive, "made.tar.gz"))
     (tmp_path / "made.tar.gz").write_bytes(archive)
     mode = tmp_path.stat().st_mode
-    download.get(made, tmp_path)
+    download.get(source, tmp_path)
     assert (tmp_path / "made" / "0.png").read_bytes() == picture(7)
     assert tmp_path.stat().st_mode == mode
     assert server.asked == []
@@ -203,13 +203,13 @@ def test_a_zip_is_unpacked_too(server, tmp_path):
 @pytest.mark.parametrize("name", ["../escaped.png", "/escaped-from-a-test-of-gramwatch.png"])
 def test_nothing_is_unpacked_outside_its_folder(server, tmp_path, name):
     inside = tmp_path / "inside"
-    made = source_of(offer(server, tar_of({"made/0.png": picture(0), name: b"x"}), "made.tar.gz"))
+    source = source_of(offer(server, tar_of({"made/0.png": picture(0), name: b"x"}), "made.tar.gz"))
     if name.startswith("/"):  # unpacked as if it were not absolute
-        download.get(made, inside)
+        download.get(source, inside)
         assert (inside / name.removeprefix("/")).read_bytes() == b"x"
     else:
         with pytest.raises(DataError, match="cannot be unpacked"):
-            download.get(made, inside)
+            download.get(source, inside)
         assert not (inside / "made").exists()
     assert not (tmp_path / "escaped.png").exists()
     assert not Path(name).exists()
@@ -223,7 +223,7 @@ def test_a_damaged_archive_leaves_no_half_of_a_set(server, tmp_path):
 
 
 def test_what_a_killed_process_left_is_removed_and_a_set_appears_in_one_step(server, tmp_path, monkeypatch):
-    made = source_of(
+    source = source_of(
         offer(server, tar_of({"made/0.png": picture(0), "made/1.png": picture(1)}), "made.tar.gz")
     )
     left = tmp_path / ".unpacking-made.tar.gz-abc" / "made"
@@ -237,7 +237,7 @@ def test_what_a_killed_process_left_is_removed_and_a_set_appears_in_one_step(ser
         move(entry, place)
 
     monkeypatch.setattr(download, "_move", noted)
-    download.get(made, tmp_path)
+    download.get(source, tmp_path)
     assert moved == [2]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["made", "made.tar.gz"]
     assert (tmp_path / "made" / "0.png").read_bytes() == picture(0)
@@ -323,7 +323,7 @@ def test_an_archive_that_unpacks_to_far_too_much_is_refused(kind, tmp_path, monk
     monkeypatch.setattr(download, "MOST_MEMBERS", 2)
     with pytest.raises(DataError, match="it has more than 2 members"):
         download.unpack(path, tmp_path)
-    assert [each.name for each in tmp_path.iterdir()] == [path.name]
+    assert [path.name for path in tmp_path.iterdir()] == [path.name]
 
 
 def zip_of(members):

@@ -23,9 +23,9 @@ def test_idx_files_gzipped_or_not_and_damaged(tmp_path):
     folder.mkdir(parents=True)
     (folder / "t10k-images-idx3-ubyte.gz").write_bytes(gzip.compress(idx(images)))
     (folder / "t10k-labels-idx1-ubyte").write_bytes(idx(labels))
-    found = load("kmnist", tmp_path)
-    assert torch.equal(found.images[:, 0], torch.from_numpy(images.copy()))
-    assert found.labels.tolist() == [0, 1, 2, 3, 4]
+    image_set = load("kmnist", tmp_path)
+    assert torch.equal(image_set.images[:, 0], torch.from_numpy(images.copy()))
+    assert image_set.labels.tolist() == [0, 1, 2, 3, 4]
     for damaged in (gzip.compress(idx(images)[:-1]), gzip.compress(idx(images))[:-20], b""):
         (folder / "t10k-images-idx3-ubyte.gz").write_bytes(damaged)
         with pytest.raises(DataError, match=r"t10k-images-idx3-ubyte\.gz is not a whole IDX file"):
@@ -35,13 +35,13 @@ def test_idx_files_gzipped_or_not_and_damaged(tmp_path):
 def test_real_mnist_padded_as_cifar_networks_take_it(shared_data):
     from tests import real_data
 
-    found = load("mnist", shared_data, size=32, grey=False)
-    assert found.images.shape == (10_000, 3, 32, 32)
+    image_set = load("mnist", shared_data, size=32, grey=False)
+    assert image_set.images.shape == (10_000, 3, 32, 32)
     expected = real_data.padded_grey(shared_data / "MNIST" / "raw" / "t10k-images-idx3-ubyte.gz", 200)
-    assert torch.equal(found.images[:200], as_tensor(expected))
-    assert found.labels[:5].tolist() == [7, 2, 1, 0, 4]
-    assert "put on black of 32 x 32" in found.description
-    assert "repeated to three channels" in found.description
+    assert torch.equal(image_set.images[:200], as_tensor(expected))
+    assert image_set.labels[:5].tolist() == [7, 2, 1, 0, 4]
+    assert "put on black of 32 x 32" in image_set.description
+    assert "repeated to three channels" in image_set.description
 
 
 def test_idx_files_that_do_not_fit_or_unpack_to_too_much_are_refused(tmp_path):

@@ -26,8 +26,8 @@ def test_images_that_show_scenes_or_were_not_looked_at_are_left_out(tmp_path: Pa
     # The first shows a church, the third a person; the last was not looked at.
     for number, value in ((1, 10), (3, 30), (3001, 60)):
         Image.fromarray(np.full((8, 8, 3), value, np.uint8)).save(folder / f"{number:08d}.jpg", quality=100)
-    found = load("miniplaces_without_scenes", tmp_path)
-    assert found.images[:, 0, 0, 0].tolist() == [30]
+    image_set = load("miniplaces_without_scenes", tmp_path)
+    assert image_set.images[:, 0, 0, 0].tolist() == [30]
     (folder / "church.jpg").write_bytes((folder / "00000001.jpg").read_bytes())
     with pytest.raises(DataError, match=r"church\.jpg is not an image of MiniPlaces"):
         load("miniplaces_without_scenes", tmp_path, seed=1)

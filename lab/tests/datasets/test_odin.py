@@ -25,8 +25,8 @@ def test_folders_of_publishers(tmp_path, name, folder):
     images = photographs(3, 32)
     save(tmp_path / folder, images)
     (tmp_path / folder / "._0000.png").write_bytes(b"what some systems leave in archives")
-    found = load(name, tmp_path, size=32)
-    assert torch.equal(found.images, as_tensor(images))
-    assert found.name == CATALOGUE[name].title  # nothing was done to them
+    image_set = load(name, tmp_path, size=32)
+    assert torch.equal(image_set.images, as_tensor(images))
+    assert image_set.name == CATALOGUE[name].title  # nothing was done to them
     with pytest.raises(MissingDataError):
         load(name, tmp_path / "elsewhere")

@@ -112,8 +112,8 @@ def test_what_python_2_and_both_numpys_wrote_is_read(tmp_path):
     content = {b"data": np.asfortranarray(planes(images)), b"labels": np.array(labels)}
     theirs = python2(images, labels)
     assert np.array_equal(pickle.loads(theirs, encoding="bytes")[b"data"], planes(images))
-    for each in (theirs, *ours, *both, pickle.dumps(content, protocol=2)):
-        batch(tmp_path, each)
-        found = load("cifar10", tmp_path)
-        assert torch.equal(found.images, as_tensor(images))
-        assert found.labels.tolist() == labels
+    for data in (theirs, *ours, *both, pickle.dumps(content, protocol=2)):
+        batch(tmp_path, data)
+        image_set = load("cifar10", tmp_path)
+        assert torch.equal(image_set.images, as_tensor(images))
+        assert image_set.labels.tolist() == labels

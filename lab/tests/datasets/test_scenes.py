@@ -13,25 +13,25 @@ from tests.inputs.files import write_scenes
 
 def test_scenes_have_labels_and_names_of_classes(tmp_path: Path) -> None:
     write_scenes(tmp_path)
-    found = load("scenes", tmp_path)
-    assert found.images.dtype == torch.uint8
-    assert found.images.shape == (12, 3, 128, 128)
-    assert found.labels is not None
-    assert found.labels.tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
-    assert torch.equal(found.images[:, 0, 0, 0], (10 * found.labels).byte())
-    assert found.classes == CLASSES
+    image_set = load("scenes", tmp_path)
+    assert image_set.images.dtype == torch.uint8
+    assert image_set.images.shape == (12, 3, 128, 128)
+    assert image_set.labels is not None
+    assert image_set.labels.tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
+    assert torch.equal(image_set.images[:, 0, 0, 0], (10 * image_set.labels).byte())
+    assert image_set.classes == CLASSES
     with pytest.raises(MissingDataError, match="scenes/train"):
         load("scenes", tmp_path, split="train")
 
 
 def test_classes_are_chosen_and_renumbered(tmp_path: Path) -> None:
     write_scenes(tmp_path)
-    found = load("scenes", tmp_path, classes=("sea", "forest"))
-    assert found.labels is not None
-    assert found.classes == ("sea", "forest")
-    assert found.labels.tolist() == [0, 0, 1, 1]
-    assert found.images[:, 0, 0, 0].tolist() == [40, 40, 10, 10]
-    assert "only sea, forest" in found.description
+    image_set = load("scenes", tmp_path, classes=("sea", "forest"))
+    assert image_set.labels is not None
+    assert image_set.classes == ("sea", "forest")
+    assert image_set.labels.tolist() == [0, 0, 1, 1]
+    assert image_set.images[:, 0, 0, 0].tolist() == [40, 40, 10, 10]
+    assert "only sea, forest" in image_set.description
     drawn = load("scenes", tmp_path, classes=["glacier"], count=1)
     assert drawn.images[:, 0, 0, 0].tolist() == [20]
 

@@ -17,9 +17,9 @@ def test_svhn_has_images_last_and_calls_zero_ten(tmp_path):
     (tmp_path / "svhn").mkdir()
     content = {"X": images.transpose(1, 2, 3, 0), "y": np.uint8([[10], [1], [9], [10]])}
     savemat(tmp_path / "svhn" / "test_32x32.mat", content)
-    found = load("svhn", tmp_path)
-    assert torch.equal(found.images, as_tensor(images))
-    assert found.labels.tolist() == [0, 1, 9, 0]
+    image_set = load("svhn", tmp_path)
+    assert torch.equal(image_set.images, as_tensor(images))
+    assert image_set.labels.tolist() == [0, 1, 9, 0]
     (tmp_path / "svhn" / "train_32x32.mat").write_bytes(b"not a matrix at all")
     with pytest.raises(DataError, match=r"train_32x32\.mat is not SVHN's"):
         load("svhn", tmp_path, split="train")
@@ -47,9 +47,9 @@ def test_the_part_of_svhn_has_images_alone(tmp_path):
     (tmp_path / "svhn-subset").mkdir()
     images = photographs(3, 32)
     np.save(tmp_path / "svhn-subset" / "images.npy", images)
-    found = load("svhn_subset", tmp_path)
-    assert found.name == "SVHN, first 1,083 training images"
-    assert found.labels is None
-    assert torch.equal(found.images, torch.from_numpy(images).permute(0, 3, 1, 2))
+    image_set = load("svhn_subset", tmp_path)
+    assert image_set.name == "SVHN, first 1,083 training images"
+    assert image_set.labels is None
+    assert torch.equal(image_set.images, torch.from_numpy(images).permute(0, 3, 1, 2))
     with pytest.raises(DataError, match="no split 'train'"):
         load("svhn_subset", tmp_path, split="train")

@@ -20,9 +20,9 @@ def test_tiny_imagenet_has_labels_where_its_lists_are(tmp_path):
     (folder / "wnids.txt").write_text("n02\nn01\n")
     lines = [f"{i:04d}.png\t{('n01', 'n02')[i % 2]}\t0\t0\t1\t1\n" for i in range(4)]
     (folder / "val" / "val_annotations.txt").write_text("".join(lines))
-    found = load("tiny_imagenet", tmp_path, split="val", seed=1)  # another seed: not the set read before
-    assert torch.equal(found.images, as_tensor(images))
-    assert found.labels.tolist() == [0, 1, 0, 1]
+    image_set = load("tiny_imagenet", tmp_path, split="val", seed=1)  # another seed: not the set read before
+    assert torch.equal(image_set.images, as_tensor(images))
+    assert image_set.labels.tolist() == [0, 1, 0, 1]
     assert load("tiny_imagenet", tmp_path, split="train").labels.tolist() == [0, 1]
     assert load("tiny_imagenet", tmp_path).labels is None
 

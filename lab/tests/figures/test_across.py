@@ -74,13 +74,13 @@ def test_sets_shown_apart_and_sets_without_data_do_not_count(studies):
 
 
 def test_a_rule_is_chosen_without_the_family_that_judges_it(studies):
-    by = {each.what: each for each in across.left_out(studies)}
+    by = {case.what: case for case in across.left_out(studies)}
     vit = by["ViT, scenes"]  # on the ConvNeXt Guard is ahead, and KNN of the single methods
     assert (vit.chosen, vit.best_single) == ("Guard", "KNN")
-    assert vit.found == vit.guard == pytest.approx(studies[0].mean("Guard"))
+    assert vit.auroc == vit.guard == pytest.approx(studies[0].mean("Guard"))
     convnext = by["ConvNeXt, scenes"]  # on the ViT the other rule is ahead, and Gram
     assert (convnext.chosen, convnext.best_single) == ("no floor", "Gram")
-    assert convnext.found == pytest.approx(studies[2].mean("no floor"))
+    assert convnext.auroc == pytest.approx(studies[2].mean("no floor"))
     assert convnext.single == pytest.approx(studies[2].mean("Gram"))
     near = by["near"]
     assert near.guard == pytest.approx(75)  # the mean of 70 and 80

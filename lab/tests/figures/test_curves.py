@@ -11,15 +11,15 @@ from gramwatch_lab.figures.table import Cell
 
 
 def cells(published: dict[str, float] | None = None) -> list[Cell]:
-    found = []
+    result = []
     for ood in ("a", "b", "absent"):
         for metric in ("Min/Max", "Mean/Var"):
             for order in (1, 2, 3):
                 ours = {} if ood == "absent" else {"tnr": 90.0 + order, "auroc": 1.0}
                 theirs = {"tnr": 80.0 + order} if metric == "Min/Max" and ood == "a" else {}
-                found.append(Cell(ood, f"{metric}, order {order}", ours, theirs))
-        found.append(Cell(ood, "MSP", {} if ood == "absent" else {"tnr": 50.0}, {"tnr": 51.0}))
-    return found
+                result.append(Cell(ood, f"{metric}, order {order}", ours, theirs))
+        result.append(Cell(ood, "MSP", {} if ood == "absent" else {"tnr": 50.0}, {"tnr": 51.0}))
+    return result
 
 
 def test_curves_and_published_ones_come_from_the_table():

@@ -18,10 +18,10 @@ CELLS = [
 
 @pytest.fixture
 def drawn(monkeypatch):
-    found = []
-    monkeypatch.setattr(frame, "write_picture", lambda figure, path: found.append(figure))
-    yield found
-    for figure in found:
+    result = []
+    monkeypatch.setattr(frame, "write_picture", lambda figure, path: result.append(figure))
+    yield result
+    for figure in result:
         pyplot().close(figure)
 
 

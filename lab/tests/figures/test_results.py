@@ -37,8 +37,8 @@ def shown(figure) -> list[Text]:
         label for axes in figure.axes for axis in (axes.xaxis, axes.yaxis) for label in axis.findobj(Text)
     }
     drawn = {label for axis in ticks for tick in axis._update_ticks() for label in (tick.label1, tick.label2)}
-    found = [text for text in figure.findobj(Text) if text not in every or text in drawn]
-    return [text for text in found if text.get_text() and text.get_visible()]
+    result = [text for text in figure.findobj(Text) if text not in every or text in drawn]
+    return [text for text in result if text.get_text() and text.get_visible()]
 
 
 def edges(box: Bbox) -> tuple[float, float, float, float]:

@@ -10,9 +10,9 @@ from tests.drawings import size_of_drawing
 
 
 def test_the_picture_shows_gram_the_best_other_and_guard() -> None:
-    figures = {ood: {name: auroc for name, (auroc, _) in found.items()} for ood, found in FIGURES.items()}
-    for found in figures.values():
-        found["Gram + KNN"] = 100.0  # another rule is no single method
+    figures = {ood: {name: auroc for name, (auroc, _) in result.items()} for ood, result in FIGURES.items()}
+    for result in figures.values():
+        result["Gram + KNN"] = 100.0  # another rule is no single method
     rows = marks_of(figures)
     assert [row.ood for row in rows] == ["far", "texture", "middle", "near", "mean"]
     assert [(row.others_name, row.other) for row in rows[:2]] == [("ODIN", 80), ("ODIN", 90)]
@@ -25,8 +25,8 @@ def test_the_picture_is_drawn_for_several_networks_from_their_tables(tmp_path: P
     lines = ["network,in_distribution,ood,method,images,auroc"]
     lines += [
         f"ResNet-20,CIFAR-10,{ood},{method},100,{100.0 if method == 'Guard' else auroc}"
-        for ood, found in FIGURES.items()
-        for method, (auroc, _) in found.items()
+        for ood, result in FIGURES.items()
+        for method, (auroc, _) in result.items()
     ]
     lines += ["ResNet-20,CIFAR-10,SVHN,Guard,data not present,"]
     table.write_text("\n".join(lines))

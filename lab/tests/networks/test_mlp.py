@@ -18,5 +18,5 @@ from gramwatch.inputs import networks
 def test_mlps(name, count, taps):
     network = networks.build(name)
     assert sum(p.numel() for p in network.parameters()) == count
-    found = gramwatch.find_taps(network, torch.rand(2, 1, 28, 28), "paper")
-    assert [tap.name.removeprefix("layers.") for tap in found] == taps
+    result = gramwatch.find_taps(network, torch.rand(2, 1, 28, 28), "paper")
+    assert [tap.name.removeprefix("layers.") for tap in result] == taps

@@ -84,9 +84,9 @@ def test_prefixes_are_stripped_and_the_header_is_heeded(tmp_path):
     header = {"network": "mlp_300", "classes": 4, "mean": [0.25], "std": [0.5], "objective": "cross_entropy"}
     artifact.write(tmp_path / "b.safetensors", header, state)
     for file in ("a.pth", "b.safetensors"):
-        found = networks.load("mlp_300", tmp_path / file).network.state_dict()
-        assert found.keys() == state.keys()
-        assert all(torch.equal(found[key], state[key]) for key in state)
+        weights = networks.load("mlp_300", tmp_path / file).network.state_dict()
+        assert weights.keys() == state.keys()
+        assert all(torch.equal(weights[key], state[key]) for key in state)
     loaded = networks.load("mlp_300", tmp_path / "b.safetensors")
     assert (loaded.mean, loaded.std) == ((0.25,), (0.5,))
     loaded = networks.load("mlp_300", tmp_path / "b.safetensors", mean=[0.0], std=[1.0])
@@ -149,8 +149,8 @@ def test_the_conversion_in_the_docs_works(tmp_path):
     folders = [str(Path(package.__file__).parents[1]) for package in (gramwatch, gramwatch_lab)]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}
     subprocess.run(command, cwd=tmp_path, env=env, check=True)
-    found = networks.load("mlp_300", tmp_path / "out.safetensors").network.state_dict()
-    assert all(torch.equal(found[key], value) for key, value in network.state_dict().items())
+    weights = networks.load("mlp_300", tmp_path / "out.safetensors").network.state_dict()
+    assert all(torch.equal(weights[key], value) for key, value in network.state_dict().items())
 
 
 HEADER = {"network": "mlp_300", "classes": 10, "mean": [0.25], "std": [0.5], "objective": "cross_entropy"}
@@ -183,8 +183,8 @@ def test_weights_of_others_load_without_a_checksum(tmp_path):
         save_file(
             {f"module.{key}": value for key, value in state.items()}, tmp_path / "w.safetensors", metadata
         )
-        found = networks.load("mlp_300", tmp_path / "w.safetensors").network.state_dict()
-        assert all(torch.equal(found[key], value) for key, value in state.items())
+        weights = networks.load("mlp_300", tmp_path / "w.safetensors").network.state_dict()
+        assert all(torch.equal(weights[key], value) for key, value in state.items())
 
 
 def test_a_guard_or_detector_is_not_taken_for_weights(tmp_path):
@@ -250,6 +250,6 @@ def test_weights_of_every_objective_come_back(tmp_path):
         objective.prepare(network)
         header = {**HEADER, "objective": name, "settings": objective.settings()}
         checkpoint.write(tmp_path / "weights.safetensors", header, network)
-        found = networks.load("mlp_300", tmp_path / "weights.safetensors").network.state_dict()
-        assert found.keys() == network.state_dict().keys()
-        assert all(torch.equal(found[key], value) for key, value in network.state_dict().items())
+        weights = networks.load("mlp_300", tmp_path / "weights.safetensors").network.state_dict()
+        assert weights.keys() == network.state_dict().keys()
+        assert all(torch.equal(weights[key], value) for key, value in network.state_dict().items())

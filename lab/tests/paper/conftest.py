@@ -29,15 +29,15 @@ def enlarged(images: Tensor) -> np.ndarray:
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """scikit-learn's digits 0 to 7 in the layout of MNIST, 8 and 9 in that of KMNIST. The rest is absent."""
     root = tmp_path_factory.mktemp("data")
-    found = digits()
+    result = digits()
     for part, images, labels in (
-        ("train", found.train, found.train_labels),
-        ("t10k", found.test, found.test_labels),
+        ("train", result.train, result.train_labels),
+        ("t10k", result.test, result.test_labels),
     ):
         write_idx(root / "MNIST/raw" / f"{part}-images-idx3-ubyte.gz", enlarged(images))
         write_idx(root / "MNIST/raw" / f"{part}-labels-idx1-ubyte.gz", labels.numpy())
-    write_idx(root / "KMNIST/raw/t10k-images-idx3-ubyte.gz", enlarged(found.held_out))
-    write_idx(root / "KMNIST/raw/t10k-labels-idx1-ubyte.gz", np.zeros(len(found.held_out)))
+    write_idx(root / "KMNIST/raw/t10k-images-idx3-ubyte.gz", enlarged(result.held_out))
+    write_idx(root / "KMNIST/raw/t10k-labels-idx1-ubyte.gz", np.zeros(len(result.held_out)))
     return root
 
 
@@ -46,9 +46,9 @@ def weights(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A network that has learnt those digits a little."""
     torch.manual_seed(0)
     network = networks.build("mnist_convnet")
-    found = digits()
-    images = F.interpolate(found.train, 28, mode="bilinear").clamp(0, 1)
-    demo.train(network, images, found.train_labels, epochs=3)
+    result = digits()
+    images = F.interpolate(result.train, 28, mode="bilinear").clamp(0, 1)
+    demo.train(network, images, result.train_labels, epochs=3)
     path = tmp_path_factory.mktemp("weights") / "convnet.pth"
     torch.save(network.state_dict(), path)
     return path

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from gramwatch_lab.paper.sets import ood_sets
 
-NOISE = [each for each in ood_sets("mnist") if each.name in ("gaussian", "bernoulli")]
+NOISE = [ood_set for ood_set in ood_sets("mnist") if ood_set.name in ("gaussian", "bernoulli")]
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:

@@ -16,8 +16,8 @@ def rows_of(figures: dict[str, dict[str, tuple[float, float]]]) -> list[Row]:
     """AUROC and TNR in percent, by set and method."""
     return [
         Row(method, ood, 100, {"auroc": auroc / 100, "tnr": tnr / 100}, {"auroc": 0.0, "tnr": 0.0})
-        for ood, found in figures.items()
-        for method, (auroc, tnr) in found.items()
+        for ood, result in figures.items()
+        for method, (auroc, tnr) in result.items()
     ]
 
 
@@ -30,10 +30,10 @@ def made_up(ood: str, method: str) -> Difference:
 def test_guard_meets_the_best_single_method_of_each_set() -> None:
     rows = rows_of(FIGURES)
     every = against.against_the_best(rows, "Guard", ["Gram", "ODIN", "MSP"], made_up)
-    assert [each.best for each in every] == ["Gram", "Gram", "ODIN", "ODIN"]
-    assert [each.verdict for each in every] == ["saturated", "ahead", "within 0.1", "behind"]
+    assert [comparison.best for comparison in every] == ["Gram", "Gram", "ODIN", "ODIN"]
+    assert [comparison.verdict for comparison in every] == ["saturated", "ahead", "within 0.1", "behind"]
     quick = against.against_the_best(rows, "Guard", ["Gram", "MSP"], made_up)
-    assert [each.best for each in quick] == ["Gram", "Gram", "MSP", "MSP"]
+    assert [comparison.best for comparison in quick] == ["Gram", "Gram", "MSP", "MSP"]
     lines = against.table(every, quick).splitlines()
     assert lines[3] == "| texture | 98.00 | Gram 97.00 | +1.00 (+0.00 to +2.00), ahead | the same |  |"
     assert lines[5].startswith(

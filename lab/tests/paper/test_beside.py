@@ -54,9 +54,9 @@ def test_tally_counts_as_the_paper_does() -> None:
 def test_means_leave_out_what_was_seen() -> None:
     lines = [line("a", "x", 0.9), line("b", "x", 0.5), line("a", "y", 0.8), line("b", "y", 1.0, note=SEEN)]
     for method, value in (("x", 90.0), ("y", 80.0)):
-        found = mean_line(lines, method)
-        assert found.our("tnr") == pytest.approx(value)
-        assert SEEN in found.ood
+        result = mean_line(lines, method)
+        assert result.our("tnr") == pytest.approx(value)
+        assert SEEN in result.ood
 
 
 def test_the_mean_below_a_table_leaves_out_what_was_seen() -> None:
@@ -89,4 +89,4 @@ def test_no_published_mean_stands_beside_a_mean_of_our_sets() -> None:
     lines = [line("a", "x", 0.9, published=(entry(88.0),)), line("b", "x", 0.5)]
     assert mean_line(lines, "x").published == ()
     for inside in ("cifar10", "cifar100", "svhn", "mnist"):
-        assert not {"mean", "MEAN"} & {each.published for each in ood_sets(inside)}
+        assert not {"mean", "MEAN"} & {ood_set.published for ood_set in ood_sets(inside)}

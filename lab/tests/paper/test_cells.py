@@ -18,9 +18,9 @@ def test_cells_keep_what_they_are_given(tmp_path: Path) -> None:
     assert cells.has("MSP, KMNIST", {"a": 1})
     assert not cells.has("MSP, KMNIST", {"a": 2})
     assert cells.path("MSP, KMNIST", {"a": 1}).name.startswith("msp-kmnist-")
-    found = cells.read("MSP, KMNIST", {"a": 1})
-    assert found is not None
-    assert torch.equal(found["scores"], torch.arange(3.0))
+    result = cells.read("MSP, KMNIST", {"a": 1})
+    assert result is not None
+    assert torch.equal(result["scores"], torch.arange(3.0))
 
 
 @pytest.mark.filterwarnings("error::gramwatch.GramwatchWarning")

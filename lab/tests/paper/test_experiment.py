@@ -33,7 +33,7 @@ def test_the_command_is_shown_without_folders(monkeypatch: pytest.MonkeyPatch) -
 
 def test_sets_are_chosen_by_name() -> None:
     chosen = experiment.Options(Path("out"), sets="tiny_imagenet, mnist").chosen_sets("cifar10")
-    assert {each.name for each in chosen} == {"tiny_imagenet", "mnist"}
+    assert {ood_set.name for ood_set in chosen} == {"tiny_imagenet", "mnist"}
     assert len(experiment.Options(Path("out")).chosen_sets("cifar10")) > len(chosen)
 
 
@@ -42,10 +42,10 @@ def test_variants_of_gram(options: experiment.Options, name: str, monkeypatch: p
     module = {"depth": "curves", "order": "curves"}.get(name, name)
     monkeypatch.setattr(f"gramwatch_lab.paper.{module}.ood_sets", lambda name: NOISE[1:])
     lines = experiment.run(name, replace(options, methods="msp,gram"))
-    methods = {each.method for each in lines}
+    methods = {line.method for line in lines}
     assert len(methods) == {"ablation": 12, "depth": 4, "order": 22, "triangle": 3}[name]
     # Six validation images: a tap on which none of them deviates is left out.
-    assert all(each.our("auroc") > 70 for each in lines)
+    assert all(line.our("auroc") > 70 for line in lines)
     assert (options.output / f"{name}-mnist_convnet.png").exists()
     page = (options.output / f"{name}-mnist_convnet.md").read_text(encoding="utf-8")
     assert "MEAN, published" not in page

@@ -28,11 +28,11 @@ def scores_by(measured: Measurement, standard: Standard) -> torch.Tensor:
 
 
 def test_every_rule_differs_from_guards_in_what_it_says() -> None:
-    titles = [each.title for each in guard_study.VARIANTS]
+    titles = [variant.title for variant in guard_study.VARIANTS]
     assert titles[0] == guard_study.GUARD
     assert len(set(titles)) == len(titles)
-    for each in guard_study.VARIANTS:
-        assert (guard_study.GRAM in each.rule().rules) == (guard_study.GRAM in each.members)
+    for variant in guard_study.VARIANTS:
+        assert (guard_study.GRAM in variant.rule().rules) == (guard_study.GRAM in variant.members)
 
 
 def test_the_first_rule_is_a_guards() -> None:
@@ -41,7 +41,7 @@ def test_the_first_rule_is_a_guards() -> None:
     gram = guard.members["gram"]
     assert lean.settings_as_json() == gram.settings_as_json()
     variant = guard_study.VARIANTS[0]
-    titles = [each.title for each in guard.members.values()]
+    titles = [member.title for member in guard.members.values()]
     assert list(variant.members) == titles
     mine, theirs = variant.rule(), guard.rule()
     assert (list(mine.rules.values()), mine.standard) == (list(theirs.rules.values()), theirs.standard)
@@ -50,7 +50,7 @@ def test_the_first_rule_is_a_guards() -> None:
 def test_every_form_of_gram_has_its_row() -> None:
     forms = [form.title for form in guard_study.forms_of("resnet20")]
     usual = (guard_study.GRAM, guard_study.LEAN.title)
-    used = [each.form for each in guard_study.VARIANTS if each.form not in usual]
+    used = [variant.form for variant in guard_study.VARIANTS if variant.form not in usual]
     assert used == forms
     assert [form.title for form in guard_study.forms_of("mnist_convnet")] == forms[:-1]  # it has no blocks
 
@@ -85,17 +85,17 @@ def test_gram_is_compressed_tap_by_tap(measured: Measurement) -> None:
         rule = way(TotalDeviation()).fit(gram)
         expectation = rule.total.expectation_
         assert expectation is not None
-        found = rule(gram)[:, 0]
+        result = rule(gram)[:, 0]
         for i in (0, 17):
-            each = gram.deviations[i].double() / gram.probability[i] / (expectation + 1e-7)
-            assert found[i].item() == pytest.approx(formula(each).item()), way
+            normalised = gram.deviations[i].double() / gram.probability[i] / (expectation + 1e-7)
+            assert result[i].item() == pytest.approx(formula(normalised).item()), way
 
 
 def test_fisher_sums_logarithms_of_p_values(measured: Measurement) -> None:
-    found = scores_by(measured, guard_study.LogarithmOfP())
+    result = scores_by(measured, guard_study.LogarithmOfP())
     members = JointRule({"gram": MeanOfRoots(TotalDeviation())}).fit(measured).member_scores(measured)
     p = torch.stack([(1 + (members >= row).sum(0)) / 301 for row in members])
-    torch.testing.assert_close(found, -p.log().sum(1), atol=1e-3, rtol=1e-3, check_dtype=False)
+    torch.testing.assert_close(result, -p.log().sum(1), atol=1e-3, rtol=1e-3, check_dtype=False)
 
 
 def test_stouffer_is_symmetric_about_the_median(measured: Measurement) -> None:
@@ -126,8 +126,8 @@ def test_members_that_say_the_same_share_their_say() -> None:
 def test_an_exponential_tail_goes_on_beyond_the_examples() -> None:
     scores = torch.distributions.Exponential(1.0).icdf(torch.linspace(0.0005, 0.9995, 1000)).double()[:, None]
     tail = guard_study.ExponentialTail().fit(scores)
-    found = tail(torch.tensor([[0.7], [5.0], [20.0]]).double())[:, 0]
-    assert found.tolist() == pytest.approx([0.7, 5.0, 20.0], rel=0.03)  # -log p of an exponential is x
+    result = tail(torch.tensor([[0.7], [5.0], [20.0]]).double())[:, 0]
+    assert result.tolist() == pytest.approx([0.7, 5.0, 20.0], rel=0.03)  # -log p of an exponential is x
 
 
 def test_classes_may_lie_at_different_heights() -> None:
@@ -137,15 +137,15 @@ def test_classes_may_lie_at_different_heights() -> None:
     scores = torch.randn(2000, generator=generator).double() + 3 * predicted
     finite = torch.ones(2000, dtype=torch.bool)
     measured = Measurement.together({"energy": Measurement(scores[:, None], logits, finite)})
-    found = guard_study.PerClass({}).fit(measured)(measured)[:, 0]
+    result = guard_study.PerClass({}).fit(measured)(measured)[:, 0]
     plain = JointRule({}).fit(measured)(measured)[:, 0]
 
     def gap(x: torch.Tensor) -> float:
         medians = torch.stack([x[predicted == c].median() for c in range(4)])
         return float(medians.max() - medians.min())
 
-    assert gap(found) < 0.25 * gap(plain)
-    assert found.median().item() == pytest.approx(0, abs=0.1)
+    assert gap(result) < 0.25 * gap(plain)
+    assert result.median().item() == pytest.approx(0, abs=0.1)
 
 
 def test_a_rule_is_fitted_anew_each_time(measured: Measurement) -> None:
@@ -164,12 +164,12 @@ def test_rules_and_single_methods_stand_side_by_side(measured: Measurement) -> N
     lean = guard_study.LEAN.title
     methods = {lean if name == "gram" else name: part for name, part in measured.parts.items()}
     variant = guard_study.JoinVariant("both", (guard_study.GRAM, "energy"))
-    found = guard_study.WithRules(methods, [variant], ["fdbd"])
-    assert list(found) == ["both", "fdbd"]
-    assert len(found) == 2
-    assert found["fdbd"] is methods["fdbd"]
-    assert list(found["both"].parts) == [guard_study.GRAM, "energy"]
-    assert torch.equal(found["both"].parts["energy"].values, methods["energy"].values)
+    result = guard_study.WithRules(methods, [variant], ["fdbd"])
+    assert list(result) == ["both", "fdbd"]
+    assert len(result) == 2
+    assert result["fdbd"] is methods["fdbd"]
+    assert list(result["both"].parts) == [guard_study.GRAM, "energy"]
+    assert torch.equal(result["both"].parts["energy"].values, methods["energy"].values)
 
 
 def test_joins(measured: Measurement) -> None:

@@ -18,9 +18,9 @@ pytestmark = pytest.mark.filterwarnings("ignore::gramwatch.GramwatchWarning")
 def test_ways_to_join(options: experiment.Options, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gramwatch_lab.paper.experiment.ood_sets", lambda name: NOISE[1:])
     chosen = replace(options, methods="gram,profile,early_mahalanobis,class_ratio,energy")
-    plain = {each.method for each in experiment.computed("guard_study", chosen)}
+    plain = {line.method for line in experiment.computed("guard_study", chosen)}
     lines = experiment.computed("guard_study", replace(chosen, forms=True))
-    methods = {each.method for each in lines}
+    methods = {line.method for line in lines}
     assert {
         "Guard",
         "Gram",
@@ -29,9 +29,9 @@ def test_ways_to_join(options: experiment.Options, monkeypatch: pytest.MonkeyPat
         "full effort",
         "third rule: Gram + early Mahalanobis + class ratio + energy",
     } <= plain
-    forms = {each.title for each in guard_study.FORMS}
+    forms = {line.title for line in guard_study.FORMS}
     assert methods - plain == forms  # this network has no blocks with ends
-    assert all(each.our("auroc") > 70 for each in lines if each.method in forms)
+    assert all(line.our("auroc") > 70 for line in lines if line.method in forms)
     page = (options.output / "guard-mnist_convnet.md").read_text(encoding="utf-8")
     assert "| Gram of order 1 |" in page
 

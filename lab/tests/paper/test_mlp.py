@@ -16,10 +16,10 @@ def test_mlp(options: experiment.Options, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(mlp, "RECIPE", {**mlp.RECIPE, "epochs": 4})
     options = replace(options, network="mlp_300_150_50", weights={})
     lines = experiment.run("mlp", options)
-    found = {(each.ood, each.method): each for each in lines}
-    assert found["KMNIST", "Gram"].their("auroc") == 99.11
-    assert found["KMNIST", "Gram"].our("auroc") > 50
-    assert found["Fashion-MNIST", "Gram"].ours is None
+    result = {(line.ood, line.method): line for line in lines}
+    assert result["KMNIST", "Gram"].their("auroc") == 99.11
+    assert result["KMNIST", "Gram"].our("auroc") > 50
+    assert result["Fashion-MNIST", "Gram"].ours is None
     told: list[str] = []
     experiment.run("mlp", replace(options, say=told.append))
     assert not any("trained on" in text or "fitted" in text or "judged" in text for text in told)

@@ -23,7 +23,9 @@ def test_study_puts_layers_between(kind: str) -> None:
 def test_study(options: experiment.Options, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = ("the recipe", "SGD, learning rate 0.1", "row sums")
     monkeypatch.setattr(mlp_study, "VARIANTS", {name: mlp_study.VARIANTS[name] for name in chosen})
-    monkeypatch.setattr(mlp_study, "DIGITS", [each for each in sets.DIGITS if each.name == "kmnist"])
+    monkeypatch.setattr(
+        mlp_study, "DIGITS", [digit_set for digit_set in sets.DIGITS if digit_set.name == "kmnist"]
+    )
     monkeypatch.setattr(mlp, "RECIPE", {**mlp.RECIPE, "epochs": 2})
     lines = experiment.run("mlp_study", replace(options, network=None, weights={}))
     assert len(lines) == 3 * 2

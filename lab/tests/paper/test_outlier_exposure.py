@@ -19,13 +19,13 @@ def test_outlier_exposure(options: experiment.Options, monkeypatch: pytest.Monke
     (file,) = options.weights.values()
     both = {"cross_entropy": file, "outlier_exposure": file}
     lines = experiment.run("outlier_exposure", replace(options, weights=both, auxiliary="somewhere"))
-    marked = {(each.network, each.method, each.ood) for each in lines if each.note == SEEN}
+    marked = {(line.network, line.method, line.ood) for line in lines if line.note == SEEN}
     assert marked == {
         *(("MNIST ConvNet, outlier_exposure", m, "KMNIST") for m in ("MSP", "Gram")),
         *(("MNIST ConvNet, outlier_exposure", m, "KMNIST") for m in ("Gram less MSP", "Gram over MSP")),
         ("MNIST ConvNet", "OE", "KMNIST"),
     }
-    means = {each.method: each.ours for each in lines if each.summary}
+    means = {line.method: line.ours for line in lines if line.summary}
     assert {method: mean.examples for method, mean in means.items()} == {"MSP": 2, "OE": 2, "Gram": 2}
     assert means["MSP"].mean == means["OE"].mean  # the same file
     with pytest.raises(InputError, match="two networks"):

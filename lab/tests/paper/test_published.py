@@ -43,41 +43,41 @@ def transcribed(*blocks: str) -> list[float]:
 
 
 def test_expanded_table_as_in_the_source(source: str) -> None:
-    found = numbers_between(source, r"\section{Expanded Table}", r"\label{tab:exp_ood_results}")
-    assert len(found) == 36 * 12
-    assert found == transcribed(published.EXPANDED)
+    result = numbers_between(source, r"\section{Expanded Table}", r"\label{tab:exp_ood_results}")
+    assert len(result) == 36 * 12
+    assert result == transcribed(published.EXPANDED)
 
 
 def test_joined_tables_as_in_the_source(source: str) -> None:
-    found = numbers_between(source, r"\section{Combining OE + Ours}", r"\section{Few more OOD results}")
+    result = numbers_between(source, r"\section{Combining OE + Ours}", r"\section{Few more OOD results}")
     ours = transcribed(published.JOINED)
-    assert found[: len(ours)] == ours
+    assert result[: len(ours)] == ours
     both = zip(
         published._rows(published.PRELIMINARY_BASELINE),
         published._rows(published.PRELIMINARY_OE),
         strict=True,
     )
     rows = [" ".join([*plain[2:], *exposed[2:]]) for plain, exposed in both]
-    assert found[len(ours) :] == [float(n) for row in rows for n in row.split()]
+    assert result[len(ours) :] == [float(n) for row in rows for n in row.split()]
 
 
 def test_ablation_as_in_the_source(source: str) -> None:
-    found = numbers_between(source, "are considered in Table 4.", r"\label{tab:detailed_ablation}")
+    result = numbers_between(source, "are considered in Table 4.", r"\label{tab:detailed_ablation}")
     blocks = (published.ABLATION_TNR, published.ABLATION_AUROC, published.ABLATION_DTACC)
     by_row = zip(*(published._rows(block) for block in blocks), strict=True)
     ours = [float(n) for rows in by_row for row in rows for n in row[3].split()]
     assert len(ours) == 30 * 36
-    assert found == ours
+    assert result == ours
 
 
 def test_exposure_and_trained_and_mlp_as_in_the_source(source: str) -> None:
     small = numbers_between(source, r"\textbf{Mean TNR @ TPR95}", r"\label{tab:OE}")
     large = numbers_between(source, r"\label{appendix:OE}", r"\caption{Comparison of Mean TNR@TPR95 values.}")
     assert small + large == transcribed(published.EXPOSURE)
-    found = numbers_between(source, r"\label{appendix:dpn+}", r"\label{appendix:mlp_results}")
-    assert found == transcribed(published.TRAINED)
-    found = numbers_between(source, r"\label{appendix:mlp_results}", r"\label{fig:mnist_ood}")
-    assert [n for n in found if n not in (300.0,)] == transcribed(published.MLP)
+    result = numbers_between(source, r"\label{appendix:dpn+}", r"\label{appendix:mlp_results}")
+    assert result == transcribed(published.TRAINED)
+    result = numbers_between(source, r"\label{appendix:mlp_results}", r"\label{fig:mnist_ood}")
+    assert [n for n in result if n not in (300.0,)] == transcribed(published.MLP)
 
 
 def test_curves_as_in_the_source(source: str) -> None:
@@ -121,8 +121,8 @@ def test_the_tally_of_table_2_is_what_the_paper_counts() -> None:
 
 def test_contradictions_are_kept() -> None:
     for ood, figures in (("TinyImgNet (R)", (98.7, 99.48)), ("SVHN", (97.6, 98.14))):
-        found = published.find("CIFAR-10", "resnet34", ood, "Gram")
-        line = Line("ResNet-34", "CIFAR-10", ood, "Gram", None, tuple(found))
+        result = published.find("CIFAR-10", "resnet34", ood, "Gram")
+        line = Line("ResNet-34", "CIFAR-10", ood, "Gram", None, tuple(result))
         assert line.their("tnr") == figures[0]
         assert figures[1] in [entry.figures["tnr"] for entry in line.contradicting("tnr")]
         assert line.cell("tnr").startswith(f"({figures[0]} or {figures[1]}")

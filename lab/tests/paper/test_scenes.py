@@ -32,7 +32,7 @@ pytest.importorskip("timm", exc_type=ImportError)
 SIDE = 32
 NETWORK = "timm:test_resnet"
 LABEL = "timm-test_resnet-scenes-without-glacier"
-SETS = {each.name: each for each in scene_sets()}
+SETS = {ood_set.name: ood_set for ood_set in scene_sets()}
 
 
 def textures(count: int, seed: int) -> np.ndarray:
@@ -132,7 +132,7 @@ def test_faults_of_the_normalisation_reach_the_network(subject: SceneSubject) ->
     torch.testing.assert_close(left_out, clean / 255)
     twice = next(iter(subject.test_batches(SETS["normalisation_done_twice"])))
     assert isinstance(twice, torch.Tensor)
-    mean, std = (torch.tensor(each)[:, None, None] for each in (subject.loaded.mean, subject.loaded.std))
+    mean, std = (torch.tensor(values)[:, None, None] for values in (subject.loaded.mean, subject.loaded.std))
     torch.testing.assert_close(twice, ((clean / 255 - mean) / std - mean) / std, atol=1e-4, rtol=1e-4)
 
 
@@ -151,9 +151,13 @@ def test_facts_tell_the_accuracy_that_is_left(subject: SceneSubject) -> None:
     sets = [SETS[name] for name in ("glacier", "control_32", "inverted", "normalisation_left_out")]
     methods = [MethodSpec("energy", "energy")]
     measured = subject.measure(methods, sets)
-    found = {each.name: each for each in scenes.facts_of(subject, measured)}
-    assert set(found) == {each.name for each in sets}
-    assert (found["glacier"].accuracy, found["glacier"].lost, found["glacier"].apart) == (None, None, False)
+    result = {facts.name: facts for facts in scenes.facts_of(subject, measured)}
+    assert set(result) == {ood_set.name for ood_set in sets}
+    assert (result["glacier"].accuracy, result["glacier"].lost, result["glacier"].apart) == (
+        None,
+        None,
+        False,
+    )
     test = subject.clean()
     assert test.labels is not None
 
@@ -162,10 +166,10 @@ def test_facts_tell_the_accuracy_that_is_left(subject: SceneSubject) -> None:
             named = subject.network(subject.loaded.prepare(images)).argmax(1)
         return 100 * float((named == test.labels).double().mean())
 
-    assert found["inverted"].accuracy == pytest.approx(right(255 - test.images))
-    assert found["inverted"].lost == pytest.approx(right(test.images) - right(255 - test.images))
-    assert found["inverted"].images == 60
-    assert found["control_32"].apart
+    assert result["inverted"].accuracy == pytest.approx(right(255 - test.images))
+    assert result["inverted"].lost == pytest.approx(right(test.images) - right(255 - test.images))
+    assert result["inverted"].images == 60
+    assert result["control_32"].apart
 
 
 @pytest.mark.parametrize(
@@ -200,7 +204,7 @@ def test_kinds_weigh_equally_and_what_is_apart_does_not_count() -> None:
         "Guard": {"n": 0.6, "f": 0.9, "a": 0.8, "b": 1.0, "mild": 0.1},
         "MSP": {"n": 0.9, "f": 0.9, "a": 0.9, "b": 0.9, "mild": 0.9},
     }
-    rows = [row(method, ood, value) for method, found in figures.items() for ood, value in found.items()]
+    rows = [row(method, ood, value) for method, result in figures.items() for ood, value in result.items()]
     lines = scenes.table_by_kind(rows, facts, ["Guard", "MSP"]).splitlines()
     assert [cell.strip() for cell in lines[0].strip("|").split("|")] == [
         "mean AUROC, percent",

@@ -26,14 +26,14 @@ def test_images_are_mirrored_and_shifted_as_in_training() -> None:
     assert torch.equal(moved, mirrored_and_shifted(images))
     side = 2 * PADDING + 1
     seen = set()
-    for image, found in zip(images, moved, strict=True):
+    for image, result in zip(images, moved, strict=True):
         padded = torch.nn.functional.pad(image, [PADDING] * 4)
         places = [
             (mirror, y, x)
             for mirror, source in ((False, padded), (True, padded.flip(2)))
             for y in range(side)
             for x in range(side)
-            if torch.equal(found, source[:, y : y + 6, x : x + 5])
+            if torch.equal(result, source[:, y : y + 6, x : x + 5])
         ]
         assert places
         seen.add(places[0])
@@ -52,11 +52,11 @@ def test_an_interrupted_experiment_loses_no_finished_cell(
     done: list[str] = []
     fits: list[int] = []
 
-    def measuring(together: subject.Together, loader: Any, doing: str) -> Any:
+    def measuring(evaluation: subject.Together, loader: Any, doing: str) -> Any:
         if len(done) == 2 and not interrupted:
             raise KeyboardInterrupt
         done.append(doing)
-        return plain(together, loader, doing, False)
+        return plain(evaluation, loader, doing, False)
 
     def fitting(detectors: Any, loader: Any) -> None:
         fits.append(len(detectors))
@@ -66,7 +66,7 @@ def test_an_interrupted_experiment_loses_no_finished_cell(
     monkeypatch.setattr(subject, "fit_together", fitting)
     study = options.subject()
     methods = experiment.methods_of(study, "msp,gram")
-    sets = [each for each in ood_sets("mnist") if each.name in ("kmnist", "gaussian", "bernoulli")]
+    sets = [ood_set for ood_set in ood_sets("mnist") if ood_set.name in ("kmnist", "gaussian", "bernoulli")]
     interrupted = False
     with pytest.raises(KeyboardInterrupt):
         study.measure(methods, sets)
@@ -106,9 +106,9 @@ def test_the_logits_of_a_set_are_kept_and_held_once(options: experiment.Options)
     assert len(list(study.cells.folder.glob("*-logits-*"))) == 2  # of the test images, and of the noise
     path.write_bytes(b"nothing")
     after = options.subject().measure(methods, NOISE[:1])[NOISE[0].title]
-    for method, found in after.items():
-        assert torch.equal(found.logits, before[method].logits)
-        assert torch.equal(found.values, before[method].values)
+    for method, result in after.items():
+        assert torch.equal(result.logits, before[method].logits)
+        assert torch.equal(result.values, before[method].values)
 
 
 # --- subjects ----------------------------------------------------------------------------------------
@@ -116,12 +116,12 @@ def test_the_logits_of_a_set_are_kept_and_held_once(options: experiment.Options)
 
 def test_images_to_tune_on_are_not_judged(options: experiment.Options) -> None:
     study = replace(options, tune="fgsm").subject()
-    which = next(each for each in ood_sets("mnist") if each.name == "kmnist")
+    which = next(ood_set for ood_set in ood_sets("mnist") if ood_set.name == "kmnist")
     tuning, test = study.tuning_batches(which).images, study.test_batches(which).images
     assert len(tuning) == 12
     assert len(test) == 48
-    together = torch.cat([tuning, test]).flatten(1).sort(0).values
-    assert torch.equal(together, options.subject().test_batches(which).images.flatten(1).sort(0).values)
+    pixels = torch.cat([tuning, test]).flatten(1).sort(0).values
+    assert torch.equal(pixels, options.subject().test_batches(which).images.flatten(1).sort(0).values)
 
 
 def test_adversarial_examples_are_made_by_true_classes(options: experiment.Options) -> None:
@@ -149,7 +149,7 @@ def test_a_part_in_distribution_is_validated_by_its_own_split(
     np.save(tmp_path / "cifar100-subset" / "labels.npy", labels)
     weights = tmp_path / "net.pth"
     torch.save(networks.build("resnet20", 4).state_dict(), weights)
-    noise = [each for each in ood_sets("cifar10") if each.name == "gaussian"]
+    noise = [ood_set for ood_set in ood_sets("cifar10") if ood_set.name == "gaussian"]
     monkeypatch.setattr("gramwatch_lab.paper.experiment.ood_sets", lambda name: noise)
     given = experiment.Options(
         tmp_path / "out",
@@ -164,7 +164,7 @@ def test_a_part_in_distribution_is_validated_by_its_own_split(
     study = given.subject()
     assert (study.inside_title, study.published_title) == ("CIFAR-100 (indicative)", "CIFAR-100")
     lines = experiment.run("table2", given)
-    assert {each.ours.examples for each in lines if each.ours} == {40}
+    assert {line.ours.examples for line in lines if line.ours} == {40}
     page = (given.output / "table2-resnet20-cifar100_parts.md").read_text(encoding="utf-8")
     assert "CIFAR-100 (indicative). Indicative: 6,000 images, mostly of the training split" in page
     assert "In-distribution: 40 examples for validation and 40 for test" in page
@@ -174,7 +174,7 @@ def test_a_part_in_distribution_is_validated_by_its_own_split(
     monkeypatch.setattr("gramwatch_lab.paper.experiment.ood_sets", lambda name: noise)
     members = "gram,profile,class_ratio,energy"
     joined = experiment.computed("guard_study", replace(given, methods=members))
-    assert {each.ood for each in joined} == {noise[0].title}
+    assert {line.ood for line in joined} == {noise[0].title}
     page = (given.output / "guard-resnet20-cifar100_parts.md").read_text(encoding="utf-8")
     assert "In-distribution: 40 examples for validation and 40 for test" in page
 
@@ -203,7 +203,7 @@ def test_block_ends_are_taps(name: str) -> None:
 
 
 def test_what_is_missing_for_absent_sets_only_is_not_fitted(options: experiment.Options) -> None:
-    absent = next(each for each in ood_sets("mnist") if each.name == "svhn")
+    absent = next(ood_set for ood_set in ood_sets("mnist") if ood_set.name == "svhn")
     told: list[str] = []
     study = replace(options, say=told.append).subject()
     knn, fdbd = MethodSpec("KNN", "knn"), MethodSpec("fDBD", "fdbd")

@@ -13,10 +13,10 @@ pytestmark = pytest.mark.filterwarnings("ignore::gramwatch.GramwatchWarning")
 
 def test_table2(options: experiment.Options) -> None:
     lines = experiment.run("table2", replace(options, methods="msp,gram"))
-    found = {(each.ood, each.method): each for each in lines}
-    assert found["SVHN", "Gram"].ours is None
-    assert found["Bernoulli noise", "Gram"].our("auroc") > 90
-    assert found["KMNIST", "MSP"].ours.examples == 60
+    result = {(line.ood, line.method): line for line in lines}
+    assert result["SVHN", "Gram"].ours is None
+    assert result["Bernoulli noise", "Gram"].our("auroc") > 90
+    assert result["KMNIST", "MSP"].ours.examples == 60
     table = rows_of(options.output / "table2-mnist_convnet.csv")
     assert len(table) == len(lines)
     absent = [r for r in table if r["images"] == "data not present"]
@@ -32,7 +32,7 @@ def test_table2_tuned(options: experiment.Options, tune: str, monkeypatch: pytes
     monkeypatch.setattr("gramwatch_lab.paper.experiment.ood_sets", lambda name: NOISE[:1])
     options = replace(options, methods="odin,mahalanobis,gram", tune=tune, subset=100)
     lines = experiment.run("table2", options)
-    assert {each.ours.examples for each in lines} == {80}
+    assert {line.ours.examples for line in lines} == {80}
     page = (options.output / f"table2-mnist_convnet-{tune}.md").read_text(encoding="utf-8")
     words = {"fgsm": "FGSM examples", "outliers": "images of each out-of-distribution set"}
     assert f"ODIN and Mahalanobis tuned on {words[tune]}" in page
@@ -51,7 +51,7 @@ def test_on_real_digits(shared_data: Path, shared_weights: Path, tmp_path: Path)
         methods="msp,gram",
         say=lambda text: None,
     )
-    found = {(each.ood, each.method): each.our("auroc") for each in experiment.run("table2", given)}
-    assert found["KMNIST", "MSP"] > 95
-    assert found["Fashion-MNIST", "Gram"] > 99
-    assert found["KMNIST", "Gram"] > 88
+    result = {(line.ood, line.method): line.our("auroc") for line in experiment.run("table2", given)}
+    assert result["KMNIST", "MSP"] > 95
+    assert result["Fashion-MNIST", "Gram"] > 99
+    assert result["KMNIST", "Gram"] > 88

@@ -32,8 +32,13 @@ def test_trained(options: experiment.Options, monkeypatch: pytest.MonkeyPatch, t
         name="mnist_convnet",
         progress=False,
     )
-    each = {"cross_entropy": file, "prior_network": file, "variational_dirichlet": file, "semantic": semantic}
-    lines = experiment.run("trained", replace(options, weights=each))
+    files = {
+        "cross_entropy": file,
+        "prior_network": file,
+        "variational_dirichlet": file,
+        "semantic": semantic,
+    }
+    lines = experiment.run("trained", replace(options, weights=files))
     random = "Semantic (random label codes)"
     assert {line.method for line in lines} == {"MSP", "Gram", "DPN", "VD", random}
     assert sum(line.summary for line in lines) == 5

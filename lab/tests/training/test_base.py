@@ -22,8 +22,8 @@ def test_outlier_exposure_equals_the_closed_form():
         + kl_divergence(Categorical(uniform), Categorical(logits=STRANGE.double()))
     ).mean()
     for weight in (0.5, 2.0):
-        found = loss_of(objective_of("outlier_exposure", {"weight": weight}))
-        assert torch.allclose(found, inside + weight * outside, rtol=1e-6)
+        result = loss_of(objective_of("outlier_exposure", {"weight": weight}))
+        assert torch.allclose(result, inside + weight * outside, rtol=1e-6)
 
 
 @pytest.mark.parametrize("reverse", [False, True])
@@ -48,8 +48,8 @@ def test_the_variational_loss_equals_the_closed_form(prior):
     if prior == "wrong_classes":
         drawn[range(6), LABELS] = 1
     divergence = kl_divergence(Dirichlet(drawn), Dirichlet(torch.ones(6, 4).double()))
-    found = loss_of(objective_of("variational_dirichlet", {"eta": 0.2, "prior": prior}))
-    assert torch.allclose(found, (0.2 * divergence - fit).mean(), rtol=1e-5)
+    result = loss_of(objective_of("variational_dirichlet", {"eta": 0.2, "prior": prior}))
+    assert torch.allclose(result, (0.2 * divergence - fit).mean(), rtol=1e-5)
 
 
 def test_losses_and_gradients_stay_finite_far_out():

@@ -29,26 +29,26 @@ def test_boxes_lie_inside_and_have_the_areas_and_ratios_they_may_have() -> None:
 def test_the_whole_box_is_the_image_and_a_negative_width_mirrors_it() -> None:
     pixels = torch.randint(0, 256, (2, 8, 6, 3), dtype=torch.uint8)
     whole = torch.tensor([[1.0, 1.0, 0.0, 0.0], [-1.0, 1.0, 0.0, 0.0]])
-    found = crops.cropped(pixels, whole)
-    torch.testing.assert_close(found[0], pixels[0].float(), atol=1e-3, rtol=0)
-    torch.testing.assert_close(found[1], pixels[1].flip(1).float(), atol=1e-3, rtol=0)
+    result = crops.cropped(pixels, whole)
+    torch.testing.assert_close(result[0], pixels[0].float(), atol=1e-3, rtol=0)
+    torch.testing.assert_close(result[1], pixels[1].flip(1).float(), atol=1e-3, rtol=0)
 
 
 def test_a_quarter_is_enlarged_to_the_whole() -> None:
     pixels = torch.zeros(1, 8, 8, 1, dtype=torch.uint8)
     pixels[:, :4, 4:] = 200  # above, on the right
     corner = torch.tensor([[0.5, 0.5, 0.5, -0.5]])
-    found = crops.cropped(pixels, corner)
-    assert found.shape == pixels.shape
-    assert torch.all(found[:, :7, 1:] == 200)
+    result = crops.cropped(pixels, corner)
+    assert result.shape == pixels.shape
+    assert torch.all(result[:, :7, 1:] == 200)
     assert torch.all(crops.cropped(pixels, -corner.abs() * torch.tensor([-1, -1, 1, -1]))[:, 1:, :7] == 0)
 
 
 def test_crops_come_once_each_normalised_and_the_whole_images_in_order() -> None:
     images = torch.arange(1, 11, dtype=torch.uint8).reshape(10, 1, 1, 1).expand(10, 3, 4, 4).contiguous()
-    made = Crops(images, (0.0,) * 3, (1 / 255,) * 3, CPU)
-    found = list(made.shuffled(2, 5))
-    assert sorted(torch.cat([part for _, part in found]).tolist()) == list(range(10))
-    for batch, part in found:
+    crops_of_images = Crops(images, (0.0,) * 3, (1 / 255,) * 3, CPU)
+    result = list(crops_of_images.shuffled(2, 5))
+    assert sorted(torch.cat([part for _, part in result]).tolist()) == list(range(10))
+    for batch, part in result:
         torch.testing.assert_close(batch, (part + 1.0)[:, None, None, None].expand_as(batch))
-    torch.testing.assert_close(torch.cat(list(made.in_order(3))), images.float())
+    torch.testing.assert_close(torch.cat(list(crops_of_images.in_order(3))), images.float())

@@ -33,7 +33,7 @@ def test_augmented_images_are_shifted_and_mirrored_copies():
     for batch, chosen in data.shuffled(60, 6):
         assert batch.shape == (6, 3, 9, 8)
         for image, number in zip(batch, chosen, strict=True):
-            found = [
+            result = [
                 (row, column, mirrored)
                 for row in range(2 * PADDING + 1)
                 for column in range(2 * PADDING + 1)
@@ -41,8 +41,8 @@ def test_augmented_images_are_shifted_and_mirrored_copies():
                 for cut in [padded[number, :, row : row + 9, column : column + 8]]
                 if torch.equal(image.round(), cut.flip(2) if mirrored else cut)
             ]
-            assert len(found) == 1
-            seen |= set(found)
+            assert len(result) == 1
+            seen |= set(result)
     assert {row for row, _, _ in seen} == {column for _, column, _ in seen} == set(range(9))
     assert {mirrored for _, _, mirrored in seen} == {False, True}
     assert len(seen) > 100  # of 162

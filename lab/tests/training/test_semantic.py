@@ -36,12 +36,12 @@ def test_the_semantic_head_measures_cosine_distances():
 
 
 def test_random_label_vectors_are_unit_directions_fixed_by_their_seed():
-    found = torch.stack(random_vectors(5, 10, 100, seed=3))
-    assert found.shape == (5, 10, 100)
-    assert torch.allclose(found.norm(dim=2), torch.ones(5, 10))
-    assert torch.equal(found, torch.stack(random_vectors(5, 10, 100, seed=3)))
-    assert (found @ found.transpose(1, 2) - torch.eye(10)).abs().max() < 0.5
-    assert not torch.allclose(found[0], found[1])
+    result = torch.stack(random_vectors(5, 10, 100, seed=3))
+    assert result.shape == (5, 10, 100)
+    assert torch.allclose(result.norm(dim=2), torch.ones(5, 10))
+    assert torch.equal(result, torch.stack(random_vectors(5, 10, 100, seed=3)))
+    assert (result @ result.transpose(1, 2) - torch.eye(10)).abs().max() < 0.5
+    assert not torch.allclose(result[0], result[1])
 
 
 def test_label_vectors_are_read_from_files(tmp_path):
@@ -53,8 +53,8 @@ def test_label_vectors_are_read_from_files(tmp_path):
     assert np.allclose(words.numpy(), array[0])
     text = "4 2\nship 1 2\nfish 3 4\nShip 9 9\ncat -1 0.5\n"
     (tmp_path / "words.txt").write_text(text, encoding="utf-8")
-    (found,) = read_vectors(tmp_path / "words.txt", ["Cat", "Ship", "aquarium fish"])
-    assert found.tolist() == [[-1, 0.5], [9, 9], [3, 4]]
+    (result,) = read_vectors(tmp_path / "words.txt", ["Cat", "Ship", "aquarium fish"])
+    assert result.tolist() == [[-1, 0.5], [9, 9], [3, 4]]
     (tmp_path / "more.txt").write_text("ship 1 2 3\nfish 3 4 5\ncat 6 7 8\n", encoding="utf-8")
     files = [str(tmp_path / "words.txt"), str(tmp_path / "more.txt")]
     objective = objective_of("semantic", {"vectors": files, "words": ["cat", "ship", "fish"]})

@@ -179,12 +179,12 @@ def test_own_scores_stand_beside_gram_and_the_others(name, nets, plane, tmp_path
     own.save(tmp_path / "own.safetensors")
     again = gramwatch.load(tmp_path / "own.safetensors", net)
     assert type(again) is type(own)
-    some = normalised(plane.between[:9])
-    assert torch.equal(again(some).score, own(some).score)
-    assert again(some).is_ood.float().mean() > 0.5
-    assert torch.equal(own(some).predicted, net(some).argmax(1))
-    some[3] = torch.nan
-    assert own.score_inputs(some)[1].isinf().tolist() == [i == 3 for i in range(9)]
+    few = normalised(plane.between[:9])
+    assert torch.equal(again(few).score, own(few).score)
+    assert again(few).is_ood.float().mean() > 0.5
+    assert torch.equal(own(few).predicted, net(few).argmax(1))
+    few[3] = torch.nan
+    assert own.score_inputs(few)[1].isinf().tolist() == [i == 3 for i in range(9)]
 
 
 @OWN
@@ -240,13 +240,13 @@ def test_the_semantic_score_shares_a_pass_with_gram(nets, plane):
     own = TRAINED["semantic"](net)
     detectors = {"gram": gramwatch.GramDetector(net), "own": own}
     fit_together(detectors, [normalised(plane.images[:500])], progress=False)
-    together, inputs = Together(detectors), normalised(plane.between)
-    together.measure([inputs], "measuring", progress=False)
+    evaluation, inputs = Together(detectors), normalised(plane.between)
+    evaluation.measure([inputs], "measuring", progress=False)
     hook = net.register_forward_hook(lambda *_: runs.append(1))
-    found = together.measure([inputs], "measuring", progress=False)
+    result = evaluation.measure([inputs], "measuring", progress=False)
     hook.remove()
     assert len(runs) == 1
-    assert torch.equal(found["own"].values[:, 0], own.score_inputs(inputs)[1])
+    assert torch.equal(result["own"].values[:, 0], own.score_inputs(inputs)[1])
 
 
 def test_settings_of_an_objective_must_be_of_the_right_kind() -> None:

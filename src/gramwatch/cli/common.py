@@ -129,13 +129,13 @@ class Given:
         """The names of the options that were given."""
         return [name for name, value in vars(self).items() if value is not None]
 
-    def applied(self, found: "Preprocessing | None", name: str) -> "Preprocessing":
+    def applied(self, preprocessing: "Preprocessing | None", name: str) -> "Preprocessing":
         """The preprocessing that was found, with the options instead of its own values."""
         from gramwatch.inputs.preprocessing import Preprocessing
 
-        if found is not None:
+        if preprocessing is not None:
             with about("--size, --resize, --mean, --std"):
-                return found.changed(self.size, self.resize, self.mean, self.std)
+                return preprocessing.changed(self.size, self.resize, self.mean, self.std)
         missing = [f"--{key}" for key, value in vars(self).items() if value is None]
         if missing or self.size is None or self.resize is None or self.mean is None or self.std is None:
             raise InputError(
@@ -260,8 +260,8 @@ def opened_guard(
     from gramwatch.guard import loading
     from gramwatch.inputs.models import resolve
 
-    found = read_guard(guard, level)
-    name, origin = network_name(found, model)
+    saved = read_guard(guard, level)
+    name, origin = network_name(saved, model)
     same = origin is not None and origin.name == name
     if weights is None and same and origin is not None and origin.weights:
         weights = guard.parent / origin.weights
@@ -275,13 +275,13 @@ def opened_guard(
         built[key] = resolve(name, weights, pretrained=pretrained and weights is None, size=size)
     resolved = built[key]
     resolved.network.to(device)
-    detector = loading.restored(found, resolved.network)
+    detector = loading.restored(saved, resolved.network)
     if calibrated:
         _check_calibrated(guard, detector)
     if level is not None:
         fewest = int(detector.calibration().ranks.sizes.min())
         check_ranks(fewest, level, " in a group of classes" if detector.per_class else "")
-    return Opened(detector, resolved, recorded_preprocessing(found))
+    return Opened(detector, resolved, recorded_preprocessing(saved))
 
 
 def read_guard(guard: Path, level: float | None = None) -> "Saved":
@@ -349,8 +349,8 @@ def network_name(saved: "Saved", given: str | None) -> tuple[str, Any]:
 
 def metadata_of(saved: "Saved") -> dict[str, Any]:
     """The metadata of a guard's file."""
-    found = saved.header.get("metadata")
-    return found if isinstance(found, dict) else {}
+    metadata = saved.header.get("metadata")
+    return metadata if isinstance(metadata, dict) else {}
 
 
 def recorded_preprocessing(saved: "Saved") -> "Preprocessing | None":
@@ -358,11 +358,11 @@ def recorded_preprocessing(saved: "Saved") -> "Preprocessing | None":
     from gramwatch.files import artifact
     from gramwatch.inputs.preprocessing import Preprocessing
 
-    found = metadata_of(saved).get("preprocessing")
-    if found is None:
+    recorded = metadata_of(saved).get("preprocessing")
+    if recorded is None:
         return None
     with artifact.reading(saved.path):
-        return Preprocessing.from_json(found)
+        return Preprocessing.from_json(recorded)
 
 
 # --- what is printed ---------------------------------------------------------------------------------

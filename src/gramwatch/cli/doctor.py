@@ -53,22 +53,22 @@ def doctor(
     packages, broken = {}, False
     for package, text, works in versions():
         packages[package], broken = text, broken or not works
-    found = {
+    facts = {
         "gramwatch": importlib.import_module("gramwatch").__version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
         **packages,
         **devices(place),
     }
-    found["kernels"] = kernels(place)
+    facts["kernels"] = kernels(place)
     with warnings.catch_warnings():
         problem = self_test(place)
-    found["self-test"] = problem or "passed"
+    facts["self-test"] = problem or "passed"
     if as_json:
-        typer.echo(json.dumps(found))
+        typer.echo(json.dumps(facts))
     else:
-        width = max(map(len, found))
-        for name, text in found.items():
+        width = max(map(len, facts))
+        for name, text in facts.items():
             typer.echo(f"{name.ljust(width)}  {text}")
     if problem or broken:
         raise typer.Exit(1)

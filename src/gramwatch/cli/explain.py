@@ -66,36 +66,36 @@ def explain(
     (batch,) = Images([str(image)], preprocessing, batch_size=1, workers=0)
     if batch.inputs is None:
         raise DataError(f"{image}: {batch.images[0].error}")
-    explained = opened.detector.explain(batch.inputs)
+    explanation = opened.detector.explain(batch.inputs)
     if output is not None:
-        explained.plot(0, output)
+        explanation.plot(0, output)
     if as_json:
-        Voice(True, True).summary(_summary(explained))
+        Voice(True, True).summary(_summary(explanation))
         return
-    typer.echo(printable(str(explained[0])))
+    typer.echo(printable(str(explanation[0])))
     if output is not None:
         typer.echo(f"written: {output}", err=True)
-    for note in explained.notes:
+    for note in explanation.notes:
         typer.echo(f"note: {note}", err=True)
 
 
-def _summary(explained: Any) -> dict[str, Any]:
+def _summary(explanation: Any) -> dict[str, Any]:
     """The contributions as plain values. Those to an image that is not finite are left out."""
-    found, finite = explained.found, bool(explained.finite[0])
+    detection, finite = explanation.detection, bool(explanation.finite[0])
     taps = {
-        member: dict(zip(names, explained.taps[member][0].tolist(), strict=True))
-        for member, names in explained.tap_names.items()
+        member: dict(zip(names, explanation.taps[member][0].tolist(), strict=True))
+        for member, names in explanation.tap_names.items()
     }
     return {
-        "sentences": explained.sentences(),
-        "predicted": int(found.predicted[0]),
-        "score": float(found.score[0]) if finite else None,
-        "p_value": float(found.p_value[0]),
-        "is_ood": bool(found.is_ood[0]),
-        "members": dict(zip(explained.member_names, explained.members[0].tolist(), strict=True))
+        "sentences": explanation.sentences(),
+        "predicted": int(detection.predicted[0]),
+        "score": float(detection.score[0]) if finite else None,
+        "p_value": float(detection.p_value[0]),
+        "is_ood": bool(detection.is_ood[0]),
+        "members": dict(zip(explanation.member_names, explanation.members[0].tolist(), strict=True))
         if finite
         else {},
         "taps": taps if finite else {},
-        "channels": [vars(channel) for channel in explained.channels(0, most=MOST)],
-        "notes": list(explained.notes),
+        "channels": [vars(channel) for channel in explanation.channels(0, most=MOST)],
+        "notes": list(explanation.notes),
     }

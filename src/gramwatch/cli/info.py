@@ -43,12 +43,12 @@ def info(
     from gramwatch.files import artifact
 
     existing_file(guard, "GUARD")
-    found = facts(artifact.read(guard))
+    values = facts(artifact.read(guard))
     if as_json:
-        typer.echo(json.dumps(found))
+        typer.echo(json.dumps(values))
         return
-    width = max(map(len, found))
-    for name, value in found.items():
+    width = max(map(len, values))
+    for name, value in values.items():
         typer.echo(printable(f"{name.replace('_', ' ').ljust(width)}  {shown(value)}"))
 
 
@@ -102,8 +102,8 @@ def _member_weights(saved: "Saved", members: dict[str, Any] | None) -> dict[str,
 
 def named_facts(saved: "Saved") -> list[tuple[str, str]]:
     """What a page says about a guard: names and texts."""
-    found = facts(saved)
-    return [(NAMES[name], shown(found[name])) for name in NAMES if found.get(name) is not None]
+    values = facts(saved)
+    return [(NAMES[name], shown(values[name])) for name in NAMES if values.get(name) is not None]
 
 
 def shown(value: Any) -> str:

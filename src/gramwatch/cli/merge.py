@@ -80,7 +80,7 @@ def merge(
                 agreed.tell(voice, names_known=bool(known))
                 if agreed.holds and not known:
                     first.detector.metadata["classes"] = agreed.folders
-        _count_all([each.detector.metadata for each in (first, *others)])
+        _count_all([shard.detector.metadata for shard in (first, *others)])
         first.detector.save(output)
     if images is None:
         voice.note("the merged guard is not calibrated: it cannot score yet. Merge with --calibrate FOLDER")
@@ -92,19 +92,19 @@ def _count_all(metadata: list[dict[str, object]]) -> None:
     """Let the first guard say how many images were used for all of them, and what resizing did."""
     from gramwatch.files.artifact import fits
 
-    records = [each.get("images") for each in metadata]
-    found = [
+    records = [entry.get("images") for entry in metadata]
+    counted = [
         record
         for record in records
         if isinstance(record, dict)
         and fits(record.get("resizing"), dict[str, int])
         and fits(record.get("count"), int)
     ]
-    if len(found) == len(records):
+    if len(counted) == len(records):
         changes: dict[str, int] = {}
-        for record in found:
+        for record in counted:
             for name, count in record["resizing"].items():
                 changes[name] = changes.get(name, 0) + count
-        data = ", ".join(str(record.get("data")) for record in found)
-        count = sum(record["count"] for record in found)
+        data = ", ".join(str(record.get("data")) for record in counted)
+        count = sum(record["count"] for record in counted)
         metadata[0]["images"] = {"data": data, "count": count, "resizing": changes}

@@ -106,7 +106,7 @@ def run(folder: str | PathLike[str] = "gramwatch-demo", say: Callable[[str], Non
         picture,
         first.guard,
         {"test digits 0 to 7": (data.test, first.inside)}
-        | {name: (outliers[name], found) for name, found in first.outside.items()},
+        | {name: (outliers[name], detection) for name, detection in first.outside.items()},
         title="A network that knows the digits 0 to 7 looks at other things; no outlier was seen before",
     )
     say(f"\nLook at {picture}; the tables and the detectors are beside it.")

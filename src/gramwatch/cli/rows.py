@@ -234,8 +234,8 @@ def _write_parquet(path: Path, rows: Iterator[Row], columns: Sequence[str], at_o
     kinds |= {name: arrow.string() for name in ("class", "note", "error")}
     schema = arrow.schema([(name, kinds.get(name, arrow.float64())) for name in columns])
     with arrow.parquet.ParquetWriter(path, schema) as writer:
-        while some := list(islice(rows, at_once)):
-            for row in some:  # Parquet holds text in UTF-8 only
+        while chunk := list(islice(rows, at_once)):
+            for row in chunk:  # Parquet holds text in UTF-8 only
                 row["path"] = row["path"].encode(errors="surrogateescape").decode(errors="replace")
-            table = {name: [row.get(name) for row in some] for name in columns}
+            table = {name: [row.get(name) for row in chunk] for name in columns}
             writer.write_table(arrow.table(table, schema=schema))

@@ -307,15 +307,15 @@ class Scoring:
             rows.append({**row, "note": image.note, "error": image.error})
         return rows
 
-    def _verdicts(self, found: dict[str, Any]) -> Iterator[Row]:
-        names, parts = self.opened.classes, found.get("parts") or {}
-        for i, predicted in enumerate(found["predicted"]):
+    def _verdicts(self, detection: dict[str, Any]) -> Iterator[Row]:
+        names, parts = self.opened.classes, detection.get("parts") or {}
+        for i, predicted in enumerate(detection["predicted"]):
             yield {
                 "predicted": predicted,
                 "class": names[predicted] if predicted < len(names) else "",
-                "score": _finite(found["score"][i]),
-                "p_value": found["p_value"][i],
-                "is_ood": found["is_ood"][i],
+                "score": _finite(detection["score"][i]),
+                "p_value": detection["p_value"][i],
+                "is_ood": detection["is_ood"][i],
                 **{f"p_{name}": values[i] for name, values in parts.items()},
             }
 

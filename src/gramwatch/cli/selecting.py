@@ -39,28 +39,28 @@ def selected(p_values: Iterable[float], fdr: float) -> "Selection":
         return select(values, fdr)
 
 
-def is_selected(p_value: float | None, found: "Selection") -> bool | None:
+def is_selected(p_value: float | None, selection: "Selection") -> bool | None:
     """The cell of an image in the column `selected`. None if the image could not be read."""
-    return None if p_value is None else p_value <= found.threshold
+    return None if p_value is None else p_value <= selection.threshold
 
 
-def told(found: "Selection") -> str:
+def told(selection: "Selection") -> str:
     """How many images were selected."""
-    said = f"{len(found):,} of {len(found.is_selected):,} images selected"
-    if not len(found):
-        return f"{said} at a false-discovery rate of {found.fdr:g}"
-    return f"{said}. On average at most {found.fdr:.0%} of the selected are like those of the fit"
+    said = f"{len(selection):,} of {len(selection.is_selected):,} images selected"
+    if not len(selection):
+        return f"{said} at a false-discovery rate of {selection.fdr:g}"
+    return f"{said}. On average at most {selection.fdr:.0%} of the selected are like those of the fit"
 
 
-def too_few(found: "Selection", detector: "Detector") -> Iterator[str]:
+def too_few(selection: "Selection", detector: "Detector") -> Iterator[str]:
     """Say how many images are selected at least, if not none, where one alone cannot be."""
-    ranking, count = int(detector.calibration().ranks.sizes.min()), len(found.is_selected)
-    least, needed = (_ceil(count / (found.fdr * images)) for images in (ranking + 1, 1))
+    ranking, count = int(detector.calibration().ranks.sizes.min()), len(selection.is_selected)
+    least, needed = (_ceil(count / (selection.fdr * images)) for images in (ranking + 1, 1))
     if least > 1:
-        some = f"either none or at least {least:,} of {count:,} images are selected"
+        chance = f"either none or at least {least:,} of {count:,} images are selected"
         yield (
             f"{ranking:,} calibration images rank. With so few, "
-            f"{some if least <= count else f'nothing can be selected among {count:,} images'}. To select a "
+            f"{chance if least <= count else f'nothing can be selected among {count:,} images'}. To select a "
             f"single outlier, {needed - 1:,} must rank (half of the calibration images do)"
         )
 
@@ -70,6 +70,6 @@ def _ceil(number: float) -> int:
     return math.ceil(number * (1 - 1e-12))
 
 
-def as_json(found: "Selection") -> dict[str, Any]:
+def as_json(selection: "Selection") -> dict[str, Any]:
     """The entries of the summary."""
-    return {"fdr": found.fdr, "selected": len(found), "largest_p_value_selected": found.threshold}
+    return {"fdr": selection.fdr, "selected": len(selection), "largest_p_value_selected": selection.threshold}

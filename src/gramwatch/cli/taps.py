@@ -36,16 +36,16 @@ def taps(
     from gramwatch.watch import find_taps
 
     with about("MODEL"):
-        found = resolve(model, weights, untrained=True, size=size)
-    known = found.preprocessing
+        resolved = resolve(model, weights, untrained=True, size=size)
+    known = resolved.preprocessing
     if known is None and size is None:
         raise InputError(f"how large images of {model} are is not known: give --size, such as --size 224")
     height, width = (size, size) if size is not None else known.size if known else (0, 0)
     depth = channels or (len(known.mean) if known else 3)
     images = torch.zeros(2, depth, height, width)
     try:
-        listed = find_taps(found.network, images, chosen_taps(which) or EFFORTS["lean"]["taps"])
-        every = len(find_taps(found.network, images)) if which is None else len(listed)
+        listed = find_taps(resolved.network, images, chosen_taps(which) or EFFORTS["lean"]["taps"])
+        every = len(find_taps(resolved.network, images)) if which is None else len(listed)
     except InputError as error:
         if known is None and channels is None:
             raise InputError(

@@ -104,13 +104,13 @@ def _prepared(guard: Detector, images: Any, preprocessing: bool) -> "tuple[Graph
 
 def _recorded(guard: Detector) -> Preprocessing:
     """The preprocessing in the guard's metadata."""
-    found = guard.metadata.get("preprocessing")
-    if not isinstance(found, Mapping):
+    recorded = guard.metadata.get("preprocessing")
+    if not isinstance(recorded, Mapping):
         raise ExportError(
             "guard.metadata['preprocessing'] does not say how images become inputs, as `gramwatch fit` "
             "writes it: export without preprocessing"
         )
-    return Preprocessing.from_json(found)
+    return Preprocessing.from_json(recorded)
 
 
 def _facts(guard: Detector, preprocessing: bool) -> dict[str, Any]:
@@ -395,17 +395,17 @@ class Alike(NamedTuple):
 
 def alike(layout: GramTable) -> list[Alike]:
     """The taps of a table, those of one shape together."""
-    found: dict[Any, list[int]] = {}
+    numbers_of: dict[Any, list[int]] = {}
     for number, (tap, at) in enumerate(zip(layout.taps, layout.at, strict=True)):
-        found.setdefault((tap.shape, tap.batch_axis, tap.channel_axis, at), []).append(number)
-    return [Alike(numbers, layout.at[numbers[0]]) for numbers in found.values()]
+        numbers_of.setdefault((tap.shape, tap.batch_axis, tap.channel_axis, at), []).append(number)
+    return [Alike(numbers, layout.at[numbers[0]]) for numbers in numbers_of.values()]
 
 
-def table(layout: GramTable, found: Mapping[int, Tensor]) -> Tensor:
+def table(layout: GramTable, maps_of: Mapping[int, Tensor]) -> Tensor:
     """The statistics of all taps, `(N, statistics)`, in the order of `alike`."""
     parts = []
     for numbers, at in alike(layout):
-        maps = torch.stack([found[number] for number in numbers], 1)
+        maps = torch.stack([maps_of[number] for number in numbers], 1)
         make = pairs if at.statistic == "triangle" else row_sums
         parts.append(make(maps, at.orders).flatten(1))
     return torch.cat(parts, 1)

@@ -66,20 +66,20 @@ class ExportedGuard:
             how = self._facts.get("preprocessing")
             self.preprocessing = None if how is None else Preprocessing.from_json(how)
             """How images become inputs; None if the file does not say it."""
-            found = self._facts.get("probe")  # files of earlier versions have none
-            if found is None:
+            recorded = self._facts.get("probe")  # files of earlier versions have none
+            if recorded is None:
                 return
-            then, made = probe.Answer.from_json(found), probe.made(found["input"])
-            if not isinstance(made, Tensor) or (1, *self._shape) != tuple(made.shape):
+            then, probe_input = probe.Answer.from_json(recorded), probe.made(recorded["input"])
+            if not isinstance(probe_input, Tensor) or (1, *self._shape) != tuple(probe_input.shape):
                 raise ValueError("its probe is not an input of its graph")
         if check_probe and then.device == ("cpu" if provider == "CPUExecutionProvider" else "cuda"):
-            self._compare(then, made)
+            self._compare(then, probe_input)
 
     def _compare(self, then: probe.Answer, inputs: Tensor) -> None:
         """Warn if the graph answers the probe otherwise than the guard did."""
         try:
-            found = self(inputs)
-            now = probe.Answer.of(found.logits, float(found.score))
+            detection = self(inputs)
+            now = probe.Answer.of(detection.logits, float(detection.score))
             differs = then.differences(now, RUNTIMES * now.rounding(now.logits.dtype))
         except Exception as error:  # whatever the runtime raises
             differs = f"it fails: {type(error).__name__}: {error!s:.200}"
@@ -92,8 +92,8 @@ class ExportedGuard:
 
     def __call__(self, images: Tensor) -> Detection:
         """Judge a batch of what the graph takes: inputs of the network, or uint8 pixels."""
-        found = self._session.run(self._names, {self._input: images.contiguous().numpy()})
-        values = {name: torch.from_numpy(each) for name, each in zip(self._names, found, strict=True)}
+        outputs = self._session.run(self._names, {self._input: images.contiguous().numpy()})
+        values = {name: torch.from_numpy(output) for name, output in zip(self._names, outputs, strict=True)}
         parts = {name.removeprefix(PREFIX): t for name, t in values.items() if name.startswith(PREFIX)}
         logits, predicted, score, p_value, is_ood = (values[name] for name in OUTPUTS)
         return Detection(logits, predicted, score, p_value, is_ood, parts=parts)
@@ -101,10 +101,10 @@ class ExportedGuard:
     def check(self, preprocessing: Preprocessing) -> None:
         """Raise an error if the graph does not take what this preprocessing makes."""
         (height, width), channels = preprocessing.size, len(preprocessing.mean)
-        made = (height, width, channels) if self.takes_pixels else (channels, height, width)
-        if made != self._shape:
+        shape = (height, width, channels) if self.takes_pixels else (channels, height, width)
+        if shape != self._shape:
             raise InputError(
-                f"{self.path} takes images of shape {self._shape}, the preprocessing makes {made}: "
+                f"{self.path} takes images of shape {self._shape}, the preprocessing makes {shape}: "
                 "an exported guard has one size"
             )
 

@@ -50,23 +50,23 @@ def fitted(
     """
     methods, network = list(methods), Network.of(network)
     members = Guard(network).members
-    made: dict[str, Detector] = {
+    detectors: dict[str, Detector] = {
         name: members[name] if name in members else METHODS[name](network)
         for name in dict.fromkeys([*methods, *(MEMBERS if GUARD in methods else ())])
         if name != GUARD
     }
     inputs, _ = next(network.batches(loader, "looking", progress=False))
     look = Look(network, on_device(inputs, network.model))
-    reasons = {name: reason for name, each in made.items() if (reason := why_not(each, look))}
+    reasons = {name: reason for name, detector in detectors.items() if (reason := why_not(detector, look))}
     for name, reason in reasons.items():
-        say(f"{made.pop(name).title} is left out: {reason}")
-    found: dict[str, Detector] = {}
+        say(f"{detectors.pop(name).title} is left out: {reason}")
+    chosen: dict[str, Detector] = {}
     if GUARD in methods:
-        found["Guard"] = Guard.of({name: made[name] for name in MEMBERS if name in made})
-    found |= {made[name].title: made[name] for name in methods if name in made}
-    if found:
-        fit_together(found, loader, progress=progress)
-    return found
+        chosen["Guard"] = Guard.of({name: detectors[name] for name in MEMBERS if name in detectors})
+    chosen |= {detectors[name].title: detectors[name] for name in methods if name in detectors}
+    if chosen:
+        fit_together(chosen, loader, progress=progress)
+    return chosen
 
 
 def learning(methods: Iterable[str]) -> list[str]:
@@ -114,18 +114,18 @@ def run(
     data = digits()
     outliers: dict[str, Sequence[Tensor]] = {name: x.split(256) for name, x in outlier_sets(data).items()}
     training = list(zip(data.train.split(256), data.train_labels.split(256), strict=True))
-    found = {}
+    results = {}
     for name in networks:
         torch.manual_seed(0)
         network = NETWORKS[name]()
         train(network, data.train, data.train_labels)
         result = compare(network, training, data.test.split(256), outliers, chosen, say)
-        found[name] = result
+        results[name] = result
         say(overviews(name, result))
         result.to_csv(folder / f"{name}.csv")
         result.to_markdown(folder / f"{name}.md")
         title = f"Every method on the demo's {name}"
         draw_comparison(folder / f"{name}.png", result, title, table=f"{name}.md")
-    pictures = " and ".join(str(folder / f"{name}.png") for name in found)
+    pictures = " and ".join(str(folder / f"{name}.png") for name in results)
     say(f"\nLook at {pictures}; the tables are beside them.")
-    return found
+    return results

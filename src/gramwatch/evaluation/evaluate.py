@@ -434,8 +434,8 @@ class Together:
     ) -> dict[str, Measurement]:
         """The measurements of one set, by detector, on the CPU."""
         network = next(iter(self._detectors.values())).network
-        found = measured_all(network, loader, self._batch, doing, progress, sharded=sharded)
-        return {name: found[name] for name in self._detectors}
+        measurements = measured_all(network, loader, self._batch, doing, progress, sharded=sharded)
+        return {name: measurements[name] for name in self._detectors}
 
     def _batch(self, inputs: Inputs) -> dict[str, Measurement]:
         """The measurements of one batch, by detector."""

@@ -117,7 +117,7 @@ class Explained:
     `print(explained[0])` says it in three sentences. `explained.plot(0)` draws it.
     """
 
-    found: Detection
+    detection: Detection
     """Scores, p-values and verdicts, as the detector returns them."""
     parts: tuple[Member, ...]
     """The members with their contributions."""
@@ -214,16 +214,16 @@ class Explained:
             raise InputError(f"no tap is called '{tap}': explained.tap_names lists them")
         if self._lookup is None or not bool(self.finite[i]):
             return []
-        found: list[Channel] = []
+        channels: list[Channel] = []
         for name in names if member is None else [member]:
             for where, below, divisor in self._lookup(int(self._rows[i]), name, tap):
-                found += _largest(name, where, below, divisor, most)
-        return sorted(found, key=lambda channel: -channel.contribution)[:most]
+                channels += _largest(name, where, below, divisor, most)
+        return sorted(channels, key=lambda channel: -channel.contribution)[:most]
 
     @property
     def finite(self) -> Tensor:
         """Whether an input has contributions, `(N,)`: its score is finite."""
-        return self.found.score.isfinite()
+        return self.detection.score.isfinite()
 
     def percentages(self, i: int) -> dict[str, float]:
         """The shares of the members in the score of a flagged input, in percent, over positive terms only.
@@ -231,7 +231,7 @@ class Explained:
         Inputs that are not flagged have none.
         """
         self._check(i)
-        if not bool(self.found.is_ood[i]) or not bool(self.finite[i]):
+        if not bool(self.detection.is_ood[i]) or not bool(self.finite[i]):
             return {}
         positive = {part.name: max(0.0, float(part.total[i])) for part in self.parts}
         total = sum(positive.values())
@@ -263,7 +263,7 @@ class Explained:
         if len(texts) != len(ids):
             raise InputError(f"the tokenizer makes {len(texts)} texts of {len(ids)} tokens")
         places = real.nonzero().flatten().tolist()
-        return Tokens(Token(*each) for each in zip(texts, amounts, places, strict=True))
+        return Tokens(Token(*token) for token in zip(texts, amounts, places, strict=True))
 
     # --- one by one ----------------------------------------------------------------------------------
 
@@ -272,7 +272,7 @@ class Explained:
             raise IndexError(f"there is no example {i}: the batch has {len(self)}")
 
     def __len__(self) -> int:
-        return len(self.found)
+        return len(self.detection)
 
     def __getitem__(self, index: Any) -> "Explained":
         """The explanation of one example, `explained[0]`, or of several: a slice, numbers or a mask."""
@@ -285,7 +285,7 @@ class Explained:
 
         return replace(
             self,
-            found=self.found[index],
+            detection=self.detection[index],
             parts=tuple(member.chosen(index) for member in self.parts),
             ranking=self.ranking[index],
             map=chosen(self.map),
@@ -311,7 +311,7 @@ class Explained:
             return " ".join(self.sentences())
         lines = [f"  {i}: {' '.join(self.sentences(i)[:2])}" for i in range(min(len(self), 10))]
         rest = [f"  ... {len(self) - 10} more"] if len(self) > 10 else []
-        flagged = int(self.found.is_ood.sum())
+        flagged = int(self.detection.is_ood.sum())
         return "\n".join([f"Explained: {flagged} of {len(self)} out-of-distribution", *lines, *rest])
 
     def _repr_html_(self) -> str:
@@ -332,18 +332,18 @@ class Explained:
         return reasons.draw(self[i], path, image)
 
 
-def _largest(member: str, tap: str, found: Shares, divisor: float, most: int | None) -> list[Channel]:
+def _largest(member: str, tap: str, tap_shares: Shares, divisor: float, most: int | None) -> list[Channel]:
     """The channels of a tap with the largest contributions."""
-    amounts = found.amount / divisor
+    amounts = tap_shares.amount / divisor
     count = len(amounts) if most is None else min(most, len(amounts))
     channels = []
     for k in amounts.topk(count).indices.tolist():
-        number, amount = found.channel[k].tolist(), float(amounts[k])
+        number, amount = tap_shares.channel[k].tolist(), float(amounts[k])
         if amount:
-            low, high, value = (float(each[k]) for each in (found.low, found.high, found.value))
+            low, high, value = (float(end[k]) for end in (tap_shares.low, tap_shares.high, tap_shares.value))
             which = number if isinstance(number, int) else (number[0], number[1])
             channels.append(
-                Channel(member, tap, which, found.of[k], amount, value, low, high, found.examples)
+                Channel(member, tap, which, tap_shares.of[k], amount, value, low, high, tap_shares.examples)
             )
     return channels
 
@@ -391,7 +391,7 @@ class Pass:
             tensor, found_map, without = self._map(members, mask)
             notes += without
         return Explained(
-            found=self.found,
+            detection=self.found,
             parts=tuple(members),
             ranking=self.ranking,
             map=found_map,
@@ -406,38 +406,38 @@ class Pass:
 
     def _channels(self, example: int, name: str, at: str | None) -> Iterator[tuple[str, Shares, float]]:
         """The channels of one tap of a member, or of all its taps, for one example."""
-        for each in self.contributions:
-            if each.name == name and each.terms is not None:
-                observation = self.observed[each.part]
-                for number, tap in enumerate(each.part.term_taps(self.plan)):
+        for contribution in self.contributions:
+            if contribution.name == name and contribution.terms is not None:
+                observation = self.observed[contribution.part]
+                for number, tap in enumerate(contribution.part.term_taps(self.plan)):
                     if at is not None and tap.name != at:
                         continue
-                    term = each.terms[example, number]
-                    found = each.part.shares_at(observation, each.rule, example, number)
-                    total = found.amount.sum()
+                    term = contribution.terms[example, number]
+                    tap_shares = contribution.part.shares_at(observation, contribution.rule, example, number)
+                    total = tap_shares.amount.sum()
                     # The shares of a tap that does not deviate are all zero.
-                    amount = found.amount * torch.where(total == 0, 0, term / total)
-                    channel = each.part.channels_at(tap)[found.channel]
-                    yield tap.name, found._replace(amount=amount, channel=channel), each.divisor
+                    amount = tap_shares.amount * torch.where(total == 0, 0, term / total)
+                    channel = contribution.part.channels_at(tap)[tap_shares.channel]
+                    yield tap.name, tap_shares._replace(amount=amount, channel=channel), contribution.divisor
 
     def _map(
         self, members: Sequence[Member], mask: Tensor | None
     ) -> tuple[Tensor | None, Tensor | None, list[str]]:
         """The input that has places, the map, and why there is none."""
         places = Places(self.inputs, mask)
-        found = None
+        heat = None
         if places.sizes:
             self._share(places, members, only_positive=True)
-            found = places.map()
-            if found is None:  # what is unusual has no place, if anything is: other taps may have places
+            heat = places.map()
+            if heat is None:  # what is unusual has no place, if anything is: other taps may have places
                 self._share(places, members, only_positive=False)
-                found = places.map()
-        if found is None:
+                heat = places.map()
+        if heat is None:
             why = "no tap has places" if places.sizes else "the input has no places"
             if all(member.terms is None for member in members):
                 why = "no member has taps"
             return places.tensor, None, [f"no map: {why}"]
-        return places.tensor, found.nan_to_num(0.0), []
+        return places.tensor, heat.nan_to_num(0.0), []
 
     def _share(self, places: Places, members: Sequence[Member], only_positive: bool) -> None:
         """Run the network again, and share the positive contributions of taps among their pixels.
@@ -447,14 +447,14 @@ class Pass:
         watched: dict[int, Tap] = {}
         amounts: dict[int, Tensor] = {}
         views: dict[int, list[Callable[[Tensor, Tensor | slice], Tensor]]] = {}
-        for each, member in zip(self.contributions, members, strict=True):
+        for contribution, member in zip(self.contributions, members, strict=True):
             if member.terms is None:
                 continue
             positive = member.terms[:, :-1].nan_to_num(0.0).clamp_min(0)
             for number, tap in enumerate(member.taps):
                 watched[tap.call] = tap
                 amounts[tap.call] = positive[:, number] + amounts.get(tap.call, 0)
-                views.setdefault(tap.call, []).append(partial(self._view, each.part, tap, number))
+                views.setdefault(tap.call, []).append(partial(self._view, contribution.part, tap, number))
         calls = [call for call in sorted(watched) if not only_positive or bool(amounts[call].any())]
         taps = Taps([watched[call] for call in calls], self.plan.taps.operations)
 
@@ -471,8 +471,8 @@ class Pass:
     def _view(self, part: Part, tap: Tap, number: int, maps: Tensor, rows: Tensor | slice) -> Tensor:
         """How unusual the pixels of a tap are to a detector, `(N, pixels)`, for some examples."""
         counted = part.channels_at(tap)
-        some = maps if len(counted) == maps.shape[1] else maps[:, counted.to(maps.device)]
-        return part.unusual_at(self.observed[part][rows], number, some)
+        counted_maps = maps if len(counted) == maps.shape[1] else maps[:, counted.to(maps.device)]
+        return part.unusual_at(self.observed[part][rows], number, counted_maps)
 
 
 def _mean_shares(

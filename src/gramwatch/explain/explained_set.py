@@ -96,11 +96,13 @@ class ExplainedSet:
         """The taps whose contributions tell another set from this one, best first."""
         if self.columns != other.columns:
             raise InputError("the two sets were explained by different detectors: their taps differ")
-        found = []
+        differences = []
         for column, (member, tap) in enumerate(self.columns):
             here, there = self.contributions[:, column], other.contributions[:, column]
-            found.append(Apart(member, tap, auroc(here, there), float(here.mean()), float(there.mean())))
-        return sorted(found, key=lambda each: -abs(each.auroc - 0.5))[:most]
+            differences.append(
+                Apart(member, tap, auroc(here, there), float(here.mean()), float(there.mean()))
+            )
+        return sorted(differences, key=lambda difference: -abs(difference.auroc - 0.5))[:most]
 
     def clusters(self, count: int | None = None, *, flagged: bool = True, seed: int = 0) -> list[Cluster]:
         """Groups of images that are alike in why they are unusual, largest first.
@@ -124,8 +126,8 @@ class ExplainedSet:
         shares = self.contributions[rows].clamp_min(0)
         shares = shares / shares.sum(1, keepdim=True).clamp_min(1e-12)
         labels, distances = _grouped(shares, count, seed)
-        found = [self._cluster(rows, labels == label, distances) for label in labels.unique().tolist()]
-        return sorted(found, key=len, reverse=True)
+        clusters = [self._cluster(rows, labels == label, distances) for label in labels.unique().tolist()]
+        return sorted(clusters, key=len, reverse=True)
 
     def _cluster(self, rows: Tensor, inside: Tensor, distances: Tensor) -> Cluster:
         order = distances[inside].argsort()
@@ -171,8 +173,8 @@ def explain_set(detector: Detector, loader: Iterable[Any], *, progress: bool = T
         count = count_examples(inputs)
         for start in range(0, count, AT_ONCE):
             piece = mapped(inputs, lambda t: t[start : start + AT_ONCE] if len(t) == count else t)  # noqa: B023
-            explained = detector.explain_inputs(piece, places=False)
-            parts.append(explained[explained.finite])
+            explanation = detector.explain_inputs(piece, places=False)
+            parts.append(explanation[explanation.finite])
     parts = [part for part in parts if len(part)]
     if not parts:
         raise InputError("the loader yielded no finite example: there is nothing to explain")
@@ -193,15 +195,15 @@ def _joined(parts: Sequence[Explained]) -> ExplainedSet:
         else:
             columns += [(member.name, tap.name) for tap in member.taps]
             terms = [part.parts[number].terms for part in parts]
-            rows.append(column([each[:, :-1] for each in terms if each is not None]))
+            rows.append(column([term[:, :-1] for term in terms if term is not None]))
     return ExplainedSet(
         contributions=torch.cat(rows, 1),
         columns=tuple(columns),
         members=column([part.members for part in parts]),
         member_names=first.member_names,
-        score=column([part.found.score for part in parts]),
-        p_value=column([part.found.p_value for part in parts]),
-        is_ood=column([part.found.is_ood for part in parts]),
-        predicted=column([part.found.predicted for part in parts]),
+        score=column([part.detection.score for part in parts]),
+        p_value=column([part.detection.p_value for part in parts]),
+        is_ood=column([part.detection.is_ood for part in parts]),
+        predicted=column([part.detection.predicted for part in parts]),
         class_names=first.class_names,
     )

@@ -23,8 +23,8 @@ MOST_NUMBERS = 3
 
 def sentences(one: Any) -> list[str]:
     """Three sentences: the verdict, what the score comes from, and what is ordinary."""
-    found = one.found
-    flagged, p_value = bool(found.is_ood[0]), float(found.p_value[0])
+    detection = one.detection
+    flagged, p_value = bool(detection.is_ood[0]), float(detection.p_value[0])
     none = "" if _higher(one) else f": {compared(one)}"
     verdict = f"{'Flagged' if flagged else 'Not flagged'} (p = {p_value:.2g}{none})."
     if not bool(one.finite[0]):
@@ -46,12 +46,12 @@ def compared(one: Any) -> str:
 
 def _higher(one: Any) -> int:
     """The number of calibration examples that score at least as high."""
-    return max(0, round(float(one.found.p_value[0]) * (int(one.ranking[0]) + 1)) - 1)
+    return max(0, round(float(one.detection.p_value[0]) * (int(one.ranking[0]) + 1)) - 1)
 
 
 def _first(one: Any, part: Any) -> str:
     """What the largest part is, and where it lies."""
-    score, total = float(one.found.score[0]), float(part.total[0])
+    score, total = float(one.detection.score[0]), float(part.total[0])
     share = one.percentages(0).get(part.name)
     if len(one.parts) == 1:
         start = f"The score of {part.title} is {score:.3g}"
@@ -68,7 +68,7 @@ def _balance(one: Any, part: Any) -> str:
     """What the other members do to the score of an input that is not flagged. They may cancel the largest."""
     if len(one.parts) == 1:
         return ""
-    score = float(one.found.score[0])
+    score = float(one.detection.score[0])
     others = score - float(part.total[0])
     how = f"lower it by {-others:.2f}" if others < 0 else f"raise it by {others:.2f}"
     return f" Together, the other members {how}: the score is {score:.2f}."
@@ -127,7 +127,7 @@ def _thing(one: Any) -> str:
 
 
 def _class(one: Any) -> str:
-    number = int(one.found.predicted[0])
+    number = int(one.detection.predicted[0])
     return f"'{one.class_names[number]}'" if number < len(one.class_names) else f"as class {number}"
 
 
@@ -158,20 +158,22 @@ def _joined(words: Sequence[str]) -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
-def html(explained: Any, most: int = 10) -> str:
+def html(explanation: Any, most: int = 10) -> str:
     """Sentences and a table of the members, for the first examples."""
     blocks = []
-    for i in range(min(len(explained), most)):
-        one = explained[i]
+    for i in range(min(len(explanation), most)):
+        one = explanation[i]
         text = escaping.escape(" ".join(sentences(one)))
         rows = "".join(
             f"<tr><td>{escaping.escape(part.title)}</td>"
             f"<td style='text-align:right'>{float(part.total[0]):.3f}</td></tr>"
             for part in one.parts
         )
-        total = f"<tr><th>score</th><th style='text-align:right'>{float(one.found.score[0]):.3f}</th></tr>"
+        total = (
+            f"<tr><th>score</th><th style='text-align:right'>{float(one.detection.score[0]):.3f}</th></tr>"
+        )
         blocks.append(f"<p><b>{i}</b> {text}</p><table>{rows}{total}</table>")
-    more = f"<p>{len(explained) - most} more</p>" if len(explained) > most else ""
+    more = f"<p>{len(explanation) - most} more</p>" if len(explanation) > most else ""
     return "".join(blocks) + more
 
 
@@ -243,10 +245,10 @@ def _furthest(one: Any) -> list[Any]:
     """The channels that add most, each once. Those with a range come first: a mean says less."""
     if not bool(one.finite[0]):
         return []
-    found = [c for part in one.parts if part.terms is not None for c in one.channels(0, member=part.name)]
-    found.sort(key=lambda c: (not _has_range(c), -c.contribution))
-    distinct = {(c.tap, c.channel): c for c in reversed(found)}
-    return [c for c in found if distinct[c.tap, c.channel] is c][:MOST_RANGES]
+    channels = [c for part in one.parts if part.terms is not None for c in one.channels(0, member=part.name)]
+    channels.sort(key=lambda c: (not _has_range(c), -c.contribution))
+    distinct = {(c.tap, c.channel): c for c in reversed(channels)}
+    return [c for c in channels if distinct[c.tap, c.channel] is c][:MOST_RANGES]
 
 
 def _mapped(one: Any) -> str:
@@ -259,28 +261,28 @@ def _mapped(one: Any) -> str:
     return f"{title}: {sum(shares.get(part.name, 0.0) for part in placed):.0f} % of it"
 
 
-def _images(left: Any, middle: Any, picture: Any, found: Tensor | None, notes: Sequence[str]) -> None:
+def _images(left: Any, middle: Any, picture: Any, heat: Tensor | None, notes: Sequence[str]) -> None:
     for axes in (left, middle):
         axes.set_axis_off()
     shown = None if picture is None else shown_image(picture)
     if shown is not None and shown.ndim >= 2:
         left.imshow(shown.numpy(), cmap="gray", interpolation="nearest")
         left.set_title("input", loc="left", fontsize=TEXT, color=INK)
-    if found is None or found.ndim > 2:
+    if heat is None or heat.ndim > 2:
         text = next((note for note in notes if note.startswith("no map")), "no map")
         middle.text(0, 0.5, "\n".join(wrapped(text, SMALL, 2.2)), fontsize=SMALL, color=SOFT)
         return
-    if found.ndim == 1:
+    if heat.ndim == 1:
         middle.set_axis_on()
         plain(middle)
-        middle.fill_between(range(len(found)), found.numpy(), color=OUTSIDE, lw=0)
+        middle.fill_between(range(len(heat)), heat.numpy(), color=OUTSIDE, lw=0)
         return
-    if shown is not None and tuple(shown.shape[:2]) == tuple(found.shape):
+    if shown is not None and tuple(shown.shape[:2]) == tuple(heat.shape):
         grey = shown if shown.ndim == 2 else shown.mean(2)
         middle.imshow(grey.numpy(), cmap="gray", interpolation="nearest")
-    peak = max(float(found.max()), 1e-12)
-    alpha = (found / peak).clamp(0, 1).sqrt() * 0.85
-    middle.imshow(found.numpy(), cmap="inferno", vmin=0, vmax=peak, alpha=alpha.numpy())
+    peak = max(float(heat.max()), 1e-12)
+    alpha = (heat / peak).clamp(0, 1).sqrt() * 0.85
+    middle.imshow(heat.numpy(), cmap="inferno", vmin=0, vmax=peak, alpha=alpha.numpy())
 
 
 def _bars(axes: Any, names: Sequence[str], values: Sequence[float], title: str) -> None:
@@ -325,7 +327,7 @@ def _ranges(axes: Any, channels: Sequence[Any]) -> None:
         low, high, value = channel.low, channel.high, channel.value
         ends = [min(low, value), max(high, value)]
         span = (ends[1] - ends[0]) or 1.0
-        at = [(each - ends[0]) / span for each in (low, high, value)]
+        at = [(number - ends[0]) / span for number in (low, high, value)]
         axes.plot(at[:2], [y, y], color=INSIDE, lw=5, solid_capstyle="butt", zorder=1)
         if low == high:
             axes.plot(at[0], y, "|", color=INSIDE, ms=9, mew=2, zorder=1)

@@ -357,14 +357,14 @@ class Saved:
     @property
     def adapters(self) -> dict[str, Any]:
         """The adapters of the network that the file names, checked. Names of Python's own are refused."""
-        found = self.header.get("adapters", {})
+        adapters = self.header.get("adapters", {})
         with reading(self.path):
-            if not isinstance(found, dict) or found.keys() - ADAPTERS.keys():
-                raise ValueError(f"its adapters are {found!r:.60}")
-            check_types(found, **{name: ADAPTERS[name] for name in found})
-            if any(isinstance(value, str) and value.startswith("__") for value in found.values()):
-                raise ValueError(f"its adapters are {found!r:.60}")
-        return found
+            if not isinstance(adapters, dict) or adapters.keys() - ADAPTERS.keys():
+                raise ValueError(f"its adapters are {adapters!r:.60}")
+            check_types(adapters, **{name: ADAPTERS[name] for name in adapters})
+            if any(isinstance(value, str) and value.startswith("__") for value in adapters.values()):
+                raise ValueError(f"its adapters are {adapters!r:.60}")
+        return adapters
 
     def tensors(self, expected: Shapes) -> dict[str, Tensor]:
         """The tensors. An error says which one does not match its expected field."""

@@ -235,11 +235,11 @@ def all_finite(inputs: Inputs) -> Tensor:
     for t in floating:
         is_small = t.numel() <= _SMALL * total and t.dtype == torch.float32
         (small if is_small else large).append(t)
-    together = [torch.cat([t.reshape(total, -1) for t in small], 1)] if len(small) > 1 else small
+    joined = [torch.cat([t.reshape(total, -1) for t in small], 1)] if len(small) > 1 else small
     largest = [
         # Over all axes: a tensor whose channels are last would be copied to make one axis of them.
         torch.linalg.vector_norm(t, torch.inf, tuple(range(1, t.ndim))) if t.ndim > 1 else t.abs()
-        for t in (*large, *together)
+        for t in (*large, *joined)
     ]
     finite: list[Tensor] = [magnitude < torch.inf for magnitude in largest]
     return functools.reduce(torch.logical_and, finite)

@@ -91,7 +91,7 @@ def load(
             raise DataError(f"'{name}' is made up: it has no classes")
         side, channels = size or 32, 1 if grey else 3
         about = f"{CATALOGUE[name].about}; {channels} x {side} x {side}, seed {seed}"
-        images = synthetic.made(name, count or 10_000, side, channels, seed)
+        images = synthetic.outliers(name, count or 10_000, side, channels, seed)
         return ImageSet(CATALOGUE[name].title, images, None, about)
     folder = Path(root) if root is not None else default_root()
     kept = None if classes is None else tuple(classes)

@@ -97,8 +97,8 @@ def _of_csv(table: Path) -> Files:
                 f"{PATH_COLUMNS[-1]}. Its columns are {', '.join(map(repr, columns[:8])) or 'none'}"
             )
         label = next((name for name in LABEL_COLUMNS if name in columns), None)
-        found = [(of_cell(row[column] or ""), of_cell(row[label] or "") if label else None) for row in rows]
-    named = [(path, name) for path, name in found if path]
+        entries = [(of_cell(row[column] or ""), of_cell(row[label] or "") if label else None) for row in rows]
+    named = [(path, name) for path, name in entries if path]
     if not named:
         raise DataError(f"{table} names no image")
     here = not (table.parent / named[0][0]).exists() and Path(named[0][0]).exists()

@@ -273,20 +273,20 @@ def _measured(sums: Sums) -> _Numbers:
     numbers = _Numbers()
     floor = FLOOR * sums.extremes.abs().amax((1, 2)).square().unsqueeze(1) + 1e-12
     channels = sums.mean.shape[1]
-    each = [str(channel) for channel in range(channels)]
+    names = [str(channel) for channel in range(channels)]
     both = [f"{i} and {j}" for i, j in pairs_of(channels)]
-    _add_detail(numbers, sums, floor, each)
+    _add_detail(numbers, sums, floor, names)
     if both:
         _add_pairs(numbers, sums, floor, both)
     _add_lines(numbers, sums)
-    _add_tones(numbers, sums, floor, each)
+    _add_tones(numbers, sums, floor, names)
     return numbers
 
 
-def _add_detail(numbers: _Numbers, sums: Sums, floor: Tensor, each: list[str]) -> None:
+def _add_detail(numbers: _Numbers, sums: Sums, floor: Tensor, names: list[str]) -> None:
     """How large differences are, and how much regions differ: the plainest one and the busiest one."""
     least = floor[:, None, None]
-    square = (sums.square[..., : len(each)] + least).log()
+    square = (sums.square[..., : len(names)] + least).log()
     curved = (sums.curved + least).log()
     spread = (sums.length + least.sqrt()).log() - square / 2
     whats = (
@@ -294,7 +294,7 @@ def _add_detail(numbers: _Numbers, sums: Sums, floor: Tensor, each: list[str]) -
         "log mean square of second {} differences",
         "log mean over root mean square of {} differences",
     )
-    meanings = ((what.format(way), s, c) for s, way, what, c in product(SCALES, WAYS, whats, each))
+    meanings = ((what.format(way), s, c) for s, way, what, c in product(SCALES, WAYS, whats, names))
     numbers.add("detail", meanings, square, curved, spread)
     energy = (sums.busy + floor.unsqueeze(1)).log()
     spread = (energy - energy.mean(2, keepdim=True)).square().mean(2).sqrt()
@@ -339,15 +339,15 @@ def _add_lines(numbers: _Numbers, sums: Sums) -> None:
     numbers.add("grain", meanings, lines[..., 1:] - lines[..., :1])
 
 
-def _add_tones(numbers: _Numbers, sums: Sums, floor: Tensor, each: list[str]) -> None:
+def _add_tones(numbers: _Numbers, sums: Sums, floor: Tensor, names: list[str]) -> None:
     """The mean and the distribution of the values of each channel, and where light and detail lie."""
-    numbers.add("colour", (("mean", 1, c) for c in each), sums.mean)
-    variance = sums.variance[:, : len(each)] + floor
+    numbers.add("colour", (("mean", 1, c) for c in names), sums.mean)
+    variance = sums.variance[:, : len(names)] + floor
     values = (
         *(sums.clipped + SHARE).log().unbind(1),
         *sums.extremes.unbind(1),
         variance.log(),
-        sums.third[:, : len(each)] / variance.pow(1.5),
+        sums.third[:, : len(names)] / variance.pow(1.5),
         sums.regions.amin(2),
         sums.regions.amax(2),
     )
@@ -361,11 +361,11 @@ def _add_tones(numbers: _Numbers, sums: Sums, floor: Tensor, each: list[str]) ->
         "mean of the darkest region",
         "mean of the brightest region",
     )
-    numbers.add("tone", ((what, 1, c) for what, c in product(whats, each)), *values)
-    slope = sums.slope / (sums.square[:, 0, :, : len(each)] + floor.unsqueeze(1))
-    meanings = ((f"{way} slope of {way} differences", 1, c) for way, c in product(WAYS, each))
+    numbers.add("tone", ((what, 1, c) for what, c in product(whats, names)), *values)
+    slope = sums.slope / (sums.square[:, 0, :, : len(names)] + floor.unsqueeze(1))
+    meanings = ((f"{way} slope of {way} differences", 1, c) for way, c in product(WAYS, names))
     numbers.add("layout", meanings, slope)
-    meanings = ((f"{way} slope of the values", 1, c) for way, c in product(WAYS, each))
+    meanings = ((f"{way} slope of the values", 1, c) for way, c in product(WAYS, names))
     numbers.add("layout", meanings, sums.tilt / variance.sqrt().unsqueeze(1))
 
 

@@ -119,12 +119,12 @@ def resolve(
 
 def _with_weights(name: str, weights: str | os.PathLike[str] | None, size: int | None) -> Model:
     loaded = networks.load(name, weights, size=size)
-    found = usual_preprocessing(name, loaded.network)
-    if found is None:  # one of this library's networks, which take images of one size
+    preprocessing = usual_preprocessing(name, loaded.network)
+    if preprocessing is None:  # one of this library's networks, which take images of one size
         _, height, width = loaded.record.shape
-        found = Preprocessing((height, width), height, "bicubic", loaded.mean, loaded.std)
-    found = found.changed(size=loaded.size, mean=loaded.mean, std=loaded.std)
-    return Model(name, loaded.network, found, loaded.class_names)
+        preprocessing = Preprocessing((height, width), height, "bicubic", loaded.mean, loaded.std)
+    preprocessing = preprocessing.changed(size=loaded.size, mean=loaded.mean, std=loaded.std)
+    return Model(name, loaded.network, preprocessing, loaded.class_names)
 
 
 def _published(package: str, name: str) -> Model:
@@ -158,25 +158,29 @@ def usual_preprocessing(name: str, network: nn.Module) -> Preprocessing | None:
     return None
 
 
-def _of_timm(found: Mapping[str, Any]) -> Preprocessing:
-    _, height, width = found["input_size"]
-    if found["crop_mode"] == "squash":
+def _of_timm(config: Mapping[str, Any]) -> Preprocessing:
+    _, height, width = config["input_size"]
+    if config["crop_mode"] == "squash":
         shorter = None
-    elif found["crop_mode"] == "center" and height == width:
-        shorter = math.floor(height / found["crop_pct"])
+    elif config["crop_mode"] == "center" and height == width:
+        shorter = math.floor(height / config["crop_pct"])
     else:
         raise InputError(
-            f"timm's crop mode '{found['crop_mode']}' is not known here: give the size of images"
+            f"timm's crop mode '{config['crop_mode']}' is not known here: give the size of images"
         )
     return Preprocessing(
-        (height, width), shorter, found["interpolation"], tuple(found["mean"]), tuple(found["std"])
+        (height, width), shorter, config["interpolation"], tuple(config["mean"]), tuple(config["std"])
     )
 
 
-def _of_torchvision(found: Any) -> Preprocessing:
-    side = found.crop_size[0]
+def _of_torchvision(transforms: Any) -> Preprocessing:
+    side = transforms.crop_size[0]
     return Preprocessing(
-        (side, side), found.resize_size[0], found.interpolation.value, tuple(found.mean), tuple(found.std)
+        (side, side),
+        transforms.resize_size[0],
+        transforms.interpolation.value,
+        tuple(transforms.mean),
+        tuple(transforms.std),
     )
 
 
@@ -227,26 +231,26 @@ def _labels(config: Any) -> tuple[str, ...]:
 
 def _of_processor(transformers: Any, place: str, code: bool) -> Preprocessing | None:
     try:
-        found = transformers.AutoImageProcessor.from_pretrained(place, trust_remote_code=code).to_dict()
+        settings = transformers.AutoImageProcessor.from_pretrained(place, trust_remote_code=code).to_dict()
     except Exception:  # a folder without preprocessor_config.json
         return None
-    size, crop = dict(found.get("size") or {}), dict(found.get("crop_size") or {})
-    target = crop if found.get("do_center_crop") else size
+    size, crop = dict(settings.get("size") or {}), dict(settings.get("crop_size") or {})
+    target = crop if settings.get("do_center_crop") else size
     shorter = size.get("shortest_edge")
     height = target.get("height", shorter)
     if (
-        not found.get("do_resize", True)
-        or not math.isclose(found.get("rescale_factor", 1 / 255), 1 / 255)
+        not settings.get("do_resize", True)
+        or not math.isclose(settings.get("rescale_factor", 1 / 255), 1 / 255)
         or height is None
-        or (crop and not shorter and found.get("do_center_crop"))
+        or (crop and not shorter and settings.get("do_center_crop"))
     ):
         return None
     mean, std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
-    if found.get("do_normalize", True):
-        mean, std = found["image_mean"], found["image_std"]
+    if settings.get("do_normalize", True):
+        mean, std = settings["image_mean"], settings["image_std"]
     from PIL import Image
 
-    resize = Image.Resampling(int(found.get("resample", 2))).name.lower()
+    resize = Image.Resampling(int(settings.get("resample", 2))).name.lower()
     width = int(target.get("width") or height)
     return Preprocessing((int(height), width), shorter, resize, tuple(mean), tuple(std))
 
@@ -316,13 +320,13 @@ class Origin:
     @staticmethod
     def of(metadata: Mapping[str, Any]) -> "Origin | None":
         """The origin in the metadata of a guard, if there is one."""
-        found = metadata.get("model")
-        if not isinstance(found, dict) or not isinstance(found.get("name"), str):
+        recorded = metadata.get("model")
+        if not isinstance(recorded, dict) or not isinstance(recorded.get("name"), str):
             return None
-        weights, size = found.get("weights"), found.get("size")
+        weights, size = recorded.get("weights"), recorded.get("size")
         return Origin(
-            found["name"],
+            recorded["name"],
             weights if isinstance(weights, str) else None,
-            found.get("pretrained") is True,
+            recorded.get("pretrained") is True,
             size if type(size) is int else None,
         )

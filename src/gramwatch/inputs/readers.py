@@ -70,11 +70,11 @@ class Tally:
     def of_all(tallies: "Iterable[Tally]") -> "Tally":
         """One tally of several, such as those of several processes."""
         total = Tally()
-        for each in tallies:
-            total.read += each.read
-            total.unreadable |= each.unreadable
-            total.changes += each.changes
-            total.errors = [*total.errors, *each.errors][:3]
+        for tally in tallies:
+            total.read += tally.read
+            total.unreadable |= tally.unreadable
+            total.changes += tally.changes
+            total.errors = [*total.errors, *tally.errors][:3]
         return total
 
     @property

@@ -110,7 +110,7 @@ def _source(name: str) -> Source:
     title, about, _ = _MAKERS[name]
 
     def read(root: Path, split: str) -> Raw:
-        return Raw(made(name))
+        return Raw(outliers(name))
 
     return Source(title, f"made up: {about} (Hendrycks et al., 2019)", "", read, ("test",))
 
@@ -118,7 +118,7 @@ def _source(name: str) -> Source:
 SOURCES = {name: _source(name) for name in _MAKERS}
 
 
-def made(name: str, count: int = 10_000, size: int = 32, channels: int = 3, seed: int = 0) -> Tensor:
+def outliers(name: str, count: int = 10_000, size: int = 32, channels: int = 3, seed: int = 0) -> Tensor:
     """The images of a made-up set, uint8."""
     values = _MAKERS[name][2](count, (channels, size, size), seed)
     return (values * 255).round().to(torch.uint8)

@@ -165,8 +165,8 @@ def _network(module: Any, checkpoint: Path | None, name: str) -> nn.Module:
     if checkpoint is not None:
         module = copy.deepcopy(module)
         restore(module, checkpoint, type(module).__name__)
-    found: nn.Module = module.get_submodule(name)
-    return found
+    network: nn.Module = module.get_submodule(name)
+    return network
 
 
 def _one(loader: Any, argument: str) -> Iterable[Any]:
@@ -178,5 +178,5 @@ def _one(loader: Any, argument: str) -> Iterable[Any]:
             f"the trainer has {'no loader' if not loader else 'several loaders'} for this: give GuardCallback"
             f"({argument}=...)"
         )
-    found: Iterable[Any] = loader
-    return found
+    single: Iterable[Any] = loader
+    return single

@@ -155,8 +155,8 @@ class _Scoring:
             self._detector.to("cuda")
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        found = self._detector(_writable(batch))
-        columns = {name: getattr(found, name) for name in ("predicted", "score", "p_value", "is_ood")}
-        columns |= {f"p_{name}": part for name, part in (found.parts or {}).items()}
+        detection = self._detector(_writable(batch))
+        columns = {name: getattr(detection, name) for name in ("predicted", "score", "p_value", "is_ood")}
+        columns |= {f"p_{name}": part for name, part in (detection.parts or {}).items()}
         kept = {name: batch[name] for name in self._keep}
         return kept | {name: tensor.cpu().numpy() for name, tensor in columns.items()}

@@ -36,8 +36,10 @@ class Words:
     def of(cls, title: str, protocol: str) -> "Words":
         """Take the sentences on outliers and tuning out of a protocol. Pictures show no spread over draws."""
         sentences = re.split(r"(?<=\.)\s+(?=[A-Z(])", protocol.replace(" ± standard deviation", ""))
-        seen = [each for each in sentences if re.search(r"\b(outliers?|tuned|saw)\b", each)]
-        return cls(title, " ".join(seen), " ".join(each for each in sentences if each not in seen))
+        seen = [sentence for sentence in sentences if re.search(r"\b(outliers?|tuned|saw)\b", sentence)]
+        return cls(
+            title, " ".join(seen), " ".join(sentence for sentence in sentences if sentence not in seen)
+        )
 
 
 @dataclass

@@ -70,28 +70,28 @@ def family(method: str) -> str:
     starts = [name for name in known if re.match(re.escape(name) + r"(?![\w-])", words)]
     if not starts:
         return method.partition(",")[0]
-    found = known[max(starts, key=len)]
-    return ALIASES.get(found, found)
+    known_name = known[max(starts, key=len)]
+    return ALIASES.get(known_name, known_name)
 
 
 def look_of(method: str) -> Look:
     """The look of a method, or of the method that it is a form of."""
-    found = family(method)
-    return LOOKS.get(found) or SPARE[zlib.crc32(_plain(found).encode()) % len(SPARE)]
+    method_family = family(method)
+    return LOOKS.get(method_family) or SPARE[zlib.crc32(_plain(method_family).encode()) % len(SPARE)]
 
 
 def looks_of(methods: Iterable[str]) -> dict[str, Look]:
     """The looks of all methods of a picture. Forms of a method have shades of its colour and other marks."""
     methods = list(dict.fromkeys(methods))
     count: dict[str, int] = {}
-    found = {}
+    looks = {}
     for method in sorted(methods, key=lambda name: name != family(name)):  # the method itself comes first
         number = count.get(family(method), 0)
         count[family(method)] = number + 1
         base = look_of(method)
         mark, shade = FORMS[number % len(FORMS)]
-        found[method] = Look(_shaded(base.colour, shade), mark or base.mark)
-    return {method: found[method] for method in methods}
+        looks[method] = Look(_shaded(base.colour, shade), mark or base.mark)
+    return {method: looks[method] for method in methods}
 
 
 def _plain(name: str) -> str:

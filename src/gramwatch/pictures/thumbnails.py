@@ -48,8 +48,8 @@ class Finder:
                 self._sets[place] = NamedSet.load(name, split)
             except GramwatchError:
                 self._sets[place] = None
-        found = self._sets[place]
-        return found if found is not None and key in found.keys else None
+        named_set = self._sets[place]
+        return named_set if named_set is not None and key in named_set.keys else None
 
 
 def thumbnail(image: Any, side: int = SIDE) -> str:

@@ -59,10 +59,10 @@ def scripts() -> str:
 
 
 def _spec(chart: Any, height: int = 220) -> dict[str, Any]:
-    found: dict[str, Any] = chart.properties(
+    spec: dict[str, Any] = chart.properties(
         width="container", height=height, autosize={"type": "fit-x", "contains": "padding"}
     ).to_dict()
-    return found
+    return spec
 
 
 def _data(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Any:
@@ -213,7 +213,7 @@ def share_chart(
     alt = altair()
     shown = list(rows)[:MOST_ROWS]
     columns = [kind, "flagged", "images", "share"]
-    values: list[list[Any]] = [[each, part, count, part / max(1, count)] for each, part, count in shown]
+    values: list[list[Any]] = [[label, part, count, part / max(1, count)] for label, part, count in shown]
     chart = (
         alt.Chart(_data(columns, values))
         .mark_bar(color=OUTSIDE)
@@ -231,7 +231,7 @@ def share_chart(
         about += f" The dotted line is what chance alone would give, {percent(expected)}."
     if len(rows) > len(shown):
         about += f" The first {len(shown)} of {len(rows):,} are drawn."
-    table = [[each, f"{flagged:,}", f"{count:,}", percent(share)] for each, flagged, count, share in values]
+    table = [[label, f"{flagged:,}", f"{count:,}", percent(share)] for label, flagged, count, share in values]
     return Chart(name, title, about, _spec(chart, 30 + 24 * len(values)), columns, table)
 
 

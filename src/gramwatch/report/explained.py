@@ -58,15 +58,15 @@ class Explainer:
         """Everything that explanations add. `images` of the most suspicious get sentences and a map."""
         sentences, maps = self._each(self.scores.by_score[:images])
         finite = np.isfinite(self.scores.score)
-        rows, explained = self._set(self._drawn(finite & self.scores.is_ood, MOST))
+        rows, explanation = self._set(self._drawn(finite & self.scores.is_ood, MOST))
         flagged = int((finite & self.scores.is_ood).sum())
-        notes = [] if explained is None else list(self._differences(rows, explained))
+        notes = [] if explanation is None else list(self._differences(rows, explanation))
         return Reasons(
             sentences,
             maps,
-            [] if explained is None or len(rows) < FEWEST else self._groups(rows, explained),
+            [] if explanation is None or len(rows) < FEWEST else self._groups(rows, explanation),
             _how_grouped(len(rows), flagged),
-            [] if explained is None else self._cells(explained),
+            [] if explanation is None else self._cells(explanation),
             self._apart(finite),
             notes,
         )
@@ -77,10 +77,10 @@ class Explainer:
         sentences: dict[int, list[str]] = {}
         maps: dict[int, str] = {}
         for batch_rows, inputs in self._batches(rows, AT_ONCE):
-            explained = self.detector.explain(inputs)
+            explanation = self.detector.explain(inputs)
             for place, row in enumerate(batch_rows):
-                sentences[row] = explained.sentences(place)[1:]  # the verdict stands beside them
-                heat = None if explained.map is None else explained.map[place].cpu()
+                sentences[row] = explanation.sentences(place)[1:]  # the verdict stands beside them
+                heat = None if explanation.map is None else explanation.map[place].cpu()
                 if heat is not None and heat.ndim == 2 and bool(heat.isfinite().all()):
                     maps[row] = thumbnail(over(network_input(inputs[place], self.preprocessing), heat))
         return sentences, maps
@@ -89,10 +89,12 @@ class Explainer:
         """The rows of the readable images, and their inputs."""
         start = 0
         for batch in self._images(rows, size):
-            found = rows[start : start + len(batch.images)]
+            batch_rows = rows[start : start + len(batch.images)]
             start += len(batch.images)
             if batch.inputs is not None:
-                readable = [row for row, image in zip(found, batch.images, strict=True) if not image.error]
+                readable = [
+                    row for row, image in zip(batch_rows, batch.images, strict=True) if not image.error
+                ]
                 yield readable, batch.inputs
 
     def _images(self, rows: Sequence[int], size: int) -> Images:
@@ -113,15 +115,15 @@ class Explainer:
             return [], None
         tally = Tally()
         try:
-            explained = explain_set(self.detector, self._images(rows, 64).inputs(tally), progress=False)
+            explanation = explain_set(self.detector, self._images(rows, 64).inputs(tally), progress=False)
         except InputError:  # no image can be read, or none is finite now
             return [], None
         read = [row for row in rows if self.scores.paths[row] not in tally.unreadable]
-        return (read, explained) if len(read) == len(explained) else ([], None)
+        return (read, explanation) if len(read) == len(explanation) else ([], None)
 
-    def _differences(self, rows: list[int], explained: ExplainedSet) -> Iterator[str]:
+    def _differences(self, rows: list[int], explanation: ExplainedSet) -> Iterator[str]:
         """Say if images score otherwise now than in the table."""
-        then, now = self.scores.score[rows], explained.score.double().numpy()
+        then, now = self.scores.score[rows], explanation.score.double().numpy()
         count = int((np.abs(then - now) > 0.01 * (1 + np.abs(then))).sum())
         if count:
             yield (
@@ -129,17 +131,17 @@ class Explainer:
                 "preprocessing or the guard have changed since. Explanations are of the images as they are."
             )
 
-    def _groups(self, rows: list[int], explained: ExplainedSet) -> list[Group]:
+    def _groups(self, rows: list[int], explanation: ExplainedSet) -> list[Group]:
         """Images with a plain cause, by cause. Then the others, alike in members and layers."""
         causes = self._causes(rows)
         common = Counter(cause for cause in causes if cause is not None).most_common()
         fewest = max(OF_A_CAUSE, SHARE_OF_A_CAUSE * len(rows))
         named = [cause for cause, images in common if images >= fewest]
-        groups = [self._of_cause(rows, explained, causes, cause) for cause in named]
+        groups = [self._of_cause(rows, explanation, causes, cause) for cause in named]
         others = [i for i, cause in enumerate(causes) if cause not in named]
         if not others:
             return groups
-        rest = explained[others]
+        rest = explanation[others]
         count = max(1, min(GROUPS, len(others) // OF_A_CAUSE))
         titles: Counter[str] = Counter()
         for cluster in rest.clusters(count, flagged=False, seed=self.seed):
@@ -152,14 +154,14 @@ class Explainer:
         return groups
 
     def _of_cause(
-        self, rows: list[int], explained: ExplainedSet, causes: Sequence[Cause | None], cause: Cause
+        self, rows: list[int], explanation: ExplainedSet, causes: Sequence[Cause | None], cause: Cause
     ) -> Group:
         """The images with a cause. Those whose score is most like that of the group are first."""
         inside = [i for i, other in enumerate(causes) if other == cause]
-        middle = float(explained.score[inside].median())
-        inside.sort(key=lambda i: abs(float(explained.score[i]) - middle))
+        middle = float(explanation.score[inside].median())
+        inside.sort(key=lambda i: abs(float(explanation.score[i]) - middle))
         about = f"They {cause.about} than nearly all images that were not flagged."
-        return Group(cause.name, [rows[i] for i in inside], about, self._kind(explained[inside])[1])
+        return Group(cause.name, [rows[i] for i in inside], about, self._kind(explanation[inside])[1])
 
     def _causes(self, rows: list[int]) -> list[Cause | None]:
         """The first cause of each image. None: nothing plain is odd about it, or it cannot be told."""
@@ -180,11 +182,11 @@ class Explainer:
         names = measured[0] if measured else ()
         return {name: torch.cat([part[name] for part in measured]) for name in names}
 
-    def _kind(self, explained: ExplainedSet) -> tuple[str, str]:
+    def _kind(self, explanation: ExplainedSet) -> tuple[str, str]:
         """What adds most to the scores of some images: in plain words, and the member with its share."""
-        positive = explained.members.clamp_min(0).mean(0)
+        positive = explanation.members.clamp_min(0).mean(0)
         share, number = (positive / positive.sum().clamp_min(1e-12)).max(0)
-        name = explained.member_names[int(number)]
+        name = explanation.member_names[int(number)]
         members = getattr(self.detector, "members", {name: self.detector})
         sees = getattr(members.get(name), "sees", "")
         what = f"{name} ({sees})" if sees else name
@@ -193,14 +195,14 @@ class Explainer:
             f"{100 * float(share):.0f} % of the score comes from {what}.",
         )
 
-    def _cells(self, explained: ExplainedSet) -> list[tuple[str, str, str, float]]:
+    def _cells(self, explanation: ExplainedSet) -> list[tuple[str, str, str, float]]:
         """Mean contributions of flagged images: class, member, tap, value."""
-        classes, means = explained.by_class()
-        names = explained.class_names
+        classes, means = explanation.by_class()
+        names = explanation.class_names
         return [
             (names[number] if number < len(names) else str(number), member, tap, float(means[row, column]))
             for row, number in enumerate(classes)
-            for column, (member, tap) in enumerate(explained.columns)
+            for column, (member, tap) in enumerate(explanation.columns)
             if tap
         ]
 
@@ -212,18 +214,21 @@ class Explainer:
             self._set(self._drawn(finite & self.scores.of_set(number), OF_A_SET))[1]
             for number in range(len(self.scores.names))
         ]
-        first, found = sets[0], []
+        first, differences = sets[0], []
         for name, other in zip(self.scores.names[1:], sets[1:], strict=True):
             if first is not None and other is not None:
-                found += [(name, each.member, each.tap, each.auroc) for each in first.apart(other, 3)]
-        return found
+                differences += [
+                    (name, difference.member, difference.tap, difference.auroc)
+                    for difference in first.apart(other, 3)
+                ]
+        return differences
 
 
-def _how_grouped(explained: int, flagged: int) -> str:
+def _how_grouped(explained_count: int, flagged: int) -> str:
     """How the groups were found."""
     which = f"All {flagged:,} flagged images"
-    if explained < flagged:
-        which = f"{explained:,} of {flagged:,} flagged images, drawn at random,"
+    if explained_count < flagged:
+        which = f"{explained_count:,} of {flagged:,} flagged images, drawn at random,"
     return (
         f"{which} were explained. Images with the same plain cause are a group. In the other "
         "groups, scores come from the same members and layers."

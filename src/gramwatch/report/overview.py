@@ -34,7 +34,7 @@ def draw_overview(
             "confidence='subtract' cannot be drawn like this"
         )
     plt = pyplot()
-    scores = {name: _place(found.score, detector.threshold_) for name, (_, found) in sets.items()}
+    scores = {name: _place(detection.score, detector.threshold_) for name, (_, detection) in sets.items()}
     low = min(float(s.min()) for s in scores.values())
     high = max(2.0, *(float(np.quantile(s, 0.995)) for s in scores.values()))
     high += 0.17 * (high - low)  # room for the share that was flagged
@@ -47,15 +47,15 @@ def draw_overview(
     )
     figure.subplots_adjust(left=0.165, right=0.985, top=1 - 0.62 / height, bottom=0.65 / height)
     figure.text(0.0125, 1 - 0.1 / height, title, va="top", fontsize=TITLE, weight="bold", color=INK)
-    for row, (name, (images, found)) in enumerate(sets.items()):
-        _examples(figure, grid, row, name, images, found)
+    for row, (name, (images, detection)) in enumerate(sets.items()):
+        _examples(figure, grid, row, name, images, detection)
         axes = figure.add_subplot(grid[row, EXAMPLES])
         axes.hist(scores[name].clip(low, high), bins=bins, color=INSIDE if row == 0 else OUTSIDE, alpha=0.85)
         axes.axvspan(1, high, color=OUTSIDE, alpha=0.06, lw=0)
         axes.axvline(1, color=INK, lw=1, ls="--")
         axes.set(xlim=(low, high), yticks=[])
         axes.spines[["top", "left", "right"]].set_visible(False)
-        share = f"{float(found.is_ood.double().mean()):.0%} flagged"
+        share = f"{float(detection.is_ood.double().mean()):.0%} flagged"
         axes.text(
             0.995, 0.95, share, transform=axes.transAxes, ha="right", va="top", fontsize=TEXT, color=INK
         )
@@ -85,11 +85,11 @@ def draw_overview(
     write_picture(figure, path)
 
 
-def _examples(figure: Any, grid: Any, row: int, name: str, images: Tensor, found: Detection) -> None:
+def _examples(figure: Any, grid: Any, row: int, name: str, images: Tensor, detection: Detection) -> None:
     """A few images of a set, and its name at the left."""
-    for column, example in enumerate(_spread(found.score)):
+    for column, example in enumerate(_spread(detection.score)):
         axes = figure.add_subplot(grid[row, column])
-        _thumbnail(axes, images[example], bool(found.is_ood[example]))
+        _thumbnail(axes, images[example], bool(detection.is_ood[example]))
         if column == 0:
             lines = "\n".join(wrapped(name, TEXT, 1.05))
             axes.text(

@@ -182,8 +182,8 @@ def _script(text: str) -> Any:
 
 
 def _policy(*texts: str) -> str:
-    sums = [base64.b64encode(hashlib.sha256(str(text).encode()).digest()).decode() for text in texts]
-    allowed = " ".join(f"'sha256-{each}'" for each in sums)
+    checksums = [base64.b64encode(hashlib.sha256(str(text).encode()).digest()).decode() for text in texts]
+    allowed = " ".join(f"'sha256-{checksum}'" for checksum in checksums)
     return (
         f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src {allowed}; "
         "base-uri 'none'; form-action 'none'"
@@ -201,7 +201,7 @@ def table(scores: Scores) -> dict[str, Any]:
         folders.append(folder + slash)
         names.append(name)
     remarks = [error or note for error, note in zip(scores.errors, scores.notes, strict=True)]
-    found = {
+    columns = {
         "folders": _indexed(folders),
         "names": names,
         "sets": {"texts": scores.names, "of": scores.set_of.tolist()},
@@ -213,8 +213,8 @@ def table(scores: Scores) -> dict[str, Any]:
         "members": {name: _short(values) for name, values in scores.parts.items()},
     }
     if scores.selected is not None:
-        found["selected"] = scores.selected.astype(int).tolist()
-    return found
+        columns["selected"] = scores.selected.astype(int).tolist()
+    return columns
 
 
 def _indexed(texts: Sequence[str]) -> dict[str, Any]:
@@ -224,16 +224,16 @@ def _indexed(texts: Sequence[str]) -> dict[str, Any]:
 
 def _short(values: Numbers) -> list[Any]:
     """Numbers of four digits. An infinite one is a text, a missing one None."""
-    found: list[Any] = []
+    numbers: list[Any] = []
     for value in values.tolist():
         if value != value:
-            found.append(None)
+            numbers.append(None)
         elif abs(value) == float("inf"):
-            found.append("inf")
+            numbers.append("inf")
         else:
             short = float(f"{value:.4g}")
-            found.append(int(short) if short == int(short) else short)
-    return found
+            numbers.append(int(short) if short == int(short) else short)
+    return numbers
 
 
 # --- what is on the page -----------------------------------------------------------------------------
@@ -269,13 +269,13 @@ class _Builder:
 
     def sets(self) -> list[dict[str, Any]]:
         """The sets with their counts."""
-        found = []
+        entries = []
         for number, name in enumerate(self.scores.names):
             inside = self.scores.of_set(number)
             flagged = int((inside & self.scores.is_ood).sum())
             count = int(inside.sum())
             values = self.scores.score[inside & np.isfinite(self.scores.score)]
-            found.append(
+            entries.append(
                 {
                     "name": name,
                     "images": count,
@@ -284,7 +284,7 @@ class _Builder:
                     "median": f"{float(np.median(values)):.3g}" if len(values) else "none",
                 }
             )
-        return found
+        return entries
 
     # --- charts --------------------------------------------------------------------------------------
 
@@ -390,8 +390,8 @@ class _Builder:
 
     def groups(self) -> list[dict[str, Any]]:
         """The groups with their pictures: those of explanations, or else by which members are unusual."""
-        found = self.reasons.groups or by_members(self.scores, self.alpha)
-        everyone = max(1, sum(len(group.images) for group in found))
+        every_group = self.reasons.groups or by_members(self.scores, self.alpha)
+        everyone = max(1, sum(len(group.images) for group in every_group))
         return [
             {
                 "title": group.title,
@@ -403,7 +403,7 @@ class _Builder:
                 "folders": _most_common(self.scores.folders, group.images),
                 "cards": [self.card(i) for i in group.images[:IN_A_GROUP]] if self._opener else [],
             }
-            for group in found[:MOST_GROUPS]
+            for group in every_group[:MOST_GROUPS]
         ]
 
     def card(self, i: int) -> Card:
@@ -469,7 +469,7 @@ def by_members(scores: Scores, alpha: float | None) -> list[Group]:
         if scores.is_ood[i]:
             key = tuple(name for name, values in scores.parts.items() if values[i] <= alpha * (1 + 1e-9))
             groups.setdefault(key, []).append(i)
-    found = [
+    named = [
         Group(
             " and ".join(key) if key else "only all members together",
             images,
@@ -479,4 +479,4 @@ def by_members(scores: Scores, alpha: float | None) -> list[Group]:
         )
         for key, images in groups.items()
     ]
-    return sorted(found, key=lambda group: -len(group.images))
+    return sorted(named, key=lambda group: -len(group.images))

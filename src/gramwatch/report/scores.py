@@ -73,10 +73,10 @@ def read(files: Iterable[Path]) -> Scores:
     tables = [(path, list(_rows(path))) for path in files]
     members: list[str] = []
     for path, rows in tables:
-        found = [name for name in (rows[0] if rows else {}) if name.startswith("p_") and name != "p_value"]
-        if rows and members and found != members:
-            raise DataError(f"{path} has the members {_listed(found)}, another table {_listed(members)}")
-        members = members or found
+        columns = [name for name in (rows[0] if rows else {}) if name.startswith("p_") and name != "p_value"]
+        if rows and members and columns != members:
+            raise DataError(f"{path} has the members {_listed(columns)}, another table {_listed(members)}")
+        members = members or columns
     if not any(rows for _, rows in tables):
         raise DataError(f"{', '.join(str(path) for path, _ in tables)}: there are no rows")
     return _joined(tables, members)
@@ -162,15 +162,15 @@ def _parquet(path: Path) -> Iterator[dict[str, Any]]:
 
 def _numbers(tables: list[tuple[Path, list[dict[str, Any]]]], name: str) -> Numbers:
     """A column of numbers. An empty cell is NaN."""
-    found = []
+    numbers = []
     for path, rows in tables:
         for number, row in enumerate(rows, 1):
             value = row.get(name)
             try:
-                found.append(np.nan if value in (None, "") else float(value))
+                numbers.append(np.nan if value in (None, "") else float(value))
             except (TypeError, ValueError):
                 raise DataError(f"{path}, row {number}: {name} is {value!r}, not a number") from None
-    return np.array(found, dtype=np.float64)
+    return np.array(numbers, dtype=np.float64)
 
 
 def _text(value: Any) -> str:

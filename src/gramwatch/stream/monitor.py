@@ -216,17 +216,17 @@ class Monitor:
 
     # --- the stream ----------------------------------------------------------------------------------
 
-    def update(self, found: Detection) -> bool:
+    def update(self, detection: Detection) -> bool:
         """Take in the detections of a batch, in their order. Return whether there is an alarm."""
         self._check_whole()
-        self._know(found)
+        self._know(detection)
         used = slice(-self.seen % self.every, None, self.every)
-        scores, p_values = _array(found.score)[used], _array(found.p_value)[used]
-        predicted = found.predicted.cpu().numpy()[used]
+        scores, p_values = _array(detection.score)[used], _array(detection.p_value)[used]
+        predicted = detection.predicted.cpu().numpy()[used]
         groups = self._group_of[predicted] if len(self._group_of) > 1 else np.zeros_like(predicted)
-        flagged = found.is_ood.cpu().numpy()[used]
+        flagged = detection.is_ood.cpu().numpy()[used]
         limit = (1 - self.level) * (1 + 1e-9)  # 1 - 0.9 is rounded to less than 0.1
-        parts = np.array([_array(part)[used] <= limit for part in (found.parts or {}).values()])
+        parts = np.array([_array(part)[used] <= limit for part in (detection.parts or {}).values()])
         parts = parts.reshape(len(self._names), len(scores)).T.astype(np.int64)
         self._torn = True
         for i, bets in enumerate(self._bets_of(scores, p_values, groups)):
@@ -235,7 +235,7 @@ class Monitor:
             self._history.add(self.strength, bool(flagged[i]))
             if self._alarm is None and self.strength >= self.mean_time_to_false_alarm:
                 self._alarm = Alarm(self._evidence.time, self._start, self._best)
-        self.seen += len(found)
+        self.seen += len(detection)
         self._torn = False
         return self.alarm
 
@@ -249,9 +249,9 @@ class Monitor:
             one = slice(i, i + 1)
             yield self._bets(self._ranks.rank(bins[one], groups[one], lots[one]))
 
-    def _know(self, found: Detection) -> None:
+    def _know(self, detection: Detection) -> None:
         """At the first batch, note the parts and the number of classes. Later ones must have the same."""
-        names, classes = tuple(found.parts or {}), found.logits.shape[1]
+        names, classes = tuple(detection.parts or {}), detection.logits.shape[1]
         if not self.seen:
             self._names = names
             self._parts = np.zeros((self._number_of_bets, len(names)), np.int64)
@@ -561,8 +561,8 @@ def _check_alarm(alarm: Mapping[str, int], used: int, bets: int) -> None:
 
 
 def _array(values: Tensor) -> Floats:
-    found: Floats = values.detach().double().cpu().numpy()
-    return found
+    array: Floats = values.detach().double().cpu().numpy()
+    return array
 
 
 def _checksum(*arrays: NDArray[Any]) -> str:

@@ -52,9 +52,9 @@ class Selection:
         return int(self.is_selected.sum())
 
     def __repr__(self) -> str:
-        found = f"{len(self)} of {len(self.is_selected)} at a false-discovery rate of {self.fdr:g}"
+        text = f"{len(self)} of {len(self.is_selected)} at a false-discovery rate of {self.fdr:g}"
         needed = "" if self.needed is None else f"; {self.needed:,} calibration images would have to rank"
-        return f"Selection({found}{needed})"
+        return f"Selection({text}{needed})"
 
 
 def select(

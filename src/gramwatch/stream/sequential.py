@@ -63,8 +63,8 @@ class Evidence:
     @property
     def strength(self) -> Floats:
         """The mean of R over the bets, `(S,)`."""
-        found: Floats = self.sums.mean(1)
-        return found
+        mean: Floats = self.sums.mean(1)
+        return mean
 
 
 # --- online ranks ------------------------------------------------------------------------------------
@@ -146,8 +146,8 @@ class OnlineRanks:
         higher = (tree[start + (nodes | 1)] * (1 - (nodes & 1))).sum(1)
         equal, before = tree[places[:, 0]], tree[places[:, -1]]
         tree[places] += 1
-        found: Floats = (higher + random * (1 + equal)) / (1 + before)
-        return found
+        rank: Floats = (higher + random * (1 + equal)) / (1 + before)
+        return rank
 
 
 class PowerBets:
@@ -167,8 +167,8 @@ class PowerBets:
     def __call__(self, p_values: Floats) -> Floats:
         """The bets of p-values `(S,)`, `(S, J)`."""
         powers = self._powers * np.exp((self._powers - 1) * np.log(p_values)[:, None])
-        found: Floats = 1 + self._shares * (powers[:, None, :] - 1)
-        return found.reshape(len(p_values), -1)
+        bets: Floats = 1 + self._shares * (powers[:, None, :] - 1)
+        return bets.reshape(len(p_values), -1)
 
 
 # --- a fixed reference -------------------------------------------------------------------------------
@@ -198,10 +198,10 @@ class FixedReference:
     def __init__(self, sizes: Ints, confidence: float) -> None:
         wrong = (1 - confidence) / (len(TAILS) * len(sizes))
         rows = [[self._bound(int(n), tail, wrong) for tail in TAILS] for n in sizes]
-        found = np.repeat(np.array(rows), len(SHARES), 1)  # (groups, J, 2)
-        self.limits: Floats = found[..., 0]
+        table = np.repeat(np.array(rows), len(SHARES), 1)  # (groups, J, 2)
+        self.limits: Floats = table[..., 0]
         """The p-values at which the tails begin, `(groups, J)`."""
-        self.bounds: Floats = found[..., 1]
+        self.bounds: Floats = table[..., 1]
         """u, `(groups, J)`."""
         with np.errstate(divide="ignore", invalid="ignore"):
             u = self.bounds
@@ -222,5 +222,5 @@ class FixedReference:
     def __call__(self, p_values: Floats, groups: Ints) -> Floats:
         """The bets of p-values against the reference, `(S,)` each, `(S, J)`."""
         hit = p_values[:, None] <= self.limits[groups]
-        found: Floats = np.where(hit, self._tail[groups], self._inside[groups])
-        return found
+        bets: Floats = np.where(hit, self._tail[groups], self._inside[groups])
+        return bets

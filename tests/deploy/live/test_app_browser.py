@@ -108,7 +108,7 @@ def test_the_demo_offers_examples_and_says_what_it_is(opened, demo):
     assert text(opened, "title") == "Digits 0 to 7"
     assert opened.title == "Digits 0 to 7 · gramwatch live"
     images = opened.find_elements(By.CSS_SELECTOR, "#examples img")
-    assert [image.get_attribute("alt") for image in images] == [each.name for each in demo[1].examples]
+    assert [image.get_attribute("alt") for image in images] == [example.name for example in demo[1].examples]
     assert verdict(opened, example(opened, KNOWN).click) == "✓ Not flagged"
     assert text(opened, "predicted") == "The network says: 0"
     assert verdict(opened, example(opened, PHOTOGRAPH).click) == "✗ Flagged"
@@ -184,7 +184,7 @@ def test_a_file_can_be_dropped_and_pasted(opened):
 def test_what_cannot_be_read_is_said_on_the_page(opened, tmp_path, demo):
     good = demo[1].examples[KNOWN].data
     Image.new("1", (20_000, 10_000)).save(tmp_path / "huge.png")
-    made = {
+    contents = {
         "text.png": b"no image",
         "truncated.png": good[:-30],
         "empty.png": b"",
@@ -197,7 +197,7 @@ def test_what_cannot_be_read_is_said_on_the_page(opened, tmp_path, demo):
         "huge.png": "Too large: it has more than 50,000,000 pixels.",
     }
     verdict(opened, example(opened, KNOWN).click)
-    for name, data in made.items():
+    for name, data in contents.items():
         (tmp_path / name).write_bytes(data)
         upload(opened, tmp_path / name)
         until(opened, lambda b, name=name: text(b, "failure").startswith(f"No verdict. {reasons[name]}"))

@@ -31,24 +31,24 @@ def test_the_verdict_is_that_of_the_guard_and_the_map_that_of_its_explanation(de
     for example in (shown.examples[0], shown.examples[10]):
         inputs = PREPARE(Image.open(BytesIO(example.data)).convert("L"))[None]
         expected = examiner.detector.explain(inputs)
-        found = examiner(example.data)
-        assert found["is_ood"] is bool(expected.found.is_ood[0])
-        assert found["score"] == pytest.approx(float(expected.found.score[0]))
-        assert found["p_value"] == float(expected.found.p_value[0])
-        assert found["class"] == str(int(expected.found.predicted[0]))
-        rank = f"{round(found['p_value'] * (len(examiner.detector.calibration_scores_) + 1)) - 1:,} of the "
-        assert found["compared"].startswith("none of the " if rank.startswith("0 ") else rank)
-        assert found["is_ood"] is (found["score"] > found["threshold"])
-        assert found["sentences"] == expected.sentences()[1:]
-        assert sum(member["adds"] for member in found["members"]) == pytest.approx(found["score"], abs=1e-4)
-        adds = [member["adds"] for member in found["members"]]
+        result = examiner(example.data)
+        assert result["is_ood"] is bool(expected.detection.is_ood[0])
+        assert result["score"] == pytest.approx(float(expected.detection.score[0]))
+        assert result["p_value"] == float(expected.detection.p_value[0])
+        assert result["class"] == str(int(expected.detection.predicted[0]))
+        rank = f"{round(result['p_value'] * (len(examiner.detector.calibration_scores_) + 1)) - 1:,} of the "
+        assert result["compared"].startswith("none of the " if rank.startswith("0 ") else rank)
+        assert result["is_ood"] is (result["score"] > result["threshold"])
+        assert result["sentences"] == expected.sentences()[1:]
+        assert sum(member["adds"] for member in result["members"]) == pytest.approx(result["score"], abs=1e-4)
+        adds = [member["adds"] for member in result["members"]]
         assert adds == sorted(adds, reverse=True)
-        seen, heat = (np.asarray(picture(found[name]), dtype=float) for name in ("input", "map"))
+        seen, heat = (np.asarray(picture(result[name]), dtype=float) for name in ("input", "map"))
         assert seen.shape == heat.shape == (320, 320, 3)
         most, least = (getattr(expected.map[0], way)() for way in ("argmax", "argmin"))
         red = [heat[i // 8 * 40 + 20, i % 8 * 40 + 20] @ [1, -0.5, -0.5] for i in map(int, (most, least))]
         assert red[0] > red[1] + 20
-    assert found["is_ood"]
+    assert result["is_ood"]
 
 
 def test_what_was_changed_to_read_an_image_is_said(demo):
@@ -88,11 +88,11 @@ def test_what_cannot_be_read_is_an_error_in_words(demo, data, reason):
 def test_a_detector_without_places_has_no_map_and_says_so(demo):
     detector = MSP(demo[0].detector.model)
     detector.calibrate([torch.rand(100, 1, 8, 8, generator=torch.Generator().manual_seed(0))])
-    found = Examiner(detector, PREPARE)(demo[1].examples[0].data)
-    assert found["map"] is None
-    assert found["class"] is None
-    assert any(note.startswith("no map") for note in found["notes"])
-    assert len(found["members"]) == 1
+    result = Examiner(detector, PREPARE)(demo[1].examples[0].data)
+    assert result["map"] is None
+    assert result["class"] is None
+    assert any(note.startswith("no map") for note in result["notes"])
+    assert len(result["members"]) == 1
 
 
 def test_values_that_are_not_finite_are_no_numbers(demo):
@@ -100,8 +100,8 @@ def test_values_that_are_not_finite_are_no_numbers(demo):
     detector = demo[0].detector
     broken = Examiner(detector, type(PREPARE)((8, 8), 8, "box", (0.0,), (1e-39,)))
     with pytest.warns(GramwatchWarning, match="their score is infinite"):
-        found = broken(demo[1].examples[0].data)
-    assert found["score"] is None
-    assert found["is_ood"]
-    assert found["members"] == []
-    assert found["sentences"][0] == "The input, or what the network made of it, is not finite."
+        result = broken(demo[1].examples[0].data)
+    assert result["score"] is None
+    assert result["is_ood"]
+    assert result["members"] == []
+    assert result["sentences"][0] == "The input, or what the network made of it, is not finite."

@@ -51,15 +51,15 @@ def test_the_verdicts_are_those_of_the_guard(guard):
     monitor = gramwatch.Monitor(guard)
     judge = Judge(guard, GREY, list("01234567"), monitor)
     images = [png(value) for value in (0, 90, 200)]
-    found = guard(torch.stack([judge.read(image, 100) for image in images]))
+    detection = guard(torch.stack([judge.read(image, 100) for image in images]))
     with serving(judge) as client:
         results = client.post("/score", {"images": encoded(*images)}).json["results"]
-        assert [row["score"] for row in results] == pytest.approx(found.score.tolist())
-        assert [row["p_value"] for row in results] == pytest.approx(found.p_value.tolist())
-        assert [row["is_ood"] for row in results] == found.is_ood.tolist()
-        assert [row["class"] for row in results] == [str(int(c)) for c in found.predicted]
-        assert results[1]["parts"] == pytest.approx({n: float(p[1]) for n, p in found.parts.items()})
-        assert client.score(images[1]).json["results"][0]["predicted"] == int(found.predicted[1])
+        assert [row["score"] for row in results] == pytest.approx(detection.score.tolist())
+        assert [row["p_value"] for row in results] == pytest.approx(detection.p_value.tolist())
+        assert [row["is_ood"] for row in results] == detection.is_ood.tolist()
+        assert [row["class"] for row in results] == [str(int(c)) for c in detection.predicted]
+        assert results[1]["parts"] == pytest.approx({n: float(p[1]) for n, p in detection.parts.items()})
+        assert client.score(images[1]).json["results"][0]["predicted"] == int(detection.predicted[1])
         watched = client.get("/monitor").json
         assert (watched["images"], watched["alarm"]) == (4, False)
         assert watched["parts"].keys() == guard.members.keys()
@@ -86,19 +86,19 @@ def test_the_open_inference_protocol(client):
     assert client.get("/v2").json["name"] == "gramwatch"
     metadata = client.get("/v2/models/guard").json
     assert metadata["inputs"] == [{"name": "image", "datatype": "BYTES", "shape": [-1]}]
-    names = [each["name"] for each in metadata["outputs"]]
+    names = [output["name"] for output in metadata["outputs"]]
     assert names == ["predicted", "class", "score", "p_value", "is_ood", "p_mean"]
     answer = client.post("/v2/models/guard/infer", inference(png(0), png(255), id="seven")).json
     assert (answer["id"], answer["model_name"]) == ("seven", "guard")
-    assert {each["name"]: each["data"] for each in answer["outputs"]} == {
+    assert {output["name"]: output["data"] for output in answer["outputs"]} == {
         "predicted": [1, 0], "class": ["dark", "bright"], "score": [-1.0, 1.0], "p_value": [1.0, 0.0],
         "is_ood": [False, True], "p_mean": [1.0, 0.0],
     }  # fmt: skip
-    assert {each["name"]: each["datatype"] for each in answer["outputs"]} == {
-        each["name"]: each["datatype"] for each in metadata["outputs"]
+    assert {output["name"]: output["datatype"] for output in answer["outputs"]} == {
+        output["name"]: output["datatype"] for output in metadata["outputs"]
     }
     chosen = client.post("/v2/models/guard/infer", inference(png(0), outputs=[{"name": "score"}])).json
-    assert [each["name"] for each in chosen["outputs"]] == ["score"]
+    assert [output["name"] for output in chosen["outputs"]] == ["score"]
     assert client.get("/v2/models/guard/ready").json == {"ready": True}
 
 
@@ -147,8 +147,8 @@ def test_reasons_are_given_on_request_for_images_that_are_flagged(guard):
     assert ["reasons" in row for row in plain] == [False, False]
     assert answer[0]["reasons"] is None
     reasons = answer[1]["reasons"]
-    explained = guard.explain(torch.stack([judge_input(image) for image in images]))
-    assert reasons["sentences"] == explained.sentences(1)
+    explanation = guard.explain(torch.stack([judge_input(image) for image in images]))
+    assert reasons["sentences"] == explanation.sentences(1)
     assert sum(reasons["members"].values()) == pytest.approx(answer[1]["score"])
     assert reasons["members"].keys() == guard.members.keys()
     largest = reasons["taps"]
@@ -156,13 +156,15 @@ def test_reasons_are_given_on_request_for_images_that_are_flagged(guard):
     assert [tap["contribution"] for tap in largest] == sorted(
         (t["contribution"] for t in largest), reverse=True
     )
-    column = explained.tap_names[largest[0]["member"]].index(largest[0]["tap"])
-    assert largest[0]["contribution"] == pytest.approx(float(explained.taps[largest[0]["member"]][1, column]))
+    column = explanation.tap_names[largest[0]["member"]].index(largest[0]["tap"])
+    assert largest[0]["contribution"] == pytest.approx(
+        float(explanation.taps[largest[0]["member"]][1, column])
+    )
     assert [{**row, "reasons": None} for row in plain] == [{**row, "reasons": None} for row in answer]
-    (output,) = [each for each in asked["outputs"] if each["name"] == "reasons"]
+    (output,) = [output for output in asked["outputs"] if output["name"] == "reasons"]
     assert (output["datatype"], output["shape"], output["data"][0]) == ("BYTES", [2], "")
     assert json.loads(output["data"][1]) == reasons
-    assert "reasons" not in [each["name"] for each in without["outputs"]]
+    assert "reasons" not in [output["name"] for output in without["outputs"]]
     assert monitor.seen == 8  # each image once
     assert "gramwatch_reasons_total 2.0" in text
 
@@ -189,15 +191,15 @@ def judge_input(image: bytes) -> torch.Tensor:
 def test_reasons_for_an_image_that_overflows_are_words(guard):
     class Overflow:
         def __call__(self, inputs):
-            found = guard(inputs)
-            found.score.fill_(math.inf)
-            found.is_ood.fill_(True)
-            return found
+            detection = guard(inputs)
+            detection.score.fill_(math.inf)
+            detection.is_ood.fill_(True)
+            return detection
 
         def explain(self, inputs, places):
-            explained = guard.explain(inputs, places=places)
-            explained.taps["gram"][:, 0] = math.inf
-            return explained
+            explanation = guard.explain(inputs, places=places)
+            explanation.taps["gram"][:, 0] = math.inf
+            return explanation
 
     with serving(Judge(Overflow(), GREY)) as client:
         (result,) = client.ask("POST", "/score?reasons=1", png()).json["results"]
@@ -293,9 +295,9 @@ def test_errors_show_no_trace_and_no_path(capfd):
 def test_an_infinite_score_is_null():
     class Overflow(Slow):
         def __call__(self, inputs):
-            found = super().__call__(inputs)
-            found.score.fill_(math.inf)
-            return found
+            detection = super().__call__(inputs)
+            detection.score.fill_(math.inf)
+            return detection
 
     judge = slow()
     judge.detector = Overflow()

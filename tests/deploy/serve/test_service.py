@@ -134,7 +134,7 @@ def test_a_client_that_goes_away_takes_nothing_with_it(body):
                 head = f"POST /score HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(image)}\r\n\r\n"
                 sender.sendall(head.encode() + (body or image))
                 time.sleep(0.1)
-            assert [each.result().status for each in others] == [200] * 3
+            assert [job.result().status for job in others] == [200] * 3
         time.sleep(0.5)
         assert _waiting(client) == 0
         assert client.score(image).status == 200
@@ -145,7 +145,7 @@ def test_the_end_finishes_what_was_accepted():
         accepted = [pool.submit(client.score, png()) for _ in range(8)]
         time.sleep(0.3)
         client.server.should_exit = True
-        assert [each.result().status for each in accepted] == [200] * 8
+        assert [job.result().status for job in accepted] == [200] * 8
         time.sleep(0.5)
         with pytest.raises(ConnectionRefusedError):
             client.score(png())
@@ -322,10 +322,10 @@ def test_small_images_do_not_wait_for_large_ones(monkeypatch):
         large = [pool.submit(client.score, flat(17_000_000)) for _ in range(2)]
         time.sleep(0.3)
         assert client.score(png()).status == 200
-        assert not any(each.done() for each in large)
+        assert not any(job.done() for job in large)
         assert _waiting(client) == 2 * 5  # pixels take places
         go.set()
-        assert [each.result().status for each in large] == [200] * 2
+        assert [job.result().status for job in large] == [200] * 2
         assert _waiting(client) == 0
 
 

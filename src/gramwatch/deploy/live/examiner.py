@@ -33,31 +33,31 @@ class Examiner:
         """Judge an image file and say why, as plain values. Raises a `DataError` if it is no image."""
         image, note = decoding.opened(BytesIO(data), self.preprocessing.grey, MOST_PIXELS, MOST_WORK)
         inputs = self.preprocessing(image)
-        explained = self.detector.explain(inputs[None])
-        found, predicted = explained.found, int(explained.found.predicted[0])
+        explanation = self.detector.explain(inputs[None])
+        detection, predicted = explanation.detection, int(explanation.detection.predicted[0])
         seen = network_input(inputs, self.preprocessing)
-        heat = None if explained.map is None else explained.map[0].cpu()
+        heat = None if explanation.map is None else explanation.map[0].cpu()
         placed = heat is not None and heat.ndim == 2 and bool(heat.isfinite().all())
         return {
-            "is_ood": bool(found.is_ood[0]),
-            "p_value": float(found.p_value[0]),
-            "score": float(found.score[0]) if bool(explained.finite[0]) else None,
-            "compared": compared(explained),
+            "is_ood": bool(detection.is_ood[0]),
+            "p_value": float(detection.p_value[0]),
+            "score": float(detection.score[0]) if bool(explanation.finite[0]) else None,
+            "compared": compared(explanation),
             "threshold": None if self.detector.per_class else self.detector.threshold_,
             "predicted": predicted,
             "class": self.classes[predicted] if predicted < len(self.classes) else None,
-            "sentences": explained.sentences()[1:],  # the first one is the verdict
-            "members": self._members(explained),
+            "sentences": explanation.sentences()[1:],  # the first one is the verdict
+            "members": self._members(explanation),
             "input": thumbnail(seen, SIDE),
             "map": thumbnail(over(seen, heat), SIDE) if placed else None,
-            "notes": [*([f"The image was changed to read it: {note}."] if note else []), *explained.notes],
+            "notes": [*([f"The image was changed to read it: {note}."] if note else []), *explanation.notes],
         }
 
-    def _members(self, explained: Explained) -> list[dict[str, Any]]:
+    def _members(self, explanation: Explained) -> list[dict[str, Any]]:
         """What each member adds to the score, largest first."""
-        if not bool(explained.finite[0]):
+        if not bool(explanation.finite[0]):
             return []
-        parts = explained.found.parts or {}
+        parts = explanation.detection.parts or {}
         members = [
             {
                 "name": member.title,
@@ -65,7 +65,7 @@ class Examiner:
                 "adds": float(member.total[0]),
                 "p_value": float(parts[member.name][0]) if member.name in parts else None,
             }
-            for member in explained.parts
+            for member in explanation.parts
         ]
         return sorted(members, key=lambda member: -member["adds"])
 

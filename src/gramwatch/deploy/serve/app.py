@@ -171,8 +171,8 @@ def _add_plain(router: APIRouter, service: Service) -> None:
     async def score(request: Request, reasons: bool = False) -> Response:
         """Judge an image file, or several in a form or in JSON. With `reasons`, say why they are flagged."""
         images = _images_in(request.headers.get("content-type", ""))
-        found = await service.verdicts(request, lambda body: Wish(images(body), reasons))
-        return JSONResponse({"results": found})
+        verdicts = await service.verdicts(request, lambda body: Wish(images(body), reasons))
+        return JSONResponse({"results": verdicts})
 
     @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
     async def metrics() -> Response:
@@ -207,8 +207,8 @@ def _state(monitor: Monitor, judge: Judge) -> Watched:
         since=monitor.since,
         strength=monitor.strength,
         images=monitor.seen,
-        parts={str(each.name): each.flagged for each in monitor.parts},
-        classes={judge.name_of(int(each.name)): each.flagged for each in monitor.classes},
+        parts={str(part.name): part.flagged for part in monitor.parts},
+        classes={judge.name_of(int(group.name)): group.flagged for group in monitor.classes},
     )
 
 
@@ -264,16 +264,16 @@ def _add_inference(router: APIRouter, service: Service, name: str) -> None:
             types.update(asked[0].chosen(protocol.output_types(service.judge.parts)))
             return Wish(asked[0].images(), asked[0].reasons)
 
-        found = await service.verdicts(request, parse)
+        verdicts = await service.verdicts(request, parse)
         return InferenceAnswer(
-            model_name=name, model_version="1", id=asked[0].id, outputs=protocol.outputs(found, types)
+            model_name=name, model_version="1", id=asked[0].id, outputs=protocol.outputs(verdicts, types)
         )
 
 
 def _without_refs(schema: Any, inner: Mapping[str, Any]) -> Any:
     """A schema with its parts in their places."""
     if isinstance(schema, list):
-        return [_without_refs(each, inner) for each in schema]
+        return [_without_refs(part, inner) for part in schema]
     if not isinstance(schema, dict):
         return schema
     if "$ref" in schema:

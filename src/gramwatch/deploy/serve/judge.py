@@ -74,18 +74,18 @@ class Judge:
 
     def __call__(self, batch: Sequence[Asked]) -> list[Verdict]:
         """The verdicts of a batch. The monitor takes them in."""
-        images = torch.stack([each.image for each in batch])
-        found = self.detector(images)
+        images = torch.stack([request.image for request in batch])
+        detection = self.detector(images)
         if self.monitor is not None:
-            self.monitor.update(found)
-        verdicts = self._verdicts(found)
-        for verdict, each in zip(verdicts, batch, strict=True):
-            if each.reasons:
+            self.monitor.update(detection)
+        verdicts = self._verdicts(detection)
+        for verdict, request in zip(verdicts, batch, strict=True):
+            if request.reasons:
                 verdict["reasons"] = None
-        flagged = [i for i, each in enumerate(batch) if each.reasons and verdicts[i]["is_ood"]]
-        for i, explained in zip(flagged, self._explained(images[flagged]), strict=True):
+        flagged = [i for i, request in enumerate(batch) if request.reasons and verdicts[i]["is_ood"]]
+        for i, explanation in zip(flagged, self._explained(images[flagged]), strict=True):
             # The verdict stays that of the first pass: roundings differ between batches.
-            verdicts[i]["reasons"] = self._reasons(replace(explained, found=found[i]))
+            verdicts[i]["reasons"] = self._reasons(replace(explanation, detection=detection[i]))
         return verdicts
 
     def _explained(self, images: Tensor) -> list[Explained]:
@@ -100,23 +100,23 @@ class Judge:
         half = len(images) // 2
         return [*self._explained(images[:half]), *self._explained(images[half:])]
 
-    def _reasons(self, explained: Explained) -> dict[str, Any]:
+    def _reasons(self, explanation: Explained) -> dict[str, Any]:
         """Why an image was flagged, as plain values."""
         taps = [
             {"member": member, "tap": tap, "contribution": amount}
-            for member, names in explained.tap_names.items()
-            for tap, amount in zip(names[:-1], explained.taps[member][0].tolist(), strict=False)
+            for member, names in explanation.tap_names.items()
+            for tap, amount in zip(names[:-1], explanation.taps[member][0].tolist(), strict=False)
             if 0 < amount < float("inf")
         ]
-        members = dict(zip(explained.member_names, explained.members[0].tolist(), strict=True))
+        members = dict(zip(explanation.member_names, explanation.members[0].tolist(), strict=True))
         return {
-            "sentences": explained.sentences(),
-            "members": members if bool(explained.finite[0]) else {},
+            "sentences": explanation.sentences(),
+            "members": members if bool(explanation.finite[0]) else {},
             "taps": sorted(taps, key=lambda tap: -tap["contribution"])[:MOST_TAPS],
         }
 
-    def _verdicts(self, found: Detection) -> list[Verdict]:
-        plain = found.to_dict()
+    def _verdicts(self, detection: Detection) -> list[Verdict]:
+        plain = detection.to_dict()
         parts = plain.get("parts") or {}
         return [
             {
@@ -134,8 +134,8 @@ class Judge:
         """Judge two black images, so that kernels are compiled. The monitor does not see them."""
         channels, (height, width) = len(self.preprocessing.mean), self.preprocessing.size
         pixels = torch.zeros(2, height, width, channels, dtype=torch.uint8)
-        found = self.detector(pixels if self.takes_pixels else pixels.permute(0, 3, 1, 2).float())
-        self.parts = tuple(found.parts or ())
+        detection = self.detector(pixels if self.takes_pixels else pixels.permute(0, 3, 1, 2).float())
+        self.parts = tuple(detection.parts or ())
 
     def save(self) -> bool:
         """Keep the state of the monitor. Return whether that worked. A full disk stops nothing."""

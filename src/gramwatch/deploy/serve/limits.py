@@ -32,10 +32,10 @@ class Limits:
     """How long a request may wait for its verdicts, after its body came. Decoding counts."""
 
     def __post_init__(self) -> None:
-        for each in fields(self):
-            value = getattr(self, each.name)
+        for limit in fields(self):
+            value = getattr(self, limit.name)
             if value is not None and value <= 0:
-                raise InputError(f"{each.name} must be positive, got {value}")
+                raise InputError(f"{limit.name} must be positive, got {value}")
         if self.batch_size < 2:
             raise InputError(f"batch_size must be at least 2, got {self.batch_size}")
         if self.images > self.queue:

@@ -173,7 +173,7 @@ class InferenceRequest(BaseModel):
 
     def chosen(self, types: Mapping[str, Datatype]) -> dict[str, Datatype]:
         """The outputs that are asked for, or all."""
-        names = [each.name for each in self.outputs] or list(types)
+        names = [output.name for output in self.outputs] or list(types)
         if unknown := [name for name in names if name not in types]:
             raise RefusalError(400, f"there is no output {unknown[0]!r:.80}: choose from {', '.join(types)}")
         return {name: types[name] for name in names} | ({REASONS: "BYTES"} if self.reasons else {})

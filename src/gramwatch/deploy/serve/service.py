@@ -148,9 +148,11 @@ class Service:
             of_each = PLACES_WITH_REASONS if reasons else 1
             places += self._enter(of_each * len(images) - 1)
             inputs = await self._decoded(images, until, self.limits.queue - places)
-            judged = [asyncio.ensure_future(self._batches.process(Asked(each, reasons))) for each in inputs]
-            for each in judged:
-                each.add_done_callback(lambda _: self._leave(of_each))
+            judged = [
+                asyncio.ensure_future(self._batches.process(Asked(tensor, reasons))) for tensor in inputs
+            ]
+            for job in judged:
+                job.add_done_callback(lambda _: self._leave(of_each))
             places = 0
         finally:
             self._leave(places)
@@ -159,7 +161,7 @@ class Service:
         _, late = await asyncio.wait(judged, timeout=until - time.monotonic())
         if late:
             raise too_late()
-        return [each.result() for each in judged]
+        return [job.result() for job in judged]
 
     def _enter(self, images: int) -> int:
         if not self.ready:
@@ -243,7 +245,7 @@ class Service:
 
         Until they are decoded, they take up to so many `places` more.
         """
-        taken = self._enter(min(places, sum(each.work for each in images) // PIXELS_OF_A_PLACE))
+        taken = self._enter(min(places, sum(image.work for image in images) // PIXELS_OF_A_PLACE))
         loop = asyncio.get_running_loop()
         jobs = asyncio.gather(
             *[
@@ -266,10 +268,10 @@ class Service:
         if not done:  # the threads notice it, too
             raise too_late()
         inputs: list[Tensor] = []
-        for each in [each for group in jobs.result() for each in group]:
-            if isinstance(each, DataError):
-                raise RefusalError(400, f"image {len(inputs)}: {each}")
-            inputs.append(each)
+        for outcome in [outcome for group in jobs.result() for outcome in group]:
+            if isinstance(outcome, DataError):
+                raise RefusalError(400, f"image {len(inputs)}: {outcome}")
+            inputs.append(outcome)
         return inputs
 
     def _read(self, images: Sequence[Begun], until: float) -> list[Tensor | DataError]:
@@ -304,5 +306,6 @@ def _groups(images: Sequence[Begun]) -> list[list[Begun]]:
 
 def _is_full(group: Sequence[Begun]) -> bool:
     return (
-        sum(each.size for each in group) > WORTH_A_JOB or sum(each.work for each in group) > PIXELS_OF_A_PLACE
+        sum(image.size for image in group) > WORTH_A_JOB
+        or sum(image.work for image in group) > PIXELS_OF_A_PLACE
     )
