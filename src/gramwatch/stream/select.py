@@ -66,7 +66,7 @@ def select(
     a warning says how many ranking images it would take. (Half of the calibration images rank.)
 
     Args:
-        p_values: `found.p_value` of all images, `(m,)`, or `found` itself.
+        p_values: `detection.p_value` of all images, `(m,)`, or the detection itself.
         fdr: the false-discovery rate.
         procedure: `"bh"` (Benjamini-Hochberg) or `"storey"`.
         ranking: the number of calibration images that rank, `len(guard.calibration_scores_)`. If it is not

@@ -1,7 +1,7 @@
 "use strict";
 (async () => {
   const $ = (id) => document.getElementById(id);
-  const made = (name, text, kind) => {
+  const newElement = (name, text, kind) => {
     const element = document.createElement(name);
     if (text !== undefined) element.textContent = text;
     if (kind) element.className = kind;
@@ -54,9 +54,9 @@
     } catch {
       throw new Error("gramwatch does not answer, or the file cannot be read. Does the command still run in its terminal?");
     }
-    const found = await answer.json().catch(() => ({ error: `the answer has the status ${answer.status}` }));
-    if (!answer.ok) throw new Error(found.error);
-    return found;
+    const verdict = await answer.json().catch(() => ({ error: `the answer has the status ${answer.status}` }));
+    if (!answer.ok) throw new Error(verdict.error);
+    return verdict;
   }
 
   function fail(reason) {
@@ -70,51 +70,51 @@
   // --- the answer -----------------------------------------------------------------------------------
   const short = (value, digits = 2) => String(Number(value.toPrecision(digits)));
 
-  function show(found, image) {
-    const named = found.class === null ? `class ${found.predicted}` : found.class;
-    $("verdict").className = found.is_ood ? "flagged" : "";
-    $("said").textContent = found.is_ood ? "✗ Flagged" : "✓ Not flagged";
+  function show(verdict, image) {
+    const named = verdict.class === null ? `class ${verdict.predicted}` : verdict.class;
+    $("verdict").className = verdict.is_ood ? "flagged" : "";
+    $("said").textContent = verdict.is_ood ? "✗ Flagged" : "✓ Not flagged";
     $("predicted").textContent = `The network says: ${named}`;
-    const score = found.score === null ? "The score is infinite" : `The score is ${short(found.score, 3)}`;
-    const limit = found.threshold === null ? "" : `; images above ${short(found.threshold, 3)} are flagged`;
-    $("how").textContent = `${score}${limit}. Compared: ${found.compared} (p = ${short(found.p_value)}).`;
-    showPictures(found, image);
-    $("sentences").replaceChildren(...found.sentences.map((text) => made("li", text)));
-    $("members").hidden = found.members.length < 2;
-    const most = Math.max(...found.members.map((member) => member.adds), 1e-9);
-    document.querySelector("#members tbody").replaceChildren(...found.members.map((member) => row(member, most, found.is_ood)));
-    $("notes").hidden = !found.notes.length;
-    document.querySelector("#notes ul").replaceChildren(...found.notes.map((text) => made("li", text)));
+    const score = verdict.score === null ? "The score is infinite" : `The score is ${short(verdict.score, 3)}`;
+    const limit = verdict.threshold === null ? "" : `; images above ${short(verdict.threshold, 3)} are flagged`;
+    $("how").textContent = `${score}${limit}. Compared: ${verdict.compared} (p = ${short(verdict.p_value)}).`;
+    showPictures(verdict, image);
+    $("sentences").replaceChildren(...verdict.sentences.map((text) => newElement("li", text)));
+    $("members").hidden = verdict.members.length < 2;
+    const most = Math.max(...verdict.members.map((member) => member.adds), 1e-9);
+    document.querySelector("#members tbody").replaceChildren(...verdict.members.map((member) => row(member, most, verdict.is_ood)));
+    $("notes").hidden = !verdict.notes.length;
+    document.querySelector("#notes ul").replaceChildren(...verdict.notes.map((text) => newElement("li", text)));
     $("answer").hidden = false;
-    $("status").textContent = `${found.is_ood ? "Flagged" : "Not flagged"}. The network says: ${named}.`;
+    $("status").textContent = `${verdict.is_ood ? "Flagged" : "Not flagged"}. The network says: ${named}.`;
     $("status").hidden = false;
     $("status").className = "unseen";  // read aloud; the same is in the box
     inView();
   }
 
-  function showPictures(found, image) {
+  function showPictures(verdict, image) {
     if (address) URL.revokeObjectURL(address);
     address = URL.createObjectURL(image);
     $("f-given").hidden = false;
     $("given").onerror = () => { $("f-given").hidden = true; };  // the browser does not know TIFF
     $("given").onload = () => { $("given").classList.toggle("few", $("given").naturalWidth < 100); };
     $("given").src = address;
-    $("seen").src = found.input;
-    $("f-map").hidden = found.map === null;
-    if (found.map !== null) $("map").src = found.map;
-    $("map-says").textContent = found.map === null ? "There is no map for this image: the notes say why."
+    $("seen").src = verdict.input;
+    $("f-map").hidden = verdict.map === null;
+    if (verdict.map !== null) $("map").src = verdict.map;
+    $("map-says").textContent = verdict.map === null ? "There is no map for this image: the notes say why."
       : "The redder a place, the more it adds to the score. The reddest place of every image is equally red, also if nothing is unusual.";
   }
 
   function row(member, most, flagged) {
-    const line = made("tr"), name = made("th", member.name + (member.sees ? ` (${member.sees})` : "")), bar = made("td", undefined, "bar");
+    const line = newElement("tr"), name = newElement("th", member.name + (member.sees ? ` (${member.sees})` : "")), bar = newElement("td", undefined, "bar");
     name.scope = "row";
     if (member.adds > 0) {
-      const filled = made("div", undefined, flagged ? "flagged" : "");
+      const filled = newElement("div", undefined, flagged ? "flagged" : "");
       filled.style.width = `${100 * member.adds / most}%`;
       bar.append(filled);
     }
-    line.append(name, made("td", member.adds.toFixed(2), "number"), bar, made("td", member.p_value === null ? "" : short(member.p_value), "number"));
+    line.append(name, newElement("td", member.adds.toFixed(2), "number"), bar, newElement("td", member.p_value === null ? "" : short(member.p_value), "number"));
     return line;
   }
 
@@ -201,7 +201,7 @@
     const left = Math.max(0, Math.min(...edges(-1, 0))), right = Math.min(canvas.width, Math.max(...edges(1, 0)));
     const top = Math.max(0, Math.min(...edges(-1, 1))), bottom = Math.min(canvas.height, Math.max(...edges(1, 1)));
     const width = Math.max(1, right - left), height = Math.max(1, bottom - top), side = Math.max(width, height);
-    const square = made("canvas"), to = square.getContext("2d");
+    const square = newElement("canvas"), to = square.getContext("2d");
     square.width = square.height = canvas.width;
     const scale = square.width / side;
     to.fillStyle = $("paper").value;
@@ -238,7 +238,7 @@
     $("photograph").disabled = true;
   }
   $("photograph").addEventListener("click", async () => {
-    const video = $("video"), still = made("canvas");
+    const video = $("video"), still = newElement("canvas");
     still.width = video.videoWidth;
     still.height = video.videoHeight;
     still.getContext("2d").drawImage(video, 0, 0);
@@ -251,7 +251,7 @@
     document.querySelectorAll("#examples button").forEach((button) => button.setAttribute("aria-pressed", String(button === chosen)));
   }
   function example(name, number) {
-    const item = made("li"), button = made("button"), image = made("img");
+    const item = newElement("li"), button = newElement("button"), image = newElement("img");
     button.type = "button";
     button.title = name;
     button.setAttribute("aria-pressed", "false");
@@ -277,8 +277,8 @@
   $("try").hidden = !about.examples.length;
   $("examples").replaceChildren(...about.examples.map(example));
   $("facts").replaceChildren(...about.facts.map(([name, value]) => {
-    const pair = made("div");
-    pair.append(made("dt", name), made("dd", value));
+    const pair = newElement("div");
+    pair.append(newElement("dt", name), newElement("dd", value));
     return pair;
   }));
   document.documentElement.dataset.ready = "true";
