@@ -5,7 +5,7 @@ INSTALLED := .venv/.installed
 # Python keeps what it compiles: the tests start many processes.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-real test-browser test-cuda test-triton test-ray fuzz stress bench docs pictures lint kernels format clean
+.PHONY: demo test quick test-real test-browser test-cuda test-triton test-ray fuzz stress bench docs pictures lint kernels format clean
 .DEFAULT_GOAL := test
 
 # pip says a line for each package: nobody waits for minutes without a word. The exit code is that of pip, not of awk.
@@ -43,6 +43,15 @@ demo: $(if $(wildcard $(INSTALLED)),$(INSTALLED),$(DEMO))  ## train two small ne
 test: $(INSTALLED)  ## lint, types and the tests
 	$(MAKE) --jobs=2 lint kernels
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not real"
+
+# One part of each package, and the contract for three detectors: under 90 seconds on two cores.
+QUICK := tests/test_imports.py tests/test_package.py tests/test_contract.py tests/numerics/test_statistics.py \
+	tests/numerics/test_bounds.py tests/numerics/test_deviation.py tests/watch/test_tap.py tests/detect/test_threshold.py \
+	tests/detect/test_detector.py tests/guard/test_guard.py tests/files tests/cli/test_app.py tests/cli/test_info.py
+quick: $(INSTALLED)  ## the tests that matter while working
+	$(BIN)/ruff check .
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -q \
+		-m "not real" -k "not test_contract or gram or guard or energy" $(QUICK)
 
 test-real: $(INSTALLED)  ## the long checks on real networks and data
 	$(BIN)/python -m pytest -m real

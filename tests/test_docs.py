@@ -56,7 +56,7 @@ HOLDS: dict[str, Callable[[dict[str, Any]], object]] = {
     "text": lambda names: (
         names["flagged"].all() and max(names["explained"].tokens(0)[1:], key=_added).place == 8
     ),
-    "gpus": lambda names: int(names["found"].is_ood.sum()) >= 4,
+    "gpus": lambda names: int(names["detection"].is_ood.sum()) >= 4,
     "lightning": lambda names: names["guard"].metadata["checkpoint"] == "epoch=5-step=72.ckpt",
 }
 """What is so after the program of a page."""
@@ -122,7 +122,7 @@ def given() -> dict[str, Any]:
         "guard": guard,
         "images": data.test[:8],
         "image": data.test[0],
-        "found": guard(photograph_patches(8)),
+        "detection": guard(photograph_patches(8)),
         "stream": [*loaders["test"], *[photograph_patches(100)] * 3],
         "textures_loader": [photograph_patches(64)],
         "noise_loader": [torch.rand(64, 1, 8, 8)],

@@ -242,7 +242,7 @@ def test_the_code_on_the_page_runs(guard, tmp_path, monkeypatch, capsys):
     assert len(blocks) == 2
     monkeypatch.chdir(tmp_path)
     batches = [images(50, 3), images(50, 4), images(50, 5, 4.0)]
-    names = {"gramwatch": gramwatch, "guard": guard, "stream": batches, "found": guard(batches[-1])}
+    names = {"gramwatch": gramwatch, "guard": guard, "stream": batches, "detection": guard(batches[-1])}
     for block in blocks:
         exec(block, names)
     assert names["monitor"].alarm
