@@ -1,7 +1,7 @@
 """Images of a set in one size: reading, reducing and padding.
 
-Pillow reduces them. `nearest` takes single pixels, as in the archives of ODIN. `antialiased` is bicubic over all
-pixels that a new pixel covers. `crop` cuts out a random square and leaves its pixels unchanged.
+Pillow reduces them. `nearest` takes single pixels, as in the archives of ODIN. `antialiased` is bicubic over
+all pixels that a new pixel covers. `crop` cuts out a random square and leaves its pixels unchanged.
 """
 
 from collections.abc import Sequence
