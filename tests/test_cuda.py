@@ -178,12 +178,12 @@ def test_a_recorded_verdict_is_the_one_that_is_computed(net, per_class, monkeypa
     broken = pytest.warns(gramwatch.GramwatchWarning, match=r"1 input\(s\) with NaN")
     with broken:
         computed = [guard(x) for x in batches]
-    assert not guard._recorded._recorded
+    assert not guard._plan.graphs.verdicts._recorded
     monkeypatch.setattr(replay, "CALLS", 2)
-    guard._recorded = None
+    guard._plan.graphs.forget()
     with broken:
         found = [guard(x) for x in batches]  # kept until the end: a later verdict must not overwrite them
-    assert [recording is not None for recording in guard._recorded._recorded.values()] == [True]
+    assert [recording is not None for recording in guard._plan.graphs.verdicts._recorded.values()] == [True]
     for one, other in zip(found, computed, strict=True):
         assert_equal(one, other)
     assert found[-1].score[3] == torch.inf
@@ -200,7 +200,9 @@ def test_a_recorded_verdict_is_the_one_that_is_computed(net, per_class, monkeypa
     for each in (guard, copy.deepcopy(guard)):  # what was recorded before the calibration is forgotten
         for _ in range(4):
             assert_equal(each(batches[0]), anew)
-        assert [recording is not None for recording in each._recorded._recorded.values()] == [True]
+        assert [recording is not None for recording in each._plan.graphs.verdicts._recorded.values()] == [
+            True
+        ]
 
 
 def assert_close(found, expected):
@@ -224,7 +226,7 @@ def test_a_recorded_pass_is_the_one_that_is_computed(net, monkeypatch):
             return [guard(x) for x in batches]
 
     def assert_recorded(times):
-        assert [each is not None for each in guard._recorded._recorded.values()] == [True] * times
+        assert [each is not None for each in guard._plan.graphs.verdicts._recorded.values()] == [True] * times
 
     monkeypatch.setattr(replay, "CALLS", 2)
     computed, found = judged(False), judged(True)
@@ -291,7 +293,7 @@ def test_a_pass_of_a_compiled_network_is_recorded(net, monkeypatch):
     monkeypatch.setattr(replay, "CALLS", 2)
     for x, expected in zip(batches, computed, strict=True):
         assert_close(guard(x), expected)
-    assert [each is not None for each in guard._recorded._recorded.values()] == [True]
+    assert [each is not None for each in guard._plan.graphs.verdicts._recorded.values()] == [True]
     assert guard._plan._in_graph is not None
     with torch.no_grad():  # weights that change in place are followed
         for weight in net.parameters():
@@ -313,7 +315,7 @@ def test_a_batch_in_pieces_is_not_recorded_but_judged(net, record, monkeypatch):
     assert guard.planned(x).at_once < 50
     for _ in range(4):
         assert_close(guard(x), expected)
-    assert guard._recorded is None
+    assert not guard._plan.graphs.verdicts._recorded
 
 
 @pytest.mark.parametrize("record", [False, True])
@@ -329,7 +331,7 @@ def test_what_was_recorded_in_inference_mode_serves_outside_of_it(net, record, m
         for _ in range(3):
             assert_close(guard(x), expected)
     assert_close(guard(x), expected)
-    assert [each is not None for each in guard._recorded._recorded.values()] == [True]
+    assert [each is not None for each in guard._plan.graphs.verdicts._recorded.values()] == [True]
 
 
 def test_a_network_that_asks_the_gpu_is_not_recorded(net, monkeypatch):
@@ -349,7 +351,7 @@ def test_a_network_that_asks_the_gpu_is_not_recorded(net, monkeypatch):
     guard.record_pass = True
     for _ in range(4):
         assert_close(guard(x), expected)
-    assert list(guard._recorded._recorded.values()) == [None]
+    assert list(guard._plan.graphs.verdicts._recorded.values()) == [None]
 
 
 def test_what_cannot_be_recorded_is_computed(net, monkeypatch):
@@ -364,7 +366,7 @@ def test_what_cannot_be_recorded_is_computed(net, monkeypatch):
     guard.calibrate([torch.randn(200, 3, 16, 16)])
     batches = [torch.randn(50, 3, 16, 16, device="cuda") for _ in range(5)]
     first = [guard(x) for x in batches]
-    assert list(guard._recorded._recorded.values()) == [None]
+    assert list(guard._plan.graphs.verdicts._recorded.values()) == [None]
     for x, expected in zip(batches, first, strict=True):
         assert_equal(guard(x), expected)
 

@@ -158,10 +158,11 @@ def test_what_a_gpu_would_record_is_the_verdict(per_class: bool) -> None:
         copied.append(t)
         return t.clone()
 
-    apart = guard._given(some).changed(copy)
+    graphs = guard.planned(some).graphs
+    apart = graphs.given(some, guard).changed(copy)
     assert len(copied) == len({id(t) for t in copied})  # those that members share are copied once
-    for given in (apart, guard._given(Nest(some).changed(torch.clone).value)):
-        found = guard._judge_given(given)
+    for given in (apart, graphs.given(Nest(some).changed(torch.clone).value, guard)):
+        found = guard.judge_given(given)
         for one, other in zip(found, expected, strict=True):
             torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
 
@@ -172,5 +173,6 @@ def test_nothing_in_a_guard_asks_for_values_before_its_end() -> None:
     guard.calibrate(batches(8), progress=False)
     some = batches(1)[0]
     guard(some)
-    assert not asks_for_values(lambda: guard._judge_given(guard._given(some)), "cpu")
+    graphs = guard.planned(some).graphs
+    assert not asks_for_values(lambda: guard.judge_given(graphs.given(some, guard)), "cpu")
     assert asks_for_values(lambda: guard(some), "cpu")  # how many are broken, at the end

@@ -3,7 +3,7 @@
 A guard is a detector made of detectors. Its rule is in `joint`, its ranks are in `threshold`.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 from typing import Any
@@ -32,11 +32,10 @@ from gramwatch.guard import pretrained
 from gramwatch.guard.rehearsal import check_facts, check_weights, rehearse
 from gramwatch.inputs import image_numbers
 from gramwatch.inputs.adapters import InputsAdapter, LogitsAdapter, MaskAdapter
-from gramwatch.inputs.batches import Inputs, count_examples, on_device
+from gramwatch.inputs.batches import Inputs, on_device
 from gramwatch.methods import METHODS, TRAINED
 from gramwatch.methods.gram import GramDetector
 from gramwatch.observe.observation import Observation
-from gramwatch.observe.replay import Nest, Replay
 from gramwatch.watch import Look, Network, unwrap
 
 MEMBERS = ("gram", "profile", "class_ratio", "energy", "mahalanobis_pp", "knn", "image")
@@ -148,7 +147,6 @@ class Guard(Detector):
     title = "Guard"
     stands_beside_baseline = True
     uses_labels = False
-    _recorded: Replay[Any] | None
 
     def __init__(
         self,
@@ -222,13 +220,11 @@ class Guard(Detector):
         self.per_class, self.rehearse = bool(per_class), bool(rehearse)
         self._chosen = list(members)
         self.record_pass = False
-        self._records_pass = False
         super().__init__(network, level=level)
 
     def _begin(self) -> None:
         self.members = self._all_members
         self._settled = False
-        self._weights: list[Tensor] = []
         super()._begin()
 
     def reset(self) -> "Guard":
@@ -265,15 +261,6 @@ class Guard(Detector):
         for member in self.members.values():
             member.to(device)
         return self
-
-    def forget_calibration(self) -> None:
-        """Forget the calibration, which no longer holds after further training data."""
-        super().forget_calibration()
-        self._recorded = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        """The state of a copy: it has no recordings."""
-        return {**vars(self), "_recorded": None}
 
     def _described_fit(self) -> str:
         weights = None if self._calibration is None else self._calibration.rule.weights
@@ -418,26 +405,11 @@ class Guard(Detector):
 
     def _replayed(self, inputs: Inputs) -> Verdict:
         """The verdict on a batch on a GPU, by a CUDA graph if the batch fits into one pass."""
-        inputs = on_device(inputs, self.network.model)
-        if count_examples(inputs) > self.planned(inputs).at_once:
-            return self.judge(self._run(inputs))
-        if self._recorded is None or self._records_pass != self.record_pass:
-            self._records_pass = self.record_pass
-            self._weights = [*self.model.parameters(), *self.model.buffers()] if self.record_pass else []
-            self._recorded = (
-                Replay(lambda nest: self._judge_given(self._given(nest.value)), self._tables)
-                if self.record_pass
-                else Replay(self._judge_given)
-            )
-        if self.record_pass:
-            places = tuple(weight.data_ptr() for weight in self._weights)
-            return Verdict(*self._recorded(Nest(inputs, places)))
-        return Verdict(*self._recorded(self._given(inputs)))
+        tensors = self.planned(inputs).judged(inputs, self)
+        return self.judge(self._run(inputs)) if tensors is None else Verdict(*tensors)
 
-    @torch.inference_mode()
-    def _given(self, inputs: Inputs) -> Given:
-        """One forward pass: what the CUDA graph reads. Members with kernels of their own have measured."""
-        (observations,) = self.planned(inputs).run(inputs)
+    def given(self, observations: Sequence[Observation]) -> Given:
+        """What a CUDA graph reads. Members with kernels of their own have measured."""
         return Given(
             tuple(
                 leaf.measured(observation) if leaf.measured_by_kernels else observation
@@ -445,14 +417,14 @@ class Guard(Detector):
             )
         )
 
-    def _judge_given(self, given: Given) -> tuple[Tensor, ...]:
+    def judge_given(self, given: Given) -> tuple[Tensor, ...]:
         """The tensors of the verdict. This does not wait for a GPU."""
         (measured,) = measure([self], self._observers, [given.parts])
         return tuple(t for t in self.judge(measured) if t is not None)
 
-    def _tables(self) -> list[Tensor]:
-        """The tensors that kernels read which PyTorch does not see: ours, and those of torch.compile."""
-        return [*(table for member in self.members.values() for table in member.tables()), *self._weights]
+    def tables(self) -> list[Tensor]:
+        """The fitted tensors that kernels of the members read."""
+        return [table for member in self.members.values() for table in member.tables()]
 
     # --- save and load -------------------------------------------------------------------------------
 

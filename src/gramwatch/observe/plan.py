@@ -29,8 +29,8 @@ from gramwatch.inputs.batches import (
 )
 from gramwatch.numerics.samples import WHOLE, Sample
 from gramwatch.observe.eager import Pass, Readers
+from gramwatch.observe.graphs import Graphs, Judge
 from gramwatch.observe.observation import Averaged, Head, Needs, Observation, Statistics
-from gramwatch.observe.replay import Nest, Replay
 from gramwatch.observe.traced import side_by_side, traceable
 from gramwatch.observe.uses import GramTable, Mean, Read, Uses
 from gramwatch.watch import Look, Network, Taps, judging, unwrap
@@ -108,7 +108,6 @@ class Plan:
         self._uses = Uses(self.taps, list(self.tables.values()), averaged)
         self._readers: Readers = {}
         self._views = {need: self._view_of(need) for need in self.needs}
-        self._read_means: list[Mean] = []
 
     @staticmethod
     def of(network: Network, needs: Sequence[Needs], inputs: Inputs) -> "Plan":
@@ -185,9 +184,19 @@ class Plan:
         inputs = on_device(inputs, self.network.model)
         form, examples = signature(inputs), count_examples(inputs)
         if form == self.form and 0 < examples <= self.at_once:
-            read = self._read_recorded(inputs) if record else self._read(inputs, False)
+            read = self.graphs.read(inputs) if record else self._read(inputs)
             return [self.observed(read, inputs, labels, form)]
         return self._checked(inputs, labels, form)
+
+    def judged(self, inputs: Inputs, judge: Judge) -> tuple[Tensor, ...] | None:
+        """The tensors of a verdict on a batch, replayed on a GPU. None if the batch takes several passes."""
+        inputs = on_device(inputs, self.network.model)
+        return None if count_examples(inputs) > self.at_once else self.graphs.judged(inputs, judge)
+
+    @cached_property
+    def graphs(self) -> Graphs:
+        """The CUDA graphs of the pass, and of verdicts."""
+        return Graphs(self.network, self._read, lambda inputs: next(iter(self.run(inputs))))
 
     def _checked(self, inputs: Inputs, labels: Tensor | None, form: Signature) -> Iterator[list[Observation]]:
         """`run` for inputs of a new form, which a detector may refuse, and for large batches."""
@@ -246,7 +255,7 @@ class Plan:
             )
         return [observations[needs] for needs in self.needs]
 
-    def _read(self, inputs: Inputs, gradients: bool) -> Read:
+    def _read(self, inputs: Inputs, gradients: bool = False) -> Read:
         """One forward pass. A compiled network stays compiled, unless gradients are needed."""
         if self._in_graph is None or gradients:
             return self._read_eagerly(inputs, gradients)
@@ -268,30 +277,6 @@ class Plan:
             return read
 
     _missed = 0
-
-    def _read_recorded(self, inputs: Inputs) -> Read:
-        """`_read`, replayed on a GPU as a CUDA graph. Weights that have moved make a new recording."""
-        replay, weights = self._replay
-        logits, *rest = replay(Nest(inputs, tuple([weight.data_ptr() for weight in weights])))
-        tables, means = len(self.tables), len(self._read_means)
-        return Read(
-            logits,
-            rest[:tables],
-            dict(zip(self._read_means, rest[tables : tables + means], strict=True)),
-            rest[tables + means :],
-        )
-
-    @cached_property
-    def _replay(self) -> tuple[Replay[Nest], list[Tensor]]:
-        """The recordings of the pass, and the tensors of the network."""
-        weights = [*self.network.model.parameters(), *self.network.model.buffers()]
-
-        def read(given: Nest) -> tuple[Tensor, ...]:
-            logits, tables, means, features = self._read(given.value, False)
-            self._read_means = list(means)
-            return (logits, *tables, *means.values(), *features)
-
-        return Replay(read, lambda: weights), weights
 
     def _do_without_graph(self, error: Exception) -> None:
         """Run the network uncompiled from now on, and warn."""
@@ -326,7 +311,7 @@ class Plan:
 
     def __getstate__(self) -> dict[str, Any]:
         """The state of a copy. It compiles its own network, and has no recordings and prepared kernels."""
-        own = {name: value for name, value in vars(self).items() if name not in ("_in_graph", "_replay")}
+        own = {name: value for name, value in vars(self).items() if name not in ("_in_graph", "graphs")}
         return {**own, "_readers": {}}
 
     @outside_compilation
