@@ -78,8 +78,8 @@ def bounds_of_resnet50(half: bool = False) -> str:
     names: dict[str, Any] = {"gramwatch": gramwatch}
     (block,) = [block for block in blocks(DOCS / "limits.md") if "def bounds_in_bytes" in block.code]
     block.run(names)
-    found = names["bounds_in_bytes"](import_torchvision().models.resnet50(), torch.rand(2, 3, 64, 64), 1000)
-    return f"{found / (2e9 if half else 1e9):.1f} GB"
+    size = names["bounds_in_bytes"](import_torchvision().models.resnet50(), torch.rand(2, 3, 64, 64), 1000)
+    return f"{size / (2e9 if half else 1e9):.1f} GB"
 
 
 def architectures() -> str:
@@ -151,10 +151,10 @@ def pointing(
     kind: str, *, artefact: str = "", keys: tuple[str, ...] = ("resnet18", "vit", "densenet")
 ) -> str:
     """In how many flagged images the peak of the map lies inside the region."""
-    found = [explained(key, kind) for key in keys]
+    planted = [explained(key, kind) for key in keys]
     if artefact:
-        return span(100 * row["by_artefact"][artefact]["pointing_because"] for row in found) + " %"
-    return span(100 * row[f"pointing: {OURS}"]["because"] for row in found) + " %"
+        return span(100 * row["by_artefact"][artefact]["pointing_because"] for row in planted) + " %"
+    return span(100 * row[f"pointing: {OURS}"]["because"] for row in planted) + " %"
 
 
 def alarm(place: int) -> Callable[[], str]:

@@ -108,22 +108,22 @@ Row = dict[str, Any]
 
 def measured() -> dict[str, list[Row]]:
     """The rates of both tables: simulated in about ten seconds."""
-    found: dict[str, list[Row]] = {"classes": [], "groups": []}
+    simulated_rates: dict[str, list[Row]] = {"classes": [], "groups": []}
     for per_class, name in ((False, "together"), (True, "`per_class=True`")):
-        each = rates(per_class=per_class)
+        measurement = rates(per_class=per_class)
         for i, alpha in enumerate(ALPHAS):
-            shares = [each.overall[i], each.by_class[:-RARE].amax(0)[i], each.rare[i]]
-            found["classes"].append(
+            shares = [measurement.overall[i], measurement.by_class[:-RARE].amax(0)[i], measurement.rare[i]]
+            simulated_rates["classes"].append(
                 {"name": name, "alpha": alpha, "rates": [float(share) for share in shares]}
             )
     for classes, name in ((SCARCE, "8 % in rare classes"), (BORDER, "five classes near the limit")):
-        each = rates(per_class=True, shares=classes, calibration=2000, fresh=2000, repeats=300)
+        measurement = rates(per_class=True, shares=classes, calibration=2000, fresh=2000, repeats=300)
         for i, alpha in enumerate(ALPHAS):
-            shares = [each.overall[i], each.alone[i], each.shared[i]]
-            found["groups"].append(
+            shares = [measurement.overall[i], measurement.alone[i], measurement.shared[i]]
+            simulated_rates["groups"].append(
                 {"name": name, "alpha": alpha, "rates": [float(share) for share in shares]}
             )
-    return found
+    return simulated_rates
 
 
 HEADS = {
@@ -133,17 +133,17 @@ HEADS = {
 }
 
 
-def table(found: dict[str, list[Row]], kind: str) -> str:
+def table(simulated_rates: dict[str, list[Row]], kind: str) -> str:
     """One of the tables, in Markdown."""
     lines = [f"| {HEADS[kind]} |", "| --- | ---: | ---: | ---: | ---: |"]
-    for row in found[kind]:
+    for row in simulated_rates[kind]:
         cells = " | ".join(f"{100 * share:.2f} %" for share in row["rates"])
         lines.append(f"| {row['name']} | {100 * row['alpha']:.0f} % | {cells} |")
     return "\n".join(lines)
 
 
 if __name__ == "__main__":
-    found = measured()
+    simulated_rates = measured()
     for path in sys.argv[1:]:
-        Path(path).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    print(*(table(found, kind) for kind in HEADS), sep="\n\n")
+        Path(path).write_text(json.dumps(simulated_rates, indent=1) + "\n", encoding="utf-8")
+    print(*(table(simulated_rates, kind) for kind in HEADS), sep="\n\n")

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from gramwatch.errors import InputError, TapError
 from gramwatch.inputs import image_numbers
+from gramwatch.inputs.adapters import wrappers
 from gramwatch.inputs.batches import (
     Inputs,
     Signature,
@@ -36,7 +37,7 @@ from gramwatch.watch import Look, Network, Taps, judging, unwrap
 from gramwatch.watch.compiled import channel_means, compiled_as, statistics
 from gramwatch.watch.observe import Makers, OtherCallsError, ordinary, run_by_modules, run_watched
 from gramwatch.watch.padding import Real
-from gramwatch.watch.running import is_compiled, outside_compilation, warn_uncompiled, wrappers
+from gramwatch.watch.running import is_compiled, outside_compilation, warn_uncompiled
 
 MOST_MISSED = 20
 """After so many passes in a row in which PyTorch compiled nothing, a compiled network runs uncompiled."""
