@@ -24,11 +24,11 @@ from gramwatch.detect.ranks import begin_on_ranks, measured_all
 from gramwatch.detect.split import KeptInputs
 from gramwatch.errors import InputError, warn
 from gramwatch.files import artifact
+from gramwatch.inputs.adapters import InputsAdapter, LogitsAdapter, MaskAdapter
 from gramwatch.inputs.batches import Inputs, count_examples, on_device
 from gramwatch.observe.observation import Observation
 from gramwatch.observe.plan import Plan
 from gramwatch.watch import Look, Network, unwrap
-from gramwatch.watch.running import InputsAdapter, LogitsAdapter, MaskAdapter
 
 if TYPE_CHECKING:
     from gramwatch.explain.explained import Explained

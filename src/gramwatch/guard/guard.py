@@ -31,12 +31,12 @@ from gramwatch.files.artifact import Field
 from gramwatch.guard import pretrained
 from gramwatch.guard.rehearsal import check_facts, check_weights, rehearse
 from gramwatch.inputs import image_numbers
+from gramwatch.inputs.adapters import InputsAdapter, LogitsAdapter, MaskAdapter
 from gramwatch.inputs.batches import Inputs, on_device
 from gramwatch.methods import METHODS, TRAINED
 from gramwatch.methods.gram import GramDetector
 from gramwatch.observe.observation import Observation
 from gramwatch.watch import Look, Network, unwrap
-from gramwatch.watch.running import InputsAdapter, LogitsAdapter, MaskAdapter
 
 MEMBERS = ("gram", "profile", "class_ratio", "energy", "mahalanobis_pp", "knn", "image")
 """The default members. A member that tells little about a network gets a small weight."""

@@ -14,10 +14,10 @@ from gramwatch.detect.passes import explained
 from gramwatch.errors import InputError
 from gramwatch.files import artifact
 from gramwatch.files.artifact import Field
+from gramwatch.inputs.adapters import InputsAdapter, LogitsAdapter, MaskAdapter
 from gramwatch.inputs.batches import Inputs, on_device
 from gramwatch.observe.observation import Needs, Observation
 from gramwatch.watch import Network
-from gramwatch.watch.running import InputsAdapter, LogitsAdapter, MaskAdapter
 
 _M = TypeVar("_M", bound="Method")
 NEEDS = ("features", "head", "channel_means")

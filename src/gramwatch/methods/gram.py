@@ -18,6 +18,7 @@ from gramwatch.detect.parts import Shares
 from gramwatch.errors import CalibrationError, InputError, NotFittedError, listed, warn
 from gramwatch.files import artifact
 from gramwatch.files.artifact import Field
+from gramwatch.inputs.adapters import InputsAdapter, LogitsAdapter, MaskAdapter
 from gramwatch.inputs.batches import (
     Inputs,
     Signature,
@@ -45,7 +46,6 @@ from gramwatch.numerics.statistics import STATISTICS, check_count, check_orders
 from gramwatch.observe.observation import WIDEST_TRIANGLE, Needs, Observation, Statistics
 from gramwatch.observe.plan import Plan
 from gramwatch.watch import Network, Tap, Taps, unwrap
-from gramwatch.watch.running import InputsAdapter, LogitsAdapter, MaskAdapter
 from gramwatch.watch.stored import taps_from_json, taps_to_json
 
 FEW_EXAMPLES = 20

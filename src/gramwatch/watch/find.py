@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from gramwatch.errors import NoTapError, TapError, warn_once
+from gramwatch.inputs.adapters import LogitsAdapter, Network, unwrap
 from gramwatch.inputs.batches import Inputs, mapped, on_device, repeated, tensors_in
 from gramwatch.watch.observe import Watch, ordinary
 from gramwatch.watch.operations import (
@@ -32,15 +33,7 @@ from gramwatch.watch.operations import (
     operation_of,
     watched,
 )
-from gramwatch.watch.running import (
-    LogitsAdapter,
-    Network,
-    call,
-    first_look,
-    judging,
-    outside_compilation,
-    unwrap,
-)
+from gramwatch.watch.running import call, first_look, judging, outside_compilation
 from gramwatch.watch.tap import Tap, Taps
 
 _T = TypeVar("_T")

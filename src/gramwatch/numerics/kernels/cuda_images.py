@@ -1,11 +1,11 @@
-"""The numbers of images on NVIDIA GPUs: the arithmetic is that of `image_numbers.sums_of` and `_measured`.
+"""The numbers of images on NVIDIA GPUs: the arithmetic is that of `image_numbers.sums_of` and `numbers_from`.
 
 Four Triton programs run one after the other:
 
 1. `halve` reads four lines: sums, extremes, and the image reduced to a half and a quarter.
 2. `read_parts` reads one part of one channel at one scale. It sums all else, about the channel's mean.
 3. `add_parts` adds the parts of each image.
-4. `write_numbers` is `_measured`.
+4. `write_numbers` is `numbers_from`.
 
 Sums of a part are in float32, one lane for each column. All that follows is in float64, but logarithms. Every
 program writes to a place of its own, so results are the same at every call. NaN and infinity make sums of
