@@ -43,10 +43,9 @@ def methods_of(file: str, name: str) -> list[str]:
 
 def loaded() -> int:
     """The number of modules of the library that `from gramwatch import Guard` loads."""
-    code = "import sys; from gramwatch import Guard; print(sum(m.split('.')[0] == 'gramwatch' for m in sys.modules))"
-    return int(
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    )
+    code = "import sys; from gramwatch import Guard; print(*sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return sum(module.partition(".")[0] == "gramwatch" for module in run.stdout.split())
 
 
 def rows() -> list[tuple[str, str, str, str, str]]:
@@ -99,11 +98,8 @@ def main() -> None:
     text, (begin, end) = PAGE.read_text(encoding="utf-8"), MARKS
     if begin not in text:
         raise SystemExit(f"{PAGE} has no line {begin}")
-    block = f"{begin}\n{table()}\n{end}"
-    PAGE.write_text(
-        re.sub(f"{re.escape(begin)}.*?{re.escape(end)}", lambda _: block, text, flags=re.DOTALL),
-        encoding="utf-8",
-    )
+    block, marked = f"{begin}\n{table()}\n{end}", f"{re.escape(begin)}.*?{re.escape(end)}"
+    PAGE.write_text(re.sub(marked, lambda _: block, text, flags=re.DOTALL), encoding="utf-8")
 
 
 if __name__ == "__main__":
