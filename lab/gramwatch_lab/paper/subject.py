@@ -95,7 +95,7 @@ class GramByOrder(GramDetector):
         assert statistics is not None
         assert finite is not None
         _, bounds = self._fitted()
-        at = [self._statistics.at(tap) for tap in self.taps]
+        at = [self.statistics.at(tap) for tap in self.taps]
         sizes = [each.features for each in at for _ in each.orders]
         starts = torch.tensor([0, *sizes]).cumsum(0).to(statistics.device)
         layout = replace(self._layout(statistics.device), starts=starts)

@@ -272,7 +272,10 @@ class Detector(Contract):
 
     def judge(self, measurement: Measurement) -> Verdict:
         """The verdict from a measurement, with what a detection shows besides the scores."""
-        verdict = self.ready(measurement.logits.device).calibration.judged(measurement)
+        ready, device = self._ready, measurement.logits.device
+        if ready is None or ready.device != device:
+            ready = self.ready(device)
+        verdict = ready.calibration.judged(measurement)
         shown: dict[str, Tensor] = {}
         if self.shows_deviations:
             shown = self.shown(measurement.values, verdict.predicted)
