@@ -16,7 +16,7 @@ from sphinx.transforms import SphinxTransform
 from sphinx.util.osutil import relative_uri
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "src"))
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "lab")]
 
 from gramwatch import __version__  # noqa: E402
 

@@ -15,13 +15,13 @@ from tests.stress_common import Row, Skipped
 ROOT = Path(__file__).parents[1]
 EXTRAS = ("cli", "export", "plot", "serve")
 TESTS = (
-    "test_guard.py",
-    "test_gram.py",
-    "test_artifact.py",
-    "test_monitor.py",
-    "serve",
+    "guard/test_guard.py",
+    "methods/test_gram.py",
+    "files/test_artifact.py",
+    "stream/test_monitor.py",
+    "deploy/serve",
     "cli/test_serve.py",
-    "test_exported.py",
+    "deploy/test_exported.py",
 )
 """What is run with the oldest and the newest dependencies."""
 PIP = ("-m", "pip", "--disable-pip-version-check", "-q")
@@ -99,7 +99,11 @@ def tested(folder: Path, which: str, pins: list[str]) -> Row:
     """Run the tests of the core, the service and the exported guard with these versions of dependencies."""
     python = environment(folder / which)
     ran(python, *PIP, "install", *pins, "pytest", "hypothesis")
-    env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    env = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT / "lab")]),
+        "OMP_NUM_THREADS": "1",
+    }
     done = subprocess.run(
         [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", *(f"tests/{name}" for name in TESTS)],
         cwd=ROOT, env=env, capture_output=True, text=True,

@@ -17,7 +17,7 @@ DOWNWARDS = {
 }
 """The only imports of a later package. They are inside a function, or for types."""
 OF_THE_WHOLE = """
-    architectures contract cuda docs examples fuzz imports limits moved package pages real
+    architecture architectures contract cuda docs examples fuzz imports limits moved package pages real
     reference stress
 """.split()
 """Tests that are named after no module: they are about all of the library, or about the repository."""

@@ -91,9 +91,20 @@ def test_names_of_modules_that_are_packages_now_still_work():
         "gramwatch.inputs.networks",
         "gramwatch_lab.networks.resnet",
     )
+    with pytest.warns(DeprecationWarning, match=" is now "):
+        from gramwatch.taps.tap import Sample
+    assert Sample.__module__ == "gramwatch.numerics.samples"
     for module in NAMES:
         with pytest.raises(AttributeError, match="nothing_of_the_kind"):
             importlib.import_module(module).nothing_of_the_kind  # noqa: B018
+
+
+@pytest.mark.parametrize("module", NAMES)
+def test_the_table_of_names_is_right(module):
+    for name, place in NAMES[module].items():
+        path, _, other = place.partition(":")
+        if name:
+            assert hasattr(importlib.import_module(path), other or name)
 
 
 def test_functions_with_the_name_of_an_old_module_stay_functions():

@@ -26,7 +26,7 @@ def by_bounds(explanation: Explained) -> Tensor:
     def receive(number: int, tensor: Tensor) -> None:
         tap = gram.taps[number]
         maps, grid = places.place(tensor, tap)
-        asked = gram.statistics_at(tap)
+        asked = gram.statistics.at(tap)
         if grid is None or ORDER not in asked.orders or asked.statistic != "row_sums":
             return
         value, low, high, outside = (

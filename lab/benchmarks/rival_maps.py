@@ -140,7 +140,7 @@ def _gradients_of_score(
     starts = gram._layout("cpu").starts.tolist()
     of_statistics = {}
     for number, tap in enumerate(gram.taps):
-        at = gram._statistics.at(tap)
+        at = gram.statistics.at(tap)
         if at.statistic == "row_sums":
             part = by_table[:, starts[number] : starts[number + 1]]
             of_statistics[tap.call] = (at.orders, part.unflatten(1, (len(at.orders), -1)))

@@ -84,6 +84,15 @@ NAMES = {
         **dict.fromkeys(("CIFAR", "IMAGENET"), "gramwatch_lab.networks.records"),
         "OUTLIER_EXPOSURE": "gramwatch.inputs.synthetic",
     },
+    "gramwatch.detect.detector": dict.fromkeys(("packed", "unpacked"), "gramwatch.detect.ranks")
+    | {"leaves_of": "gramwatch.detect.passes"},
+    "gramwatch.files.artifact": dict.fromkeys(("taps_from_json", "taps_to_json"), "gramwatch.watch.stored"),
+    "gramwatch.inputs.images": dict.fromkeys(("REDUCE", "padded", "pixels"), "gramwatch.inputs.reducing"),
+    "gramwatch.observe.observation": {"Plan": "gramwatch.observe.plan"},
+    "gramwatch.watch.running": dict.fromkeys(
+        ("InputsAdapter", "LogitsAdapter", "MaskAdapter", "adapted", "wrappers"), "gramwatch.inputs.adapters"
+    ),
+    "gramwatch.watch.tap": dict.fromkeys(("Sample", "TOGETHER", "WHOLE"), "gramwatch.numerics.samples"),
 }
 """Modules whose old names are elsewhere. Under the empty name: where all others are."""
 
@@ -140,6 +149,8 @@ class _Finder(MetaPathFinder, Loader):
             parent.__class__ = _Package
         spec = ModuleSpec(name, self, origin=new, is_package=hasattr(module, "__path__"))
         spec.loader_state = module.__spec__
+        if new in NAMES and not hasattr(module, "__getattr__"):
+            vars(module)["__getattr__"] = old_names(new)
         return spec
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:

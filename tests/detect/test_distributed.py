@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 import gramwatch
 from gramwatch import GramDetector, Guard, InputError, RankError
 from gramwatch.detect import distributed
-from gramwatch.detect.distributed import Shard
+from gramwatch.detect.shards import Shard
 from gramwatch.detect.split import KeptInputs
 from gramwatch.methods import FDBD, KNN, Energy, Mahalanobis, ViM
 from tests.guarded import Net, images, made

@@ -5,12 +5,12 @@ import torch
 
 from gramwatch.inputs import image_numbers
 from gramwatch.inputs.image_numbers import (
-    _fast_sums_of,
-    _measured,
     columns,
+    fast_sums_of,
     large_enough,
     look,
     numbers,
+    numbers_from,
     sums_of,
 )
 from gramwatch.numerics import kernels
@@ -29,8 +29,7 @@ def picture(count, channels, height, width, seed=0):
 
 def defined(x):
     """The numbers by the definition, in the precision of `x`."""
-    values = _measured(sums_of(large_enough(x))).values
-    return torch.cat([value for group in image_numbers.GROUPS for value in values[group]], 1)
+    return numbers_from(sums_of(large_enough(x)))
 
 
 UNIT = (
@@ -59,7 +58,7 @@ def test_the_kernel_gives_what_the_definition_gives(size, channels):
     """Not farther from 0 than 20: float32 is too coarse there to tell whether a pixel is just clipped."""
     x = picture(2, channels, *size)
     for scaled in (x, (x - 0.45) / 0.22, (x * 255).round(), 1e-3 * x, 20 + x):
-        assert _fast_sums_of(large_enough(scaled)) is not None
+        assert fast_sums_of(large_enough(scaled)) is not None
         assert_as_defined(scaled)
 
 
@@ -86,7 +85,7 @@ def test_rounding_does_not_decide_which_pixels_are_clipped(highest):
     x = torch.arange(256).clamp_max(highest).view(1, 1, 16, 16).float()
     for scaled in (x, x / 255, (x / 255 - 0.485) / 0.229):
         torch.testing.assert_close(sums_of(scaled).clipped.double(), sums_of(x.double()).clipped)
-        torch.testing.assert_close(_fast_sums_of(scaled).clipped, sums_of(x.double()).clipped)
+        torch.testing.assert_close(fast_sums_of(scaled).clipped, sums_of(x.double()).clipped)
 
 
 def test_the_pixels_of_small_images_are_repeated():

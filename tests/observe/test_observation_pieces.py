@@ -62,7 +62,7 @@ def by_pieces(monkeypatch: pytest.MonkeyPatch):
     """From when it is called on, a batch of which a detector asks so much is run a few examples at a time."""
 
     def switch(gram: GramDetector, at_once: int) -> None:
-        features = sum(gram._statistics.at(tap).size for tap in gram.taps)
+        features = sum(gram.statistics.at(tap).size for tap in gram.taps)
         monkeypatch.setattr("gramwatch.observe.plan.MOST_STATISTICS", 4 * features * (at_once + 1) - 1)
 
     return switch

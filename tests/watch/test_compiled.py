@@ -157,7 +157,7 @@ def test_a_network_of_timm_is_watched_in_one_graph(name, options):
     assert is_compiled(guard)
     assert not counters["graph_break"]
     assert len(graphs) == 2
-    ours = torch.ops.gramwatch.statistics, torch.ops.gramwatch.numerics.statistics.default
+    ours = torch.ops.gramwatch.statistics, torch.ops.gramwatch.statistics.default
     for graph in graphs:
         assert sum(node.target in ours for node in graph.graph.nodes) == len(plain.members["gram"].taps)
 

@@ -212,7 +212,7 @@ def _check_output(output: Path, resume: bool) -> None:
 def _check_sets(set_: str, objective: str, needs_outliers: bool, auxiliary: str | None) -> None:
     """Make sure that the sets exist and have the splits, and that outliers are given only if needed."""
     from gramwatch.inputs import datasets
-    from gramwatch.inputs.images import REDUCE
+    from gramwatch.inputs.reducing import REDUCE
 
     with about("--set"):
         for split in ("train", "test"):

@@ -95,8 +95,8 @@ class GramByOrder(GramDetector):
         assert statistics is not None
         assert finite is not None
         _, bounds = self._fitted()
-        at = [self._statistics.at(tap) for tap in self.taps]
-        sizes = [bounds.features for bounds in at for _ in bounds.orders]
+        at = [self.statistics.at(tap) for tap in self.taps]
+        sizes = [statistic.features for statistic in at for _ in statistic.orders]
         starts = torch.tensor([0, *sizes]).cumsum(0).to(statistics.device)
         layout = replace(self._layout(statistics.device), starts=starts)
         deviations = tap_deviations(statistics, observation.predicted, bounds, layout)

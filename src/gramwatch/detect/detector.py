@@ -16,7 +16,7 @@ from gramwatch.detect import calibrating, storing
 from gramwatch.detect.contract import Contract
 from gramwatch.detect.counted import MOSTLY
 from gramwatch.detect.distributed import files_of_ranks, together
-from gramwatch.detect.fitting import fit_all
+from gramwatch.detect.fitting import check_adding, fit_all
 from gramwatch.detect.measurement import Detection, Measurement, Verdict
 from gramwatch.detect.parts import Contribution
 from gramwatch.detect.passes import explained, measure, note_form, plan_for
@@ -24,11 +24,11 @@ from gramwatch.detect.ranks import begin_on_ranks, measured_all
 from gramwatch.detect.split import KeptInputs
 from gramwatch.errors import InputError, warn
 from gramwatch.files import artifact
+from gramwatch.inputs.adapters import InputsAdapter, LogitsAdapter, MaskAdapter
 from gramwatch.inputs.batches import Inputs, count_examples, on_device
 from gramwatch.observe.observation import Observation
 from gramwatch.observe.plan import Plan
 from gramwatch.watch import Look, Network, unwrap
-from gramwatch.watch.running import InputsAdapter, LogitsAdapter, MaskAdapter
 
 if TYPE_CHECKING:
     from gramwatch.explain.explained import Explained
@@ -134,8 +134,7 @@ class Detector(Contract):
 
         """
         with together(self.model, "fit") as group:
-            for leaf in self.leaves:
-                leaf.check_adding(checkpoint is not None)
+            check_adding(self.leaves, checkpoint is not None)
             files = [] if checkpoint is None else files_of_ranks(checkpoint, group.size)
             own = files[group.rank] if files else None
             begin_on_ranks(group, self.leaves, keep=self._fits.interrupted)
@@ -272,7 +271,10 @@ class Detector(Contract):
 
     def judge(self, measurement: Measurement) -> Verdict:
         """The verdict from a measurement, with what a detection shows besides the scores."""
-        verdict = self.ready(measurement.logits.device).calibration.judged(measurement)
+        ready, device = self._ready, measurement.logits.device
+        if ready is None or ready.device != device:
+            ready = self.ready(device)
+        verdict = ready.calibration.judged(measurement)
         shown: dict[str, Tensor] = {}
         if self.shows_deviations:
             shown = self.shown(measurement.values, verdict.predicted)

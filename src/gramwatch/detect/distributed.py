@@ -17,18 +17,29 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
-from typing import Any, TypeGuard, TypeVar
+from typing import Any, TypeVar
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
+from torch.utils.data import DataLoader
 
-from gramwatch.detect.counted import MOSTLY, Counted, checksums
+from gramwatch.detect.counted import Counted, checksums
+from gramwatch.detect.shards import (
+    ARGUMENTS,
+    Dealt,
+    Part,
+    Shard,
+    digest_of,
+    digest_of_examples,
+    has_numbers,
+    in_order,
+    kind_of,
+    sharing,
+    without_padding,
+)
 from gramwatch.errors import GramwatchWarning, InputError, RankError, warn
-from gramwatch.inputs.batches import Inputs, batches_in, device_of, tensors_in
+from gramwatch.inputs.batches import Inputs, batches_in, device_of
 
 BEAT = 1.0
 """Seconds between two signs of life of a rank."""
@@ -43,19 +54,6 @@ COMPARED = 16
 _POLL = 0.02
 _T = TypeVar("_T")
 _Form = tuple[tuple[int, ...], torch.dtype]
-
-
-@dataclass(frozen=True)
-class Shard:
-    """A loader whose batches are the part of this rank, as with `sharded=True`."""
-
-    loader: Iterable[Any]
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(batches_in(self.loader))
-
-    def __len__(self) -> int:
-        return len(batches_in(self.loader))  # type: ignore[arg-type]
 
 
 def rank_and_size() -> tuple[int, int]:
@@ -424,12 +422,12 @@ class _Ranks(Group):
 
     def part(
         self, loader: Iterable[Any], read: Callable[[Any], Inputs], sharded: bool | None = None
-    ) -> "_Part":
+    ) -> "Part":
         """The part of a loader's batches for this rank."""
         if isinstance(loader, Shard):
             loader, sharded = loader.loader, True
         batches = batches_in(loader)
-        ranks = self.gather((_kind(batches), sharded))
+        ranks = self.gather((kind_of(batches), sharded))
         if len({sharded for _, sharded in ranks}) > 1:
             said = ", ".join(f"rank {rank} {sharded}" for rank, (_, sharded) in enumerate(ranks))
             raise InputError(f"all ranks must say the same of sharded=, and they say: {said}")
@@ -437,13 +435,13 @@ class _Ranks(Group):
             if sharded is False:
                 raise InputError(f"sharded=False, but the ranks have loaders of several kinds. {_ASKED}")
             sharded = True
-        if _has_numbers(batches):
-            return _Part(self._part_of_indices(batches, read, sharded), self.check)
+        if has_numbers(batches):
+            return Part(self._part_of_indices(batches, read, sharded), self.check)
         if sharded:
-            return _Part(batches, self.check)
+            return Part(batches, self.check)
         if sharded is None and isinstance(batches, list | tuple):
             same = self._lists_are_the_same(batches, read)
-            return _Part(batches[self.rank :: self.size] if same else batches, self.check)
+            return Part(batches[self.rank :: self.size] if same else batches, self.check)
         return self._part_of_any(batches, read, sharded)
 
     def _lists_are_the_same(self, batches: Sequence[Any], read: Callable[[Any], Inputs]) -> bool:
@@ -451,12 +449,12 @@ class _Ranks(Group):
         digest, counted = hashlib.sha256(), Counted()
         for batch in batches:
             inputs = read(batch)
-            digest.update(_digest(inputs).encode())
+            digest.update(digest_of(inputs).encode())
             counted = counted.joined(Counted.of(checksums(inputs)))
         ranks = self.gather((digest.hexdigest() if batches else "", counted))
         if self._all_have_the_same([digest for digest, _ in ranks]):
             return True
-        for one, other, share in _sharing([counted for _, counted in ranks]):
+        for one, other, share in sharing([counted for _, counted in ranks]):
             raise InputError(
                 f"ranks {one} and {other} were given {share:.0%} the same examples, but in other batches or "
                 f"in another order. {_ASKED}"
@@ -465,7 +463,7 @@ class _Ranks(Group):
 
     def _part_of_any(
         self, batches: Iterable[Any], read: Callable[[Any], Inputs], sharded: bool | None
-    ) -> "_Part":
+    ) -> "Part":
         """The part of any iterable for this rank. The ranks compare their first batches.
 
         If these are the same, the ranks compare all batches while they read them: see `compare`.
@@ -474,16 +472,16 @@ class _Ranks(Group):
         first = list(itertools.islice(iterator, 1))
         everything = itertools.chain(first, iterator)
         if sharded is None:
-            digests = self.gather(_digest(read(first[0])) if first else "")
+            digests = self.gather(digest_of(read(first[0])) if first else "")
             if not self._all_have_the_same(digests):
                 if all(digests):
                     raise InputError(
                         "the processes cannot tell what they were given. Their first batches differ: these "
                         f"may be parts, or the same examples in a random order. {_ASKED}"
                     )
-                return _Part(everything, self.check)
-        dealt = _Dealt(everything, self.rank, self.size, whole=sharded is None)
-        return _Part(dealt, self.check, dealt)
+                return Part(everything, self.check)
+        dealt = Dealt(everything, self.rank, self.size, whole=sharded is None)
+        return Part(dealt, self.check, dealt)
 
     def _part_of_indices(
         self, loader: "DataLoader[Any]", read: Callable[[Any], Inputs], sharded: bool | None
@@ -492,9 +490,9 @@ class _Ranks(Group):
 
         The ranks compare the numbers, and a few examples: the first, the middle, the last, and random ones.
         """
-        batches = _without_padding(loader)
+        batches = without_padding(loader)
         if not sharded:
-            numbers = _sorted(itertools.chain.from_iterable(batches))
+            numbers = in_order(itertools.chain.from_iterable(batches))
             counts = self.gather((len(numbers), hashlib.sha256(repr(numbers).encode()).hexdigest()))
             same = len(set(counts)) == 1
             if sharded is False and not same:
@@ -508,7 +506,7 @@ class _Ranks(Group):
             if same:
                 # The order may be random, so that one rank decides.
                 batches = self.once(lambda: batches)[self.rank :: self.size]
-        return DataLoader(batch_sampler=batches, **{name: getattr(loader, name) for name in _ARGUMENTS})
+        return DataLoader(batch_sampler=batches, **{name: getattr(loader, name) for name in ARGUMENTS})
 
     def _examples_are_the_same(
         self,
@@ -524,7 +522,7 @@ class _Ranks(Group):
             few = [numbers[i] for i in (0, len(numbers) // 2, -1, *chosen)]
 
         def digest() -> str:
-            return _digest_of_examples(loader, few, read) if few else ""
+            return digest_of_examples(loader, few, read) if few else ""
 
         own = digest()
         if self._all_have_the_same(self.gather(own and own + counts[self.rank][1])):
@@ -552,7 +550,7 @@ class _Ranks(Group):
 
     def compare(self, part: Iterable[Any], counted: Sequence[Counted]) -> list[Counted]:
         """After the last batch: what all ranks counted, if they read what they were said to read."""
-        assert isinstance(part, _Part)
+        assert isinstance(part, Part)
         ranks = self.gather((part.dealt.noted() if part.dealt else None, list(counted)))
         notes = [note for note, _ in ranks if note]
         if len(set(notes)) > 1:
@@ -562,7 +560,7 @@ class _Ranks(Group):
                 f"were read by no rank. {_ASKED}"
             )
         first = [examples[0] for _, examples in ranks]
-        for one, other, share in _sharing(first) if self.rank == 0 else ():
+        for one, other, share in sharing(first) if self.rank == 0 else ():
             warn(
                 f"ranks {one} and {other} counted {first[one].number:,} and {first[other].number:,} "
                 f"examples. About {share:.0%} are the same and count twice. {_ASKED}"
@@ -578,27 +576,11 @@ _ASKED = (
 )
 
 
-def _sharing(ranks: Sequence[Counted]) -> list[tuple[int, int, float]]:
-    """The first two ranks whose examples are mostly the same, and the share. Empty if there are none."""
-    for one, other in itertools.combinations(range(len(ranks)), 2):
-        share = ranks[one].share_in_both(ranks[other])
-        if share > MOSTLY:
-            return [(one, other, share)]
-    return []
-
-
 def _place_of_exchange(backends: str, device: torch.device | None) -> torch.device:
     """Where tensors lie while they travel. `backends` is such as `"cpu:gloo,cuda:nccl"`."""
     if "cuda:nccl" in backends and device is not None and device.type == "cuda":
         return device
     return torch.device("cpu" if "cpu:" in backends else f"cuda:{torch.cuda.current_device()}")
-
-
-_ARGUMENTS = """
-    dataset num_workers collate_fn pin_memory timeout worker_init_fn multiprocessing_context generator
-    prefetch_factor persistent_workers
-""".split()
-"""The arguments of a `DataLoader` that do not say which examples form a batch."""
 
 
 def _unreachable(error: RuntimeError) -> str:
@@ -608,126 +590,5 @@ def _unreachable(error: RuntimeError) -> str:
     )
 
 
-class _Part:
-    """The batches of a rank. Before each, the rank looks whether another has failed."""
-
-    def __init__(
-        self, batches: Iterable[Any], check: Callable[[], None], dealt: "_Dealt | None" = None
-    ) -> None:
-        self._batches, self._check, self.dealt = batches, check, dealt
-
-    def __iter__(self) -> Iterator[Any]:
-        for batch in self._batches:
-            self._check()
-            yield batch
-
-    def __len__(self) -> int:
-        return len(self._batches)  # type: ignore[arg-type]
-
-
-class _Dealt:
-    """Every size-th batch of an iterable that all ranks read. It notes what it reads, for a comparison.
-
-    With `whole`, a checksum of all batches is noted, else their number alone.
-    """
-
-    def __init__(self, batches: Iterable[Any], rank: int, size: int, whole: bool) -> None:
-        self._batches, self._rank, self._size = batches, rank, size
-        self._count, self._digest, self._whole = 0, hashlib.sha256(), whole
-
-    def __iter__(self) -> Iterator[Any]:
-        for batch in self._batches:
-            if self._whole:
-                self._digest.update(_noted(batch))
-            self._count += 1
-            if (self._count - 1) % self._size == self._rank:
-                yield batch
-
-    def noted(self) -> tuple[int, str]:
-        """The number of batches that were read, and their checksum."""
-        return self._count, self._digest.hexdigest()
-
-
-def _noted(batch: Any) -> bytes:
-    """A checksum of a batch as the loader yields it: of its tensors, arrays and texts."""
-    if isinstance(batch, Mapping):
-        return b"".join(_noted(key) + _noted(value) for key, value in batch.items())
-    if isinstance(batch, tuple | list):
-        return b"".join(map(_noted, batch))
-    if isinstance(batch, np.ndarray) and batch.ndim and not batch.dtype.hasobject:
-        batch = torch.from_numpy(np.ascontiguousarray(batch))
-    if isinstance(batch, Tensor) and batch.ndim:
-        sums: bytes = checksums(batch).cpu().numpy().tobytes()
-        return sums
-    return repr(batch).encode() if isinstance(batch, str | bytes | int | float) else b""
-
-
 def _forms(tensors: Mapping[str, Tensor]) -> dict[str, _Form]:
     return {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
-
-
-def _digest(inputs: Inputs) -> str:
-    """A checksum of all tensors of inputs."""
-    digest = hashlib.sha256()
-    for tensor in tensors_in(inputs):
-        digest.update(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    return digest.hexdigest()
-
-
-def _digest_of_examples(
-    loader: "DataLoader[Any]", numbers: Sequence[Any], read: Callable[[Any], Inputs]
-) -> str:
-    """A checksum of some examples of a data set."""
-    assert loader.collate_fn is not None
-    with _same_dice():
-        return _digest([read(loader.collate_fn([loader.dataset[number]])) for number in numbers])
-
-
-def _has_numbers(batches: Iterable[Any]) -> TypeGuard["DataLoader[Any]"]:
-    """Whether this is a plain `DataLoader` whose batches are lists of numbers of examples."""
-    return (
-        type(batches) is DataLoader
-        and batches.batch_sampler is not None
-        and not isinstance(batches.dataset, IterableDataset)
-    )
-
-
-def _kind(batches: Iterable[Any]) -> str:
-    """The way in which the ranks compare such a loader."""
-    return "numbered" if _has_numbers(batches) else "list" if isinstance(batches, list | tuple) else "any"
-
-
-def _sorted(numbers: Iterable[Any]) -> list[Any]:
-    """The numbers of examples, ascending. Other keys of a data set are sorted by their text."""
-    every = list(numbers)
-    return sorted(every) if all(isinstance(number, int) for number in every) else sorted(every, key=repr)
-
-
-def _without_padding(loader: "DataLoader[Any]") -> list[list[Any]]:
-    """The numbers of the examples of each batch, without examples that a `DistributedSampler` repeats.
-
-    So that all ranks get equally many, it gives some ranks one further example that another rank has, too.
-    """
-    batches = [list(batch) for batch in loader.batch_sampler or ()]
-    sampler = loader.sampler
-    if isinstance(sampler, DistributedSampler) and sum(map(len, batches)) == sampler.num_samples:
-        last = (sampler.num_samples - 1) * sampler.num_replicas + sampler.rank
-        if last >= len(sampler.dataset):  # type: ignore[arg-type]
-            batches[-1].pop()
-    return [batch for batch in batches if batch]
-
-
-@contextmanager
-def _same_dice() -> Iterator[None]:
-    """A block in which random augmentation does the same on all ranks."""
-    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002, which augmentation uses
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        random.seed(0)
-        np.random.seed(0)  # noqa: NPY002
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            np.random.set_state(numpy)  # noqa: NPY002

@@ -10,7 +10,7 @@ a rehearsal (see `rehearsal`). The score is ranked among other in-distribution d
 from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -136,7 +136,8 @@ class JointRule:
 
     def joined(self, scores: Tensor) -> Tensor:
         """The joint score `(N,)` from the scores of the members, `(N, members)`."""
-        return self.weighted(scores).sum(1)
+        standard = self.standard(scores)
+        return (standard if self.weights is None else standard * self.weights).sum(1)
 
     def weighted(self, scores: Tensor) -> Tensor:
         """What each member adds to the joint score, `(N, members)`."""
@@ -149,22 +150,58 @@ class JointRule:
         all_scores = torch.cat([self.joined(scores).unsqueeze(1), scores], 1)
         return torch.where(measured.finite.unsqueeze(1), all_scores, torch.inf)
 
+    # --- files and devices ---------------------------------------------------------------------------
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The fitted tensors, by their names in a file."""
+        tensors = {name.removesuffix("_"): getattr(self.standard, name) for name in self.standard.kept}
+        for name, rule in self.rules.items():
+            tensors |= {_key(name, field): tensor for field, tensor in rule.tensors().items()}
+        tensors |= {f"medians.{name}": medians for name, medians in self.medians.items()}
+        return tensors if self.weights is None else tensors | {"weights": self.weights}
+
+    def fields(self, members: int, values: Mapping[str, int], facts: Mapping[str, Any]) -> artifact.Shapes:
+        """The fields of the fitted tensors, by their names in a file.
+
+        Args:
+            members: the number of members.
+            values: how many values the members with a rule measure, by name.
+            facts: the facts of the calibration, from the header of the file.
+
+        """
+        known = self.standard.kept.items()
+        fields = {name.removesuffix("_"): replace(field, shape=(members,)) for name, field in known}
+        for name, rule in self.rules.items():
+            fields |= {_key(name, key): field for key, field in rule.fields(values[name]).items()}
+        medians = facts.get("medians", {})  # files of earlier versions have none
+        if not artifact.fits(medians, dict[str, int]):
+            raise ValueError(f"it has the medians of {medians!r:.60}")
+        for name, taps in medians.items():
+            if name not in values or not 0 <= taps <= values[name]:
+                raise ValueError(f"{taps} medians of {name!r:.60} are too many")
+            fields[f"medians.{name}"] = Field((taps,), torch.float64, artifact.FINITE)
+        if "rehearsal" in facts:
+            fields["weights"] = Field((members,), torch.float64, artifact.NOT_NEGATIVE)
+        return fields
+
+    def restored(self, tensors: Mapping[str, Tensor]) -> "JointRule":
+        """The rule with these fitted tensors."""
+        standard = copy(self.standard)
+        for name in standard.kept:
+            setattr(standard, name, tensors[name.removesuffix("_")])
+        rules = {
+            name: rule.restored({field: tensors[_key(name, field)] for field in rule.kept})
+            for name, rule in self.rules.items()
+        }
+        start = "medians."
+        medians = {key.removeprefix(start): t for key, t in tensors.items() if key.startswith(start)}
+        return replace(self, standard=standard, rules=rules, medians=medians, weights=tensors.get("weights"))
+
     def to(self, device: torch.device) -> "JointRule":
         """The rule on another device."""
+        return self.restored({name: tensor.to(device) for name, tensor in self.tensors().items()})
 
-        def moved(tensor: Tensor | None) -> Tensor | None:
-            return None if tensor is None else tensor.to(device)
 
-        standard = copy(self.standard)
-        for name, value in vars(standard).items():
-            if isinstance(value, Tensor):
-                setattr(standard, name, value.to(device))
-        rules = {name: rule.to(device) for name, rule in self.rules.items()}
-        medians = {name: tensor.to(device) for name, tensor in self.medians.items()}
-        return replace(
-            self,
-            standard=standard,
-            rules=rules,
-            medians=medians,
-            weights=moved(self.weights),
-        )
+def _key(member: str, field: str) -> str:
+    """The name in a file of a tensor of a member's rule. That of Gram is older than the other rules."""
+    return f"expectation.{member}" if field == "expectation_" else f"rule.{member}.{field}"

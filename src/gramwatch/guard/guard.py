@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from gramwatch.detect.detector import Detector
 from gramwatch.detect.distributed import Group
-from gramwatch.detect.joint import JointRule, Standard
+from gramwatch.detect.joint import JointRule
 from gramwatch.detect.measurement import (
     Calibration,
     Measurement,
@@ -31,12 +31,12 @@ from gramwatch.files.artifact import Field
 from gramwatch.guard import pretrained
 from gramwatch.guard.rehearsal import check_facts, check_weights, rehearse
 from gramwatch.inputs import image_numbers
+from gramwatch.inputs.adapters import InputsAdapter, LogitsAdapter, MaskAdapter
 from gramwatch.inputs.batches import Inputs, on_device
 from gramwatch.methods import METHODS, TRAINED
 from gramwatch.methods.gram import GramDetector
 from gramwatch.observe.observation import Observation
 from gramwatch.watch import Look, Network, unwrap
-from gramwatch.watch.running import InputsAdapter, LogitsAdapter, MaskAdapter
 
 MEMBERS = ("gram", "profile", "class_ratio", "energy", "mahalanobis_pp", "knn", "image")
 """The default members. A member that tells little about a network gets a small weight."""
@@ -45,8 +45,6 @@ EFFORTS: dict[str, dict[str, Any]] = {
     "full": {"taps": "all", "orders": range(1, 11), "pixels": None, "channels": None},
 }
 """What Gram looks at inside a guard. `"full"` is the paper's."""
-EXPECTATION = "calibration.expectation.{}"
-"""The tensor of a file that has the expectations of a member's taps: the first rule that was saved."""
 MOST_CLASSES = 2**24
 """A file with more classes is refused."""
 
@@ -451,14 +449,7 @@ class Guard(Detector):
             tensors |= {"calibration.scores": scores, "calibration.predicted": predicted}
             if self.per_class:
                 tensors["calibration.groups"] = calibration.ranks.group_of
-            for field in Standard.kept:
-                tensors[f"calibration.{field.removesuffix('_')}"] = getattr(calibration.rule.standard, field)
-            for name, rule in calibration.rule.rules.items():
-                tensors |= {_key(name, field): tensor for field, tensor in rule.tensors().items()}
-            for name, medians in calibration.rule.medians.items():
-                tensors[f"calibration.medians.{name}"] = medians
-            if calibration.rule.weights is not None:
-                tensors["calibration.weights"] = calibration.rule.weights
+            tensors |= {f"calibration.{name}": t for name, t in calibration.rule.tensors().items()}
         header = {
             "detector": self.name,
             "settings": self.settings_as_json(),
@@ -500,26 +491,15 @@ class Guard(Detector):
             predicted = artifact.within(0, classes - 1)
             shapes["calibration.scores"] = Field((ranking, 1 + len(members)), kind, artifact.FINITE)
             shapes["calibration.predicted"] = Field((ranking,), torch.int64, predicted)
-            for name, field in Standard.kept.items():
-                key = f"calibration.{name.removesuffix('_')}"
-                shapes[key] = replace(field, shape=(len(members),))
             if guard.per_class:
                 shapes["calibration.groups"] = Field((classes,), torch.int64, predicted)
-            values = {name: members[name].values_in(headers[name]) for name in guard.rule().rules}
-            for name, rule in guard.rule().rules.items():
-                fields = rule.fields(values[name])
-                shapes |= {_key(name, key): field for key, field in fields.items()}
             tolerance_in(how, 1 + len(members))
             if "rehearsal" in how:
                 check_facts(how["rehearsal"])
-                shapes["calibration.weights"] = Field((len(members),), kind, artifact.NOT_NEGATIVE)
-            medians = how.get("medians", {})  # files of earlier versions have none
-            if not artifact.fits(medians, dict[str, int]) or medians.keys() - members.keys():
-                raise ValueError(f"it has the medians of {medians!r:.60}")
-            for name, taps in medians.items():
-                if not 0 <= taps <= values.get(name, 0):
-                    raise ValueError(f"{taps} medians of {name} are too many")
-                shapes[f"calibration.medians.{name}"] = Field((taps,), kind, artifact.FINITE)
+            rule = guard.rule()
+            values = {name: members[name].values_in(headers[name]) for name in rule.rules}
+            fields = rule.fields(len(members), values, how)
+            shapes |= {f"calibration.{name}": field for name, field in fields.items()}
         return guard, shapes
 
     def restore(self, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
@@ -533,18 +513,11 @@ class Guard(Detector):
         how = header["calibration"]
         if how is None:
             return
-        rule = self.rule()
-        rules = {
-            name: of_member.restored({field: tensors[_key(name, field)] for field in of_member.kept})
-            for name, of_member in rule.rules.items()
-        }
-        medians = {name: tensors[f"calibration.medians.{name}"] for name in how.get("medians", {})}
-        weights = tensors.get("calibration.weights")
-        if weights is not None:
-            check_weights(weights)
-        rule = replace(rule, rules=rules, medians=medians, weights=weights)
-        for field in Standard.kept:
-            setattr(rule.standard, field, tensors[f"calibration.{field.removesuffix('_')}"])
+        start = "calibration."
+        fitted = {key.removeprefix(start): t for key, t in tensors.items() if key.startswith(start)}
+        if "weights" in fitted:
+            check_weights(fitted["weights"])
+        rule = self.rule().restored(fitted)
         scores, predicted = tensors["calibration.scores"], tensors["calibration.predicted"]
         together = torch.zeros(int(how["classes"]), dtype=torch.int64)
         groups = tensors.get("calibration.groups", together)
@@ -598,12 +571,6 @@ class Guard(Detector):
         super().adopt(finished)
         for name, member in self.members.items():
             member.adopt(finished.members[name])
-
-
-def _key(member: str, field: str) -> str:
-    """The name in a file of a tensor of a member's fitted rule."""
-    key = EXPECTATION if field == "expectation_" else f"calibration.rule.{{}}.{field}"
-    return key.format(member)
 
 
 def why_not(member: Detector, look: Look) -> str:

@@ -7,8 +7,8 @@ from torch import nn
 from gramwatch.detect.detector import Detector
 from gramwatch.files import artifact
 from gramwatch.guard.guard import Guard, single
+from gramwatch.inputs.adapters import InputsAdapter, LogitsAdapter, MaskAdapter, adapted
 from gramwatch.watch import Network
-from gramwatch.watch.running import InputsAdapter, LogitsAdapter, MaskAdapter, adapted
 
 
 def load(

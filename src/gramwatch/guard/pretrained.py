@@ -19,9 +19,9 @@ from gramwatch.detect.threshold import range_of_rates
 from gramwatch.errors import ArtifactError
 from gramwatch.files import artifact
 from gramwatch.files.writing import write_text
+from gramwatch.inputs.adapters import InputsAdapter, LogitsAdapter, MaskAdapter, adapted
 from gramwatch.inputs.batches import described
 from gramwatch.watch import Network, unwrap
-from gramwatch.watch.running import InputsAdapter, LogitsAdapter, MaskAdapter, adapted
 
 FILE = "guard.safetensors"
 CONFIG = "config.json"

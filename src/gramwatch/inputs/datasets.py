@@ -17,8 +17,9 @@ from torch import Tensor
 from gramwatch.errors import DataError, MissingDataError
 from gramwatch.inputs import synthetic
 from gramwatch.inputs.folder import folder_source
-from gramwatch.inputs.images import REDUCE, made_grey, pixels
+from gramwatch.inputs.images import made_grey
 from gramwatch.inputs.offered import Offered
+from gramwatch.inputs.reducing import REDUCE, pixels
 from gramwatch.inputs.source import Download, Raw, Source
 
 __all__ = ["CATALOGUE", "Download", "ImageSet", "Source", "default_root", "load", "source_of"]

@@ -9,11 +9,10 @@ and a quarter.
 Logarithms need a floor. It is relative to the largest value of the image, so that scaling the input adds a
 constant to a logarithm.
 
-`sums_of` reads the pixels, `_measured` makes numbers of the sums. The first one has a kernel for the CPU, and
-both together have kernels for NVIDIA GPUs.
+`sums_of` reads the pixels, `numbers_from` makes numbers of the sums. The first one has a kernel for the CPU,
+and both together have kernels for NVIDIA GPUs.
 """
 
-from collections.abc import Iterable
 from functools import lru_cache
 from itertools import product
 from typing import NamedTuple
@@ -84,14 +83,6 @@ def image_of(inputs: Inputs) -> Tensor | None:
     return images[0] if fits else None
 
 
-def of(inputs: Inputs) -> Tensor:
-    """The numbers of the image among the arguments of a network, `(N, numbers)`. Without one, an error."""
-    image = image_of(inputs)
-    if image is None:
-        raise InputError(WHY_NONE)
-    return look(image)
-
-
 class Sums(NamedTuple):
     """Means and extremes of images over their pixels, `(N, ...)` each.
 
@@ -130,19 +121,24 @@ class Sums(NamedTuple):
     """Mean squares of the length of the gradient by region, `(N, 2 scales, regions)`."""
 
 
-def look(images: Tensor) -> Tensor:
-    """The numbers of images `(N, channels, height, width)`: `(N, numbers)`.
+def look(inputs: Inputs) -> Tensor:
+    """The numbers of the image among the arguments of a network, `(N, numbers)`. Without one, an error.
 
-    They are computed in float32. With a kernel, sums are kept in float64.
+    They are computed in float32. With a kernel, sums are kept in float64. Kernels have no gradients, and
+    cannot be traced.
     """
-    x = large_enough(images)
-    if x.device.type == "cuda" and _may_have_kernel(x):
-        fast = kernels.image_numbers(x)
-        if fast is not None:
-            return fast
+    image = image_of(inputs)
+    if image is None:
+        raise InputError(WHY_NONE)
+    x = large_enough(image)
+    wants_gradients = x.requires_grad and torch.is_grad_enabled()
+    if type(x) is not Tensor or wants_gradients or torch.compiler.is_compiling():
+        return numbers_from(sums_of(x.float())).float()
+    fast = kernels.image_numbers(x) if x.is_cuda else None
+    if fast is not None:
+        return fast
     x = x.float()
-    values = _measured(_fast_sums_of(x) or sums_of(x)).values
-    return torch.cat([value for group in GROUPS for value in values[group]], 1).float()
+    return numbers_from(fast_sums_of(x) or sums_of(x)).float()
 
 
 def large_enough(images: Tensor) -> Tensor:
@@ -153,9 +149,55 @@ def large_enough(images: Tensor) -> Tensor:
 
 @lru_cache(maxsize=64)
 def numbers(channels: int) -> tuple[Number, ...]:
-    """What the numbers of images mean, by their channels."""
-    meanings = _measured(sums_of(torch.zeros(1, channels, SMALL, SMALL))).meanings
-    return tuple(number for group in GROUPS for part in meanings[group] for number in part)
+    """What the numbers of images mean, by their channels, in the order of `numbers_from`."""
+    own = [str(channel) for channel in range(channels)]
+    pairs = [f"{i} and {j}" for i, j in pairs_of(channels)]
+    differences = (
+        "log mean square of {} differences",
+        "log mean square of second {} differences",
+        "log mean over root mean square of {} differences",
+    )
+    regions = ("plainest region", "busiest region", "spread over regions")
+    places, mosts = ("at every eighth place", "at one line"), ("largest", "smallest")
+    of_pairs = (
+        "correlation",
+        "log of 1 - squared correlation",
+        "log variance of the difference",
+        "skewness of the difference",
+    )
+    tones = (
+        "log share of pixels at the largest value",
+        "log share of pixels at the smallest value",
+        "largest value",
+        "smallest value",
+        "log variance",
+        "skewness",
+        "mean of the darkest region",
+        "mean of the brightest region",
+    )
+    slopes = ("{0} slope of {0} differences", "{0} slope of the values")
+    return (
+        *(
+            Number("detail", what.format(way), s, c)
+            for s, way, what, c in product(SCALES, WAYS, differences, own)
+        ),
+        *(
+            Number("detail", f"log mean square of differences: {what}", s, "")
+            for s, what in product(BUSY, regions)
+        ),
+        *(
+            Number("grain", f"log of 1 - correlation of {way} differences", s, pair)
+            for s, way, pair in product(SCALES, WAYS, pairs)
+        ),
+        *(
+            Number("grain", f"log of the {most} {way} difference {place}, over the mean", 1, "")
+            for way, place, most in product(WAYS, places, mosts)
+        ),
+        *(Number("colour", what, 1, pair) for what, pair in product(of_pairs, pairs)),
+        *(Number("colour", "mean", 1, c) for c in own),
+        *(Number("tone", what, 1, c) for what, c in product(tones, own)),
+        *(Number("layout", what.format(way), 1, c) for what, way, c in product(slopes, WAYS, own)),
+    )
 
 
 @lru_cache(maxsize=64)
@@ -177,8 +219,8 @@ def columns(width: int, group: str) -> slice:
 
 def sums_of(x: Tensor) -> Sums:
     """The sums of images with sides of at least `SMALL`, in their own precision. This is the definition."""
-    channels, (first, second) = x.shape[1], _of_pairs(x.shape[1])
-    planes = torch.cat([x, x[:, first] - x[:, second]], 1) if first else x
+    channels, pairs = x.shape[1], pairs_of(x.shape[1])
+    planes = torch.cat([x, *(x[:, i : i + 1] - x[:, j : j + 1] for i, j in pairs)], 1)
     high, low = x.amax((2, 3), keepdim=True), x.amin((2, 3), keepdim=True)
     near = CLIPPED * (high - low) + 1e-12
     mean = planes.mean((2, 3), keepdim=True)
@@ -233,19 +275,12 @@ def _lines(length: Tensor) -> Tensor:
     return torch.stack([torch.stack([k.mean(1), k.amax(1), k.amin(1)], 1) for k in kinds], 1)
 
 
-def _fast_sums_of(x: Tensor) -> Sums | None:
-    """The same in float64, by a kernel for the CPU. None without a kernel, and while a graph is traced."""
-    if x.device.type != "cpu" or not _may_have_kernel(x):
+def fast_sums_of(x: Tensor) -> Sums | None:
+    """The same in float64, by a kernel for the CPU. None without a kernel."""
+    if x.device.type != "cpu":
         return None
-    shapes = _shapes(x.shape[1])
-    sums = Sums(*(x.new_empty((len(x), *shape), dtype=torch.float64) for shape in shapes))
-    return sums if kernels.image_sums(x, pairs_of(x.shape[1]), BLOCK, CLIPPED, sums) else None
-
-
-def _may_have_kernel(x: Tensor) -> bool:
-    """Not if gradients are wanted, and not while a graph is traced."""
-    wants_gradients = x.requires_grad and torch.is_grad_enabled()
-    return type(x) is Tensor and not wants_gradients and not torch.compiler.is_compiling()
+    sums = Sums(*(x.new_empty((len(x), *shape), dtype=torch.float64) for shape in _shapes(x.shape[1])))
+    return sums if kernels.image_sums(x, sums) else None
 
 
 @lru_cache(maxsize=64)
@@ -254,132 +289,62 @@ def _shapes(channels: int) -> list[torch.Size]:
     return [part.shape[1:] for part in sums_of(torch.zeros(1, channels, SMALL, SMALL))]
 
 
-class _Numbers:
-    """Collects numbers, `(N, ...)`, and what they mean, by group."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, list[Tensor]] = {group: [] for group in GROUPS}
-        self.meanings: dict[str, list[Iterable[Number]]] = {group: [] for group in GROUPS}
-
-    def add(self, group: str, meanings: Iterable[tuple[str, int, str]], *values: Tensor) -> None:
-        """Add numbers, `(N, ..., channels)`. Several ones lie side by side, before the channels."""
-        value = values[0] if len(values) == 1 else torch.stack(values, -2)
-        self.values[group].append(value.flatten(1))
-        self.meanings[group].append(Number(group, *meaning) for meaning in meanings)
-
-
-def _measured(sums: Sums) -> _Numbers:
-    """The numbers, from sums of any precision."""
-    numbers = _Numbers()
+def numbers_from(sums: Sums) -> Tensor:
+    """The numbers, `(N, numbers)`, from sums of any precision."""
     floor = FLOOR * sums.extremes.abs().amax((1, 2)).square().unsqueeze(1) + 1e-12
-    channels = sums.mean.shape[1]
-    names = [str(channel) for channel in range(channels)]
-    both = [f"{i} and {j}" for i, j in pairs_of(channels)]
-    _add_detail(numbers, sums, floor, names)
-    if both:
-        _add_pairs(numbers, sums, floor, both)
-    _add_lines(numbers, sums)
-    _add_tones(numbers, sums, floor, names)
-    return numbers
+    parts = [*_of_differences(sums, floor), *_of_values(sums, floor)]
+    return torch.cat([part.flatten(1) for part in parts], 1)
 
 
-def _add_detail(numbers: _Numbers, sums: Sums, floor: Tensor, names: list[str]) -> None:
-    """How large differences are, and how much regions differ: the plainest one and the busiest one."""
-    least = floor[:, None, None]
-    square = (sums.square[..., : len(names)] + least).log()
+def _of_differences(sums: Sums, floor: Tensor) -> list[Tensor]:
+    """Detail and grain: how large differences are, how much regions, channels and lines differ."""
+    channels, least = sums.mean.shape[1], floor[:, None, None]
+    square = (sums.square[..., :channels] + least).log()
     curved = (sums.curved + least).log()
     spread = (sums.length + least.sqrt()).log() - square / 2
-    whats = (
-        "log mean square of {} differences",
-        "log mean square of second {} differences",
-        "log mean over root mean square of {} differences",
-    )
-    meanings = ((what.format(way), s, c) for s, way, what, c in product(SCALES, WAYS, whats, names))
-    numbers.add("detail", meanings, square, curved, spread)
     energy = (sums.busy + floor.unsqueeze(1)).log()
-    spread = (energy - energy.mean(2, keepdim=True)).square().mean(2).sqrt()
-    extremes = torch.stack([energy.amin(2), energy.amax(2), spread], 2)
-    regions = ("plainest region", "busiest region", "spread over regions")
-    meanings = ((f"log mean square of differences: {what}", s, "") for s, what in product(BUSY, regions))
-    numbers.add("detail", meanings, extremes)
+    over_regions = (energy - energy.mean(2, keepdim=True)).square().mean(2).sqrt()
+    parts = [
+        torch.stack([square, curved, spread], -2),
+        torch.stack([energy.amin(2), energy.amax(2), over_regions], 2),
+    ]
+    if channels > 1:
+        correlation = _correlation(sums.square, channels, least)
+        parts.append(((1 - correlation).clamp_min(0) + SHARE).log())
+    lines = (sums.lines + (1e-3 * sums.step[..., None, None] + 1e-12)).log()
+    return [*parts, lines[..., 1:] - lines[..., :1]]
 
 
-def _add_pairs(numbers: _Numbers, sums: Sums, floor: Tensor, both: list[str]) -> None:
-    """How two channels differ from one another."""
-    channels = sums.mean.shape[1]
-    correlation = _correlation(sums.square, channels, floor[:, None, None])
-    meanings = (
-        (f"log of 1 - correlation of {way} differences", s, pair)
-        for s, way, pair in product(SCALES, WAYS, both)
-    )
-    numbers.add("grain", meanings, ((1 - correlation).clamp_min(0) + SHARE).log())
-    correlation = _correlation(sums.variance, channels, floor)
-    rest = (1 - correlation.square()).clamp_min(0) + SHARE / 10
-    variance = sums.variance[:, channels:] + floor
-    skewness = sums.third[:, channels:] / variance.pow(1.5)
-    whats = (
-        "correlation",
-        "log of 1 - squared correlation",
-        "log variance of the difference",
-        "skewness of the difference",
-    )
-    meanings = ((what, 1, pair) for what, pair in product(whats, both))
-    numbers.add("colour", meanings, correlation, rest.log(), variance.log(), skewness)
-
-
-def _add_lines(numbers: _Numbers, sums: Sums) -> None:
-    """Single lines, and lines at every eighth place: how far differences there are from the mean."""
-    small = 1e-3 * sums.step[..., None, None] + 1e-12
-    lines = (sums.lines + small).log()
-    places, mosts = ("at every eighth place", "at one line"), ("largest", "smallest")
-    meanings = (
-        (f"log of the {most} {way} difference {place}, over the mean", 1, "")
-        for way, place, most in product(WAYS, places, mosts)
-    )
-    numbers.add("grain", meanings, lines[..., 1:] - lines[..., :1])
-
-
-def _add_tones(numbers: _Numbers, sums: Sums, floor: Tensor, names: list[str]) -> None:
-    """The mean and the distribution of the values of each channel, and where light and detail lie."""
-    numbers.add("colour", (("mean", 1, c) for c in names), sums.mean)
-    variance = sums.variance[:, : len(names)] + floor
-    values = (
+def _of_values(sums: Sums, floor: Tensor) -> list[Tensor]:
+    """Colour, tone and layout: the values of channels and of their differences, and where light lies."""
+    channels, variance = sums.mean.shape[1], sums.variance + floor
+    skewness = sums.third / variance.pow(1.5)
+    parts = []
+    if channels > 1:
+        correlation = _correlation(sums.variance, channels, floor)
+        rest = (1 - correlation.square()).clamp_min(0) + SHARE / 10
+        apart = (variance[:, channels:].log(), skewness[:, channels:])
+        parts.append(torch.stack([correlation, rest.log(), *apart], -2))
+    variance, skewness = variance[:, :channels], skewness[:, :channels]
+    tones = (
         *(sums.clipped + SHARE).log().unbind(1),
         *sums.extremes.unbind(1),
         variance.log(),
-        sums.third[:, : len(names)] / variance.pow(1.5),
+        skewness,
         sums.regions.amin(2),
         sums.regions.amax(2),
     )
-    whats = (
-        "log share of pixels at the largest value",
-        "log share of pixels at the smallest value",
-        "largest value",
-        "smallest value",
-        "log variance",
-        "skewness",
-        "mean of the darkest region",
-        "mean of the brightest region",
-    )
-    numbers.add("tone", ((what, 1, c) for what, c in product(whats, names)), *values)
-    slope = sums.slope / (sums.square[:, 0, :, : len(names)] + floor.unsqueeze(1))
-    meanings = ((f"{way} slope of {way} differences", 1, c) for way, c in product(WAYS, names))
-    numbers.add("layout", meanings, slope)
-    meanings = ((f"{way} slope of the values", 1, c) for way, c in product(WAYS, names))
-    numbers.add("layout", meanings, sums.tilt / variance.sqrt().unsqueeze(1))
+    slope = sums.slope / (sums.square[:, 0, :, :channels] + floor.unsqueeze(1))
+    tilt = sums.tilt / variance.sqrt().unsqueeze(1)
+    return [*parts, sums.mean, torch.stack(tones, -2), slope, tilt]
 
 
 def _correlation(square: Tensor, channels: int, floor: Tensor) -> Tensor:
     """The correlation of pairs of channels, from the mean squares of planes."""
-    first, second = _of_pairs(channels)
-    one, other, apart = square[..., first], square[..., second], square[..., channels:]
+    own, apart = square[..., :channels], square[..., channels:]
+    pairs = apart.shape[-1]  # each channel with the next; of more than two, the last with the first
+    one, other = own[..., :pairs], torch.cat([own[..., 1:], own[..., :1]], -1)[..., :pairs]
     return (one + other - apart) / 2 / (one * other + floor.square()).sqrt()
-
-
-def _of_pairs(channels: int) -> tuple[list[int], list[int]]:
-    """The first channels of the pairs, and the second ones."""
-    pairs = pairs_of(channels)
-    return [i for i, _ in pairs], [j for _, j in pairs]
 
 
 def _difference(x: Tensor, axis: int) -> Tensor:

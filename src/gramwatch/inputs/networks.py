@@ -4,12 +4,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from gramwatch._moved import old_names
 from gramwatch.errors import ArtifactError, InputError
 from gramwatch.files import artifact
 from gramwatch.inputs.foreign import described, is_foreign
@@ -335,7 +334,3 @@ def _check(
 def _kind(tensor: Tensor) -> tuple[bool, bool]:
     """Whether numbers are real, complex or whole. Their precision may differ."""
     return tensor.is_floating_point(), tensor.is_complex()
-
-
-if not TYPE_CHECKING:
-    __getattr__ = old_names(__name__)

@@ -14,10 +14,10 @@ from gramwatch.detect.passes import explained
 from gramwatch.errors import InputError
 from gramwatch.files import artifact
 from gramwatch.files.artifact import Field
+from gramwatch.inputs.adapters import InputsAdapter, LogitsAdapter, MaskAdapter
 from gramwatch.inputs.batches import Inputs, on_device
 from gramwatch.observe.observation import Needs, Observation
 from gramwatch.watch import Network
-from gramwatch.watch.running import InputsAdapter, LogitsAdapter, MaskAdapter
 
 _M = TypeVar("_M", bound="Method")
 NEEDS = ("features", "head", "channel_means")
@@ -104,6 +104,7 @@ class Method(Detector):
             raise ValueError(f"a method cannot look at {sorted(unknown)}, only at {', '.join(NEEDS)}")
         if most_examples < 1:
             raise ValueError(f"most_examples must be at least 1, got {most_examples}")
+        self.called = self.name
         self.most_examples, self.seed, self.features = most_examples, seed, features
         self.selection = taps if isinstance(taps, str) else list(taps)
         self.width_: Tensor | None = None  # of the features, after `fit`
@@ -177,22 +178,7 @@ class Method(Detector):
             features, self.features if features else None, where if "channel_means" in self.looks_at else None
         )
 
-    @property
-    def _called(self) -> str:
-        return self.name
-
     # --- fit -----------------------------------------------------------------------------------------
-
-    def check_adding(self, checkpoint: bool) -> None:
-        """Refuse to continue an earlier fit if the method keeps examples."""
-        if not self.learns or self.running:
-            return
-        if checkpoint:
-            raise ValueError(f"'{self.name}' keeps examples, which a checkpoint does not: leave it out")
-        if self.is_fitted:
-            raise ValueError(
-                f"'{self.name}' is fitted already and cannot add to it: detector.reset() forgets that fit"
-            )
 
     def check_useful(self) -> None:
         """Refuse a fit after which every input would get the same score."""
@@ -244,7 +230,7 @@ class Method(Detector):
             raise ValueError(f"{self.name} cannot be merged: {self.why_not_merged}")
 
     @property
-    def why_not_merged(self) -> str:
+    def why_not_merged(self) -> str:  # type: ignore[override]
         """Why two fits cannot become one; empty if they can."""
         if not self.learns or self.running:
             return ""

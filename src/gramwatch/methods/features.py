@@ -148,7 +148,8 @@ class Neighbours:
         if queries.device.type == "cpu" and self._index is not None:
             indices = self._index.search(queries.contiguous().numpy(), wanted)[1]
             return torch.from_numpy(indices).long()
-        return largest_products(queries, self.on(queries.device), wanted, piece)
+        bank = self.bank if self.bank.device == queries.device else self.on(queries.device)
+        return largest_products(queries, bank, wanted, piece)
 
     @cached_property
     def _index(self) -> Any:
@@ -360,7 +361,7 @@ class BankMethod(Method):
         if neighbours is None or neighbours.bank is not self.bank_:
             neighbours = self._neighbours = Neighbours(self.bank_)
         candidates = neighbours.candidates(queries, min(self.k, len(self.bank_)), piece)
-        bank = neighbours.on(queries.device)
+        bank = neighbours.bank if neighbours.bank.device == queries.device else neighbours.on(queries.device)
         if torch.compiler.is_exporting():
             return self._measure(bank[candidates].double(), queries.double())
         rows = max(1, min(piece, NEAR) // (candidates.shape[1] * bank.shape[1]))

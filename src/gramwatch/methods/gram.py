@@ -7,7 +7,7 @@ summed (Eq. 5).
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,34 +18,31 @@ from gramwatch.detect.parts import Shares
 from gramwatch.errors import CalibrationError, InputError, NotFittedError, listed, warn
 from gramwatch.files import artifact
 from gramwatch.files.artifact import Field
+from gramwatch.inputs.adapters import InputsAdapter, LogitsAdapter, MaskAdapter
 from gramwatch.inputs.batches import (
-    Inputs,
     Signature,
     all_finite,
-    count_examples,
     described,
     same_form,
     same_size,
-    signature,
     widened,
 )
-from gramwatch.methods.gram_rules import SHRINK, GramRule, MeanOfRoots
-from gramwatch.numerics.bounds import BOUNDS, EXPONENTS, STORAGES, Bounds, MinMax, make_bounds
+from gramwatch.methods.gram_rules import BOUNDS_RULES, SHRINK, GramRule, MeanOfRoots
+from gramwatch.methods.gram_shares import AtTap, at_tap, shares
+from gramwatch.numerics.bounds import BOUNDS, STORAGES, Bounds, MinMax, make_bounds
 from gramwatch.numerics.deviation import (
     CONFIDENCES,
     Confidence,
     Layout,
     TotalDeviation,
     outside_range,
-    squared_distance,
     tap_deviations,
 )
 from gramwatch.numerics.samples import TOGETHER, Sample
 from gramwatch.numerics.statistics import STATISTICS, check_count, check_orders
-from gramwatch.observe.observation import WIDEST_TRIANGLE, Needs, Observation, Statistics, StatisticsAtTap
+from gramwatch.observe.observation import WIDEST_TRIANGLE, Needs, Observation, Statistics
 from gramwatch.observe.plan import Plan
 from gramwatch.watch import Network, Tap, Taps, unwrap
-from gramwatch.watch.running import InputsAdapter, LogitsAdapter, MaskAdapter
 from gramwatch.watch.stored import taps_from_json, taps_to_json
 
 FEW_EXAMPLES = 20
@@ -56,19 +53,6 @@ MOST_GROUPS = 10**6
 """The most taps times orders of a file. Large networks have ten thousand; a file with more is refused."""
 LATER_DEFAULTS = (("storage", "float32"), ("pixels", None), ("channels", None))
 """Settings that came after version 0.1.0, with their default values."""
-BOUNDS_RULES: dict[str, dict[str, artifact.Rule]] = {
-    "min_max": {
-        "minimum": artifact.NO_NAN,
-        "maximum": artifact.NO_NAN,
-        "exponent": artifact.within(*EXPONENTS),
-    },
-    "mean_variance": {
-        "count": artifact.NOT_NEGATIVE,
-        "mean": artifact.FINITE,
-        "squares": artifact.NOT_NEGATIVE,
-    },
-}
-"""The rules for the numbers of saved bounds."""
 
 
 class GramDetector(Detector):
@@ -160,7 +144,6 @@ class GramDetector(Detector):
         self._layouts: dict[torch.device, Layout] = {}
         self._bounds: Bounds | None = None
         self._class_counts: Tensor | None = None
-        self._form: Signature | None = None
         self._told_of_size = self._taken = False
         self._largest: Tensor | None = None
         super()._begin()
@@ -170,21 +153,13 @@ class GramDetector(Detector):
     @property
     def needs(self) -> Needs:
         """The Gram statistics at the taps."""
-        return Needs(statistics=self._statistics)
-
-    @property
-    def _statistics(self) -> Statistics:
-        taps = self.selection if isinstance(self.selection, str) else tuple(self.selection)
-        return Statistics(taps, self.statistic, self.orders, Sample(self.pixels, self.channels))
+        return Needs(statistics=self.statistics)
 
     @property
     def statistics(self) -> Statistics:
         """The Gram statistics that it needs."""
-        return self._statistics
-
-    def statistics_at(self, tap: Tap) -> StatisticsAtTap:
-        """The statistics to compute at one tap."""
-        return self._statistics.at(tap)
+        taps = self.selection if isinstance(self.selection, str) else tuple(self.selection)
+        return Statistics(taps, self.statistic, self.orders, Sample(self.pixels, self.channels))
 
     @property
     def fitted_bounds(self) -> Bounds:
@@ -194,7 +169,7 @@ class GramDetector(Detector):
     @property
     def known_taps(self) -> Mapping[Statistics, Taps]:
         """The taps of the fit, by the statistics that are computed there."""
-        return {} if self._taps is None else {self._statistics: self._taps}
+        return {} if self._taps is None else {self.statistics: self._taps}
 
     @property
     def taps(self) -> Taps:
@@ -220,7 +195,7 @@ class GramDetector(Detector):
         return self._bounds is not None and self.has_examples
 
     @property
-    def has_examples(self) -> bool:
+    def has_examples(self) -> bool:  # type: ignore[override]
         """Whether the detector has seen a finite training example."""
         if not self._taken:  # True stays True, so a GPU is waited for only until then
             self._taken = self._class_counts is not None and int(self._class_counts.sum()) > 0
@@ -248,7 +223,7 @@ class GramDetector(Detector):
         return f"{len(self._taps)} taps, fitted on {int(self._class_counts.sum())} examples"
 
     @property
-    def sees_differences(self) -> bool:
+    def sees_differences(self) -> bool:  # type: ignore[override]
         """Whether training examples of a class differ at a tap, for any class."""
         counts, bounds = self._fitted()
         if not isinstance(bounds, MinMax) or counts.max() < 2:
@@ -278,23 +253,6 @@ class GramDetector(Detector):
 
     # --- inputs --------------------------------------------------------------------------------------
 
-    def check_inputs(self, inputs: Inputs) -> None:
-        """Refuse inputs whose form differs from the form of the training data."""
-        if self._form is not None and not same_form(signature(inputs), self._form):
-            count_examples(inputs)  # what is no batch has an error of its own
-            raise InputError(
-                f"inputs of {described(signature(inputs))} were given, "
-                f"the detector was fitted on {described(self._form)}"
-            )
-
-    def explain_error(self, inputs: Inputs, error: BaseException) -> None:
-        """If the inputs have another size than the training data, raise an error that names both sizes."""
-        if self._form is not None and not same_size(signature(inputs), self._form):
-            raise InputError(
-                f"the network fails on inputs of {described(signature(inputs))}, "
-                f"the detector was fitted on {described(self._form)}: {error}"
-            ) from error
-
     def _warn_of_size(self, form: Signature) -> None:
         """Warn, once, of inputs whose size differs from the training data."""
         if not self._told_of_size and self._form is not None and not same_size(form, self._form):
@@ -318,8 +276,8 @@ class GramDetector(Detector):
         """Take the taps from the plan, at the first batch."""
         if self._taps is not None:
             return
-        self._taps = taps = plan.tables[self._statistics].taps
-        count = self._statistics.sample.count
+        self._taps = taps = plan.tables[self.statistics].taps
+        count = self.statistics.sample.count
         wide = [tap.name for tap in taps if tap.is_vector and count(tap.channels) > WIDEST_TRIANGLE]
         if self.statistic == "auto" and wide:
             warn(
@@ -356,13 +314,13 @@ class GramDetector(Detector):
         self._largest = largest if before is None else torch.maximum(before.to(largest.device), largest)
 
     def _empty_bounds(self, classes: int, device: torch.device | str) -> Bounds:
-        at_taps = [self._statistics.at(tap) for tap in self.taps]
+        at_taps = [self.statistics.at(tap) for tap in self.taps]
         groups = [at_tap.features for at_tap in at_taps for _ in at_tap.orders]
         return make_bounds(self.bounds, self.storage, classes, groups, device)
 
     def finish(self, left_out: int = 0) -> None:
         """Warn of classes with few examples. Raise an error if no example was finite."""
-        where = self.where_not_finite() if left_out else ""
+        where = self.not_finite_at if left_out else ""
         self._largest = None
         if self._class_counts is None or not self.has_examples:
             what = "every training example held NaN or infinity" if left_out else "every batch was empty"
@@ -377,7 +335,8 @@ class GramDetector(Detector):
                 "say little (found.class_support tells for each verdict)"
             )
 
-    def where_not_finite(self) -> str:
+    @property
+    def not_finite_at(self) -> str:  # type: ignore[override]
         """For a warning: the first tap whose statistics were not finite. Empty if all were finite."""
         if self._largest is None or bool((finite := self._largest.isfinite()).all()):
             return ""
@@ -428,7 +387,7 @@ class GramDetector(Detector):
         """The layout of the statistics on a device, where it is kept."""
         device = torch.device(device)
         if device not in self._layouts:
-            at_taps = [self._statistics.at(tap) for tap in self.taps]
+            at_taps = [self.statistics.at(tap) for tap in self.taps]
             weights = torch.tensor([w for at_tap in at_taps for w in at_tap.weights], dtype=torch.float32)
             features = torch.tensor([at_tap.features for at_tap in at_taps for _ in at_tap.weights])
             layout = Layout.of([at_tap.size for at_tap in at_taps], weights.repeat_interleave(features))
@@ -444,7 +403,7 @@ class GramDetector(Detector):
         return MeanOfRoots(TotalDeviation(self.normalise, self.confidence, shrink=SHRINK))
 
     @property
-    def why_no_member(self) -> str:
+    def why_no_member(self) -> str:  # type: ignore[override]
         """Why a guard cannot have it as a member; empty if it can."""
         return "has confidence='subtract', which a guard cannot join" if self.confidence == "subtract" else ""
 
@@ -480,49 +439,26 @@ class GramDetector(Detector):
         """The watched taps."""
         return tuple(self.taps)
 
-    def _at(self, observation: Observation, tap: int, rows: slice = slice(None)) -> "_AtTap":
+    def _at(self, observation: Observation, tap: int, rows: slice = slice(None)) -> AtTap:
         """The statistics of some examples at one tap, and what they were compared with."""
         assert observation.statistics is not None
         first, last = self._layout("cpu").starts[tap : tap + 2].tolist()
-        part, device = slice(first, last), observation.logits.device
-        statistics = observation.statistics[rows, part]
-        bounds = self._fitted()[1]
-        low, high = bounds.rows(observation.predicted[rows], part)
-        if isinstance(bounds, MinMax):
-            outside = outside_range(statistics, low, high)
-        else:
-            outside, high = squared_distance(statistics, low, high), low
-        weighted = outside * self._layout(device).weights[part]
-        shape = (
-            -1,
-            len(self._statistics.at(self.taps[tap]).orders),
-            self._statistics.at(self.taps[tap]).features,
-        )
-        return _AtTap(*(each.reshape(shape) for each in (statistics, low, high, weighted)))
+        part, bounds = slice(first, last), self._fitted()[1]
+        compared = bounds.rows(observation.predicted[rows], part)
+        weights = self._layout(observation.logits.device).weights[part]
+        asked = self.statistics.at(self.taps[tap])
+        return at_tap(observation.statistics[rows, part], bounds, compared, weights, asked)
 
     def shares_at(self, observation: Observation, rule: Any, example: int, tap: int) -> Shares:
         """The statistics of one tap outside their range: channels, or pairs of channels, by order."""
-        at = self._at(observation, tap, slice(example, example + 1))
-        asked = self._statistics.at(self.taps[tap])
-        channels = self._statistics.sample.count(self.taps[tap].channels)
-        numbers = torch.arange(channels)
-        if asked.statistic == "triangle":
-            numbers = torch.triu_indices(channels, channels).T
-        orders = [f"order {order}" for order in asked.orders for _ in range(asked.features)]
-        value, low, high, outside = (each.flatten().cpu() for each in at)
-        return Shares(
-            amount=outside.double(),
-            channel=numbers.repeat(len(asked.orders), *(1 for _ in numbers.shape[1:])),
-            of=orders,
-            value=value,
-            low=low,
-            high=high,
-            examples=int(self._fitted()[0][observation.predicted[example]]),
-        )
+        at, asked = self._at(observation, tap, slice(example, example + 1)), self.taps[tap]
+        examples = int(self._fitted()[0][observation.predicted[example]])
+        channels = self.statistics.sample.count(asked.channels)
+        return shares(at, self.statistics.at(asked), channels, examples)
 
     def channels_at(self, tap: Tap) -> Tensor:
         """The numbers of the channels that count at a tap."""
-        return self._statistics.sample.numbers(tap.channels)
+        return self.statistics.sample.numbers(tap.channels)
 
     # --- save and load -------------------------------------------------------------------------------
 
@@ -625,16 +561,6 @@ class GramDetector(Detector):
         for name in ("_taps", "_bounds", "_form", "_class_counts"):
             setattr(self, name, getattr(before, name))
         self._largest = None
-
-
-class _AtTap(NamedTuple):
-    """The statistics of one tap, `(N, orders, features)` each."""
-
-    value: Tensor
-    low: Tensor
-    high: Tensor
-    outside: Tensor
-    """The deviation of each statistic; the sum is delta_l."""
 
 
 def _check_choice(name: str, value: str, choices: Iterable[str]) -> None:

@@ -1,4 +1,4 @@
-"""The rules of Gram: Eq. 5 for a detector by itself, and the mean of roots for a member of a guard."""
+"""The rules of Gram: Eq. 5 by itself, the mean of roots in a guard, and what numbers its files may hold."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -10,11 +10,25 @@ from torch import Tensor
 from gramwatch.detect.measurement import FittedRule, Measurement
 from gramwatch.files import artifact
 from gramwatch.files.artifact import Field
+from gramwatch.numerics.bounds import EXPONENTS
 from gramwatch.numerics.deviation import TotalDeviation
 
 SHRINK = 50
 """Weight of the mean over all taps in the expectations of a member, counted in calibration examples: see
 `TotalDeviation`."""
+BOUNDS_RULES: dict[str, dict[str, artifact.Rule]] = {
+    "min_max": {
+        "minimum": artifact.NO_NAN,
+        "maximum": artifact.NO_NAN,
+        "exponent": artifact.within(*EXPONENTS),
+    },
+    "mean_variance": {
+        "count": artifact.NOT_NEGATIVE,
+        "mean": artifact.FINITE,
+        "squares": artifact.NOT_NEGATIVE,
+    },
+}
+"""The rules for the numbers of saved bounds."""
 _R = TypeVar("_R", bound="_OfDeviations")
 
 

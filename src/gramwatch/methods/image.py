@@ -57,7 +57,10 @@ class LargestGroup(FittedRule):
 
     def __call__(self, measured: Measurement) -> Tensor:
         """The largest distance, `(N, 1)`."""
-        return torch.where(measured.finite, self.groups(measured).amax(1), torch.inf).unsqueeze(1)
+        assert self.median_ is not None
+        assert self.tail_ is not None
+        largest = ((measured.values.double() - self.median_) / self.tail_).amax(1)
+        return torch.where(measured.finite, largest, torch.inf).unsqueeze(1)
 
 
 class Image(Method):

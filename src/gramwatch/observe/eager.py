@@ -2,12 +2,13 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from gramwatch.numerics import kernels
 from gramwatch.numerics.kernels.reading import Reading, Scratch, form_of, reading
 from gramwatch.numerics.samples import Sample
-from gramwatch.observe.uses import Mean, Place, Read, Uses
+from gramwatch.observe.uses import Mean, Place, Uses
 from gramwatch.watch.padding import Real
 
 MOST_READERS = 4096
@@ -79,7 +80,8 @@ class Pass:
     def receive(self, number: int, tensor: Tensor) -> None:
         """Read the tensor of a tap."""
         if not self.tables:
-            self.tables = [table.empty(self._examples, tensor.device) for table in self._uses.tables]
+            sizes = [(self._examples, table.starts[-1]) for table in self._uses.tables]
+            self.tables = [torch.empty(size, dtype=torch.float32, device=tensor.device) for size in sizes]
         if self._real is not None:
             x, axis = self._uses.taps.examples_apart(number, tensor, self._examples)
             if self._real.fits(x.shape, axis):
@@ -115,7 +117,3 @@ class Pass:
     def at_head(self, x: Tensor, *_: Tensor | None) -> None:
         """Keep the input of the layer that makes the logits."""
         self.features.append(x.flatten(1).float())
-
-    def read(self, logits: Tensor) -> Read:
-        """The results, with the logits of the network."""
-        return Read(logits, self.tables, self.means, self.features)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from gramwatch.errors import InputError, TapError
 from gramwatch.inputs import image_numbers
+from gramwatch.inputs.adapters import wrappers
 from gramwatch.inputs.batches import (
     Inputs,
     Signature,
@@ -36,7 +37,7 @@ from gramwatch.watch import Look, Network, Taps, judging, unwrap
 from gramwatch.watch.compiled import channel_means, compiled_as, statistics
 from gramwatch.watch.observe import Makers, OtherCallsError, ordinary, run_by_modules, run_watched
 from gramwatch.watch.padding import Real
-from gramwatch.watch.running import is_compiled, outside_compilation, warn_uncompiled, wrappers
+from gramwatch.watch.running import is_compiled, outside_compilation, warn_uncompiled
 
 MOST_MISSED = 20
 """After so many passes in a row in which PyTorch compiled nothing, a compiled network runs uncompiled."""
@@ -106,6 +107,7 @@ class Plan:
                 averaged.setdefault(tap.call, []).append(sample)
         self._uses = Uses(self.taps, list(self.tables.values()), averaged)
         self._readers: Readers = {}
+        self._bytes = 4 * self._uses.size  # of the statistics of one example
         self._views = {need: self._view_of(need) for need in self.needs}
 
     @staticmethod
@@ -158,7 +160,7 @@ class Plan:
     @property
     def at_once(self) -> int:
         """The most examples of one pass, so that their statistics fit into memory."""
-        return max(1, MOST_STATISTICS // (4 * self._uses.size)) if self._uses.size else sys.maxsize
+        return max(1, MOST_STATISTICS // self._bytes) if self._bytes else sys.maxsize
 
     def pieces(self, inputs: Inputs, labels: Tensor | None) -> Iterator[tuple[Inputs, Tensor | None]]:
         """The batch in pieces whose statistics fit into memory. A small batch is one piece."""
@@ -182,7 +184,8 @@ class Plan:
         """
         inputs = on_device(inputs, self.network.model)
         form, examples = signature(inputs), count_examples(inputs)
-        if form == self.form and 0 < examples <= self.at_once:
+        one_pass = examples * self._bytes <= max(MOST_STATISTICS, self._bytes)
+        if form == self.form and examples and one_pass:
             read = self.graphs.read(inputs) if record else self._read(inputs)
             return [self.observed(read, inputs, labels, form)]
         return self._checked(inputs, labels, form)
@@ -234,7 +237,7 @@ class Plan:
         if mask is not None:
             finite = finite & mask.any(1)
             form = None if form is None else without_length(form, mask.shape[1])
-        image = image_numbers.of(inputs) if any(view.image for view in self._views.values()) else None
+        image = image_numbers.look(inputs) if any(view.image for view in self._views.values()) else None
         observations = {}
         for needs, view in self._views.items():
             features = read.features[0] if view.at_head else None
@@ -316,21 +319,21 @@ class Plan:
     @outside_compilation
     def _read_eagerly(self, inputs: Inputs, gradients: bool = False) -> Read:
         """One forward pass, uncompiled. If the caller is compiled, torch.compile must not compile this."""
-        network, inputs = self.network, ordinary(inputs)
-        mask = network.mask_of(inputs)
+        network, inputs, makers = self.network, ordinary(inputs), self._makers
+        examples, mask = count_examples(inputs), network.mask_of(inputs)
         real = None if mask is None else Real(mask)
-        reading = Pass(self._uses, self._readers, count_examples(inputs), real)
+        reading = Pass(self._uses, self._readers, examples, real)
         with judging(network.module), torch.set_grad_enabled(gradients):
-            if self._makers:
+            if makers:
                 try:
-                    output = run_by_modules(network.module, inputs, self.taps, reading.receive, self._makers)
-                    return reading.read(network.logits_of(output))
+                    output = run_by_modules(network.module, inputs, self.taps, reading.receive, makers)
                 except OtherCallsError:  # perhaps a module was replaced: watch all calls from now on
-                    self._makers = ()
-                    reading = Pass(self._uses, self._readers, count_examples(inputs), real)
-            head = (self._head_call, reading.at_head)
-            output = run_watched(network.module, inputs, self.taps, reading.receive, reading.repeat, head)
-        return reading.read(network.logits_of(output))
+                    self._makers = makers = ()
+                    reading = Pass(self._uses, self._readers, examples, real)
+            if not makers:
+                head = (self._head_call, reading.at_head)
+                output = run_watched(network.module, inputs, self.taps, reading.receive, reading.repeat, head)
+        return Read(network.logits_of(output), reading.tables, reading.means, reading.features)
 
 
 def _form(inputs: Inputs) -> Signature:

@@ -4,7 +4,6 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from gramwatch.numerics.samples import Part, Sample
@@ -23,10 +22,6 @@ class GramTable:
         self.taps, self.sample = taps, statistics.sample
         self.at = [statistics.at(tap) for tap in taps]
         self.starts = [0, *accumulate(at_tap.size for at_tap in self.at)]
-
-    def empty(self, examples: int, device: torch.device) -> Tensor:
-        """A table for the statistics of a batch, not filled yet."""
-        return torch.empty(examples, self.starts[-1], dtype=torch.float32, device=device)
 
     def place(self, examples: int, number: int) -> "Place":
         """The place of one tap's statistics in a table of so many examples."""

@@ -16,10 +16,11 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from gramwatch.errors import warn_once
+from gramwatch.inputs.adapters import unwrap, wrappers
 from gramwatch.numerics.kernels.reading import Scratch, reading
 from gramwatch.numerics.samples import Sample
 from gramwatch.watch.operations import OPERATIONS
-from gramwatch.watch.running import is_compiled, unwrap, wrappers
+from gramwatch.watch.running import is_compiled
 from gramwatch.watch.tap import mark
 
 # The compiler may choose the strides of a tap. The kernels take all strides, and a copy would be costly.

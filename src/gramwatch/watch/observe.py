@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from gramwatch.errors import TapError
+from gramwatch.inputs.adapters import Network
 from gramwatch.inputs.batches import Inputs, count_examples, mapped
 from gramwatch.watch.operations import (
     OPERATIONS,
@@ -21,14 +22,7 @@ from gramwatch.watch.operations import (
     watched,
     writes,
 )
-from gramwatch.watch.running import (
-    Network,
-    call,
-    is_compiled,
-    judging,
-    outside_compilation,
-    warn_uncompiled,
-)
+from gramwatch.watch.running import call, is_compiled, judging, outside_compilation, warn_uncompiled
 from gramwatch.watch.tap import Taps
 
 

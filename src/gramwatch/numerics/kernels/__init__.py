@@ -60,12 +60,10 @@ def widen(statistics: Tensor, predicted: Tensor, minimum: Tensor, maximum: Tenso
     return bool(_attempt(signature, statistics, predicted, minimum, maximum))
 
 
-def image_sums(
-    images: Tensor, pairs: Sequence[tuple[int, int]], block: int, clipped: float, out: Sequence[Tensor]
-) -> bool:
+def image_sums(images: Tensor, out: Sequence[Tensor]) -> bool:
     """Write the sums of images, those of `image_numbers.Sums`, in float64. False if there is no kernel."""
     signature = ("cpu", "image_sums", images.dtype)
-    return bool(_attempt(signature, images, pairs, block, clipped, out, module=f"{__name__}.images"))
+    return bool(_attempt(signature, images, out, module=f"{__name__}.images"))
 
 
 def image_numbers(images: Tensor) -> Tensor | None:

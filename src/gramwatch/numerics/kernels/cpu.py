@@ -34,7 +34,8 @@ def _plan(statistic: str, channels: int, pixels: int, dense_channels: bool, orde
     """The program for maps of a shape. Vectors run along memory, unless that axis is too short."""
     of_pixels = dense_channels if min(channels, pixels) >= FEW else channels > pixels
     of_pixels = of_pixels and statistic != "off_diagonal"
-    places, groups = np.arange(len(orders)), []
+    places = np.arange(len(orders))
+    groups: list[tuple[Any, np.ndarray, np.ndarray, np.ndarray]] = []
     if statistic != "off_diagonal" and set(orders) <= set(DOUBLED):
         rows = np.array([DOUBLED.index(order) for order in orders], np.int64)
         groups.append((None, np.array(orders), rows, places))

@@ -11,10 +11,12 @@ All compiled functions are in this file. numba's cache on disk notices a change 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, misc, untyped-decorator"
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 from torch import Tensor
 
+from gramwatch.numerics.image_scales import BLOCK, CLIPPED, pairs_of
 from gramwatch.numerics.kernels.compiling import compiled
 from gramwatch.numerics.kernels.threads import in_parts
 
@@ -369,11 +371,15 @@ def _in_range(images, first, second, block, share, out, start, stop):
                 _write_gradients(x, busy[n, scale])
 
 
-def image_sums(
-    images: Tensor, pairs: Sequence[tuple[int, int]], block: int, clipped: float, out: Sequence[Tensor]
-) -> None:
+def image_sums(images: Tensor, out: Sequence[Tensor]) -> None:
     """Write the sums of images `(N, channels, height, width)`: see `image_numbers.Sums`."""
     x = images.detach().float().contiguous().numpy()
-    first, second = (np.array([pair[i] for pair in pairs], np.int64) for i in (0, 1))
-    if len(x):
-        in_parts(_in_range, len(x), x, first, second, block, clipped, tuple(t.numpy() for t in out))
+    first, second = _pairs(x.shape[1])
+    in_parts(_in_range, len(x), x, first, second, BLOCK, CLIPPED, tuple([t.numpy() for t in out]))
+
+
+@lru_cache(64)
+def _pairs(channels: int) -> tuple[np.ndarray, np.ndarray]:
+    """The first and the second channels of the pairs."""
+    pairs = np.array(pairs_of(channels), np.int64).reshape(-1, 2)
+    return pairs[:, 0].copy(), pairs[:, 1].copy()

@@ -1,0 +1,106 @@
+"""The numbers of the house: how many functions a batch passes, how many lines there are, and the like.
+
+    python -m lab.benchmarks.house            # write the table of docs/architecture.md
+    python -m lab.benchmarks.house --print    # print it
+
+A row says what was aimed at and what is. Where an aim is missed, `REASONS` says why.
+"""
+
+import argparse
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+from tests import way
+
+ROOT = Path(__file__).parents[2]
+LIBRARY, LAB = ROOT / "src" / "gramwatch", ROOT / "lab"
+PAGE = ROOT / "docs" / "architecture.md"
+MARKS = "<!-- numbers of the house, by python -m lab.benchmarks.house -->", "<!-- end of the numbers -->"
+REASONS = {
+    "functions": "seven members with a file, a measurement and a rule each are half of them",
+    "modules": "every method is a file of its own",
+    "doors": "every member and every rule is called through one",
+    "lines": "the command line, the service, the page and readers of images are part of the library",
+}
+
+
+def lines_of(path: Path) -> int:
+    """The number of lines of a file."""
+    return len(path.read_text(encoding="utf-8").splitlines())
+
+
+def methods_of(file: str, name: str) -> list[str]:
+    """The methods that a class defines itself, properties among them."""
+    tree = ast.parse((LIBRARY / file).read_text(encoding="utf-8"))
+    (found,) = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name]
+    return [node.name for node in found.body if isinstance(node, ast.FunctionDef)]
+
+
+def loaded() -> int:
+    """The number of modules of the library that `from gramwatch import Guard` loads."""
+    code = "import sys; from gramwatch import Guard; print(*sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return sum(module.partition(".")[0] == "gramwatch" for module in run.stdout.split())
+
+
+def rows() -> list[tuple[str, str, str, str, str]]:
+    """Name, what it was, the aim, what it is, and the key of the reason where the aim is missed."""
+    passed = way.way_of(way.ready(), torch.randn(8, 3, 16, 16))
+    files = {path: lines_of(path) for path in LIBRARY.rglob("*.py")}
+    largest = max(files, key=lambda path: files[path])
+    entries = [path for path in LIBRARY.iterdir() if path.name != "__pycache__"]
+    lab = sum(lines_of(path) for path in LAB.rglob("*.py") if "tests" not in path.parts)
+    detector, contract = (methods_of(f"detect/{name.lower()}.py", name) for name in ("Detector", "Contract"))
+    total, where = sum(files.values()), largest.relative_to(LIBRARY).as_posix()
+    return [
+        ("`guard(images)`: functions", "117", "60", str(len(passed.functions)), "functions"),
+        ("`guard(images)`: modules", "22", "12", str(passed.modules), "modules"),
+        ("`guard(images)`: doors", "55", "30", str(passed.doors), "doors"),
+        (f"lines of the library (the lab has {lab:,})", "36,400", "22,000", f"{total:,}", "lines"),
+        ("entries of `src/gramwatch`", "49", "16", str(len(entries)), "entries"),
+        (
+            f"methods of `Detector` (`Contract` has {len(contract)})",
+            "80",
+            "40",
+            str(len(detector)),
+            "methods",
+        ),
+        (f"lines of the largest file (`{where}`)", "1,035", "600", f"{files[largest]:,}", "largest"),
+        ("modules loaded by `from gramwatch import Guard`", "67", "40", str(loaded()), "loaded"),
+    ]
+
+
+def table() -> str:
+    """The rows in Markdown, with the reasons of missed aims below."""
+    lines = ["| | on 28fd005 | aim | now |", "| --- | ---: | ---: | ---: |"]
+    reasons = []
+    for name, before, aim, now, key in rows():
+        lines.append(f"| {name} | {before} | {aim} | {now} |")
+        if int(now.replace(",", "")) > int(aim.replace(",", "")):
+            reasons.append(f"- {name}: {REASONS.get(key, 'no reason is written down')}.")
+    return "\n".join([*lines, *(["", "Missed aims:", "", *reasons] if reasons else [])])
+
+
+def main() -> None:
+    """Write or print the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--print", action="store_true", help="print the table, and write nothing")
+    if parser.parse_args().print:
+        print(table())
+        return
+    text, (begin, end) = PAGE.read_text(encoding="utf-8"), MARKS
+    if begin not in text:
+        raise SystemExit(f"{PAGE} has no line {begin}")
+    block, marked = f"{begin}\n{table()}\n{end}", f"{re.escape(begin)}.*?{re.escape(end)}"
+    PAGE.write_text(re.sub(marked, lambda _: block, text, flags=re.DOTALL), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
