@@ -11,7 +11,8 @@ from gramwatch.detect.contract import Contract
 from gramwatch.detect.measurement import Measurement
 from gramwatch.errors import InputError
 from gramwatch.inputs.batches import Inputs
-from gramwatch.observe.observation import Observation, Statistics
+from gramwatch.observe.needs import Statistics
+from gramwatch.observe.observation import Observation
 from gramwatch.observe.plan import Plan
 from gramwatch.watch import Look, Taps
 
