@@ -20,7 +20,7 @@ from gramwatch.detect.progress import Fits
 from gramwatch.detect.split import KeptInputs
 from gramwatch.errors import InputError, NotFittedError
 from gramwatch.files import artifact
-from gramwatch.inputs.batches import Inputs
+from gramwatch.inputs.batches import Inputs, Signature
 from gramwatch.observe.needs import Needs, Statistics
 from gramwatch.observe.observation import Observation
 from gramwatch.observe.plan import Plan
@@ -60,6 +60,20 @@ class Contract(Part):
     """Whether its leaves see the labels of training data, if the loader has any."""
     record_pass: bool = False
     """Whether a GPU replays the forward pass as a CUDA graph: see `Guard.record_pass`."""
+    has_examples: bool = True
+    """Whether an unfinished fit has anything to save."""
+    says_nothing: str = ""
+    """Why every input gets the same score after this fit; empty if scores differ."""
+    why_not_merged: str = ""
+    """Why two fits cannot become one; empty if they can."""
+    why_no_member: str = ""
+    """Why a guard cannot have it as a member; empty if it can."""
+    sees_differences: bool = True
+    """Whether its training examples differ. If they do not, calibration data cannot be told from them."""
+    not_finite_at: str = ""
+    """For a warning: the first tap that was not finite for a training example. Empty if unknown."""
+    called: str = ""
+    """The detector in the sentences of errors. Empty: its type."""
     measured_by_kernels: ClassVar[bool] = False
     """Whether `measured` runs kernels of its own. A guard on a GPU calls it before its CUDA graph."""
     shows_deviations: ClassVar[bool] = False
@@ -84,6 +98,7 @@ class Contract(Part):
         self._plan: Plan | None = None
         self._observers: tuple[Contract, ...] = ()  # the plan's detectors, in its order
         self._recipe: Any = None  # of the probe's input
+        self._form: Signature | None = None  # of the inputs of the fit, if they must have it
         self.forget_calibration()
 
     # --- what it needs, and what it knows ------------------------------------------------------------
@@ -106,31 +121,6 @@ class Contract(Part):
     @property
     def learns(self) -> bool:
         """Whether the detector needs training data."""
-        return True
-
-    @property
-    def has_examples(self) -> bool:
-        """Whether an unfinished fit has anything to save."""
-        return True
-
-    @property
-    def says_nothing(self) -> str:
-        """Why every input gets the same score after this fit; empty if scores differ."""
-        return ""
-
-    @property
-    def why_not_merged(self) -> str:
-        """Why two fits cannot become one; empty if they can."""
-        return ""
-
-    @property
-    def why_no_member(self) -> str:
-        """Why a guard cannot have it as a member; empty if it can."""
-        return ""
-
-    @property
-    def sees_differences(self) -> bool:
-        """Whether its training examples differ. If they do not, calibration data cannot be told from them."""
         return True
 
     @property
@@ -166,14 +156,16 @@ class Contract(Part):
     def check_fitted(self) -> None:
         """Raise an error if the detector is not fitted."""
         if not self.is_fitted:
-            raise NotFittedError(f"{self._called} is not fitted: call detector.fit(train_loader) first")
+            called = self.called or f"this {type(self).__name__}"
+            raise NotFittedError(f"{called} is not fitted: call detector.fit(train_loader) first")
 
     def calibration(self, device: torch.device | None = None) -> Calibration:
         """The calibration, or an error. With a device, a copy on that device, which is kept."""
         if self._calibration is None:
             self.check_fitted()
+            called = self.called or f"this {type(self).__name__}"
             raise NotFittedError(
-                f"{self._called} is not calibrated: call detector.calibrate(validation_loader) after fitting"
+                f"{called} is not calibrated: call detector.calibrate(validation_loader) after fitting"
             )
         return self._calibration if device is None else self.ready(device).calibration
 
@@ -184,10 +176,6 @@ class Contract(Part):
             self._ready = Ready(device, calibration, self.tap_names)
         return self._ready
 
-    @property
-    def _called(self) -> str:
-        return f"this {type(self).__name__}"
-
     # --- learn ---------------------------------------------------------------------------------------
 
     def settle(self, look: Look) -> None:
@@ -195,15 +183,6 @@ class Contract(Part):
 
     def use(self, plan: Plan) -> None:
         """Take over what the detector keeps of a new plan: Gram keeps the taps."""
-
-    def check_inputs(self, inputs: Inputs) -> None:
-        """Refuse inputs whose form differs from the form of the training data."""
-
-    def explain_error(self, inputs: Inputs, error: BaseException) -> None:
-        """Raise a clearer error than the network's error, if the detector knows the cause."""
-
-    def check_adding(self, checkpoint: bool) -> None:
-        """Refuse a further fit, or a checkpoint, if the method cannot continue a fit."""
 
     def note(self, observation: Observation) -> None:
         """Note the form of a batch of training examples, just before `take`."""
@@ -214,10 +193,6 @@ class Contract(Part):
 
     def finish(self, left_out: int = 0) -> None:
         """Complete the fit after the last batch. `left_out` examples were not finite."""
-
-    def where_not_finite(self) -> str:
-        """For a warning: the first tap that was not finite for a training example. Empty if unknown."""
-        return ""
 
     def check_useful(self) -> None:
         """Refuse a fit after which every input gets the same score."""

@@ -16,7 +16,7 @@ from gramwatch.detect import calibrating, storing
 from gramwatch.detect.contract import Contract
 from gramwatch.detect.counted import MOSTLY
 from gramwatch.detect.distributed import files_of_ranks, together
-from gramwatch.detect.fitting import fit_all
+from gramwatch.detect.fitting import check_adding, fit_all
 from gramwatch.detect.measurement import Detection, Measurement, Verdict
 from gramwatch.detect.parts import Contribution
 from gramwatch.detect.passes import explained, measure, note_form, plan_for
@@ -134,8 +134,7 @@ class Detector(Contract):
 
         """
         with together(self.model, "fit") as group:
-            for leaf in self.leaves:
-                leaf.check_adding(checkpoint is not None)
+            check_adding(self.leaves, checkpoint is not None)
             files = [] if checkpoint is None else files_of_ranks(checkpoint, group.size)
             own = files[group.rank] if files else None
             begin_on_ranks(group, self.leaves, keep=self._fits.interrupted)

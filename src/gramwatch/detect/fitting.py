@@ -25,6 +25,17 @@ UNCOUNTED = 32
 """After this many batches, their examples are counted."""
 
 
+def check_adding(leaves: Iterable[Contract], checkpoint: bool) -> None:
+    """Refuse a further fit, or a checkpoint, of detectors that keep examples."""
+    for leaf in leaves:
+        if leaf.why_not_merged and checkpoint:
+            raise ValueError(f"'{leaf.name}' keeps examples, which a checkpoint does not: leave it out")
+        if leaf.why_not_merged and leaf.is_fitted:
+            raise ValueError(
+                f"'{leaf.name}' is fitted already and cannot add to it: detector.reset() forgets that fit"
+            )
+
+
 @torch.inference_mode()
 def fit_all(
     detectors: Sequence[Contract],
@@ -166,7 +177,7 @@ class TrainingPass:
     def left_out_by_all(self, leaves: Sequence[Contract], group: Group) -> tuple[list[int], str]:
         """How many examples of all ranks each detector left out, and where the first one was."""
         counts = [int(self._left_out.get(leaf, 0)) for leaf in leaves]
-        where = next(filter(None, (leaf.where_not_finite() for leaf in leaves)), "") if any(counts) else ""
+        where = next(filter(None, (leaf.not_finite_at for leaf in leaves)), "") if any(counts) else ""
         ranks = group.gather((counts, where))
         total = [sum(each) for each in zip(*(counts for counts, _ in ranks), strict=True)]
         return total, next(filter(None, (where for _, where in ranks)), "")

@@ -10,7 +10,14 @@ from gramwatch.detect import probe
 from gramwatch.detect.contract import Contract
 from gramwatch.detect.measurement import Measurement
 from gramwatch.errors import InputError
-from gramwatch.inputs.batches import Inputs
+from gramwatch.inputs.batches import (
+    Inputs,
+    count_examples,
+    described,
+    same_form,
+    same_size,
+    signature,
+)
 from gramwatch.observe.needs import Statistics
 from gramwatch.observe.observation import Observation
 from gramwatch.observe.plan import Plan
@@ -62,8 +69,13 @@ def plan_for(leaves: Sequence[Contract], look: Look, known: Mapping[Statistics, 
 @contextmanager
 def explained(leaves: Sequence[Contract], inputs: Inputs) -> Iterator[None]:
     """Refuse inputs whose form differs from the fit. Explain an error of the network by the inputs' form."""
-    for leaf in leaves:
-        leaf.check_inputs(inputs)
+    for form in (leaf._form for leaf in leaves if leaf._form is not None):
+        if not same_form(signature(inputs), form):
+            count_examples(inputs)  # what is no batch has an error of its own
+            raise InputError(
+                f"inputs of {described(signature(inputs))} were given, "
+                f"the detector was fitted on {described(form)}"
+            )
     try:
         yield
     except torch.cuda.OutOfMemoryError:
@@ -74,7 +86,11 @@ def explained(leaves: Sequence[Contract], inputs: Inputs) -> Iterator[None]:
         if network_error is not None:
             for leaf in leaves:
                 leaf.network.explain_dtype(inputs, network_error)
-                leaf.explain_error(inputs, network_error)
+                if leaf._form is not None and not same_size(signature(inputs), leaf._form):
+                    raise InputError(
+                        f"the network fails on inputs of {described(signature(inputs))}, "
+                        f"the detector was fitted on {described(leaf._form)}: {network_error}"
+                    ) from network_error
         raise
 
 

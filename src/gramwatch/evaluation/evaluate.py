@@ -18,7 +18,7 @@ from torch import Tensor
 
 from gramwatch.detect.detector import Detector
 from gramwatch.detect.distributed import together
-from gramwatch.detect.fitting import fit_all
+from gramwatch.detect.fitting import check_adding, fit_all
 from gramwatch.detect.measurement import AsMeasured, Measurement, Rule
 from gramwatch.detect.passes import explained, leaves_of, measure, plan_for
 from gramwatch.detect.progress import Fits
@@ -400,8 +400,7 @@ def fit_together(
     A detector that is also a member of a guard is fitted once. `sharded` is as for `Detector.fit`.
     """
     for detector in detectors.values():
-        for leaf in detector.leaves:
-            leaf.check_adding(checkpoint=False)
+        check_adding(detector.leaves, checkpoint=False)
     leaves = leaves_of(detectors.values())
     with together(leaves[0].model, "fit_together") as group:
         begin_on_ranks(group, leaves)

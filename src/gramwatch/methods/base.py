@@ -105,6 +105,7 @@ class Method(Detector):
             raise ValueError(f"a method cannot look at {sorted(unknown)}, only at {', '.join(NEEDS)}")
         if most_examples < 1:
             raise ValueError(f"most_examples must be at least 1, got {most_examples}")
+        self.called = self.name
         self.most_examples, self.seed, self.features = most_examples, seed, features
         self.selection = taps if isinstance(taps, str) else list(taps)
         self.width_: Tensor | None = None  # of the features, after `fit`
@@ -178,22 +179,7 @@ class Method(Detector):
             features, self.features if features else None, where if "channel_means" in self.looks_at else None
         )
 
-    @property
-    def _called(self) -> str:
-        return self.name
-
     # --- fit -----------------------------------------------------------------------------------------
-
-    def check_adding(self, checkpoint: bool) -> None:
-        """Refuse to continue an earlier fit if the method keeps examples."""
-        if not self.learns or self.running:
-            return
-        if checkpoint:
-            raise ValueError(f"'{self.name}' keeps examples, which a checkpoint does not: leave it out")
-        if self.is_fitted:
-            raise ValueError(
-                f"'{self.name}' is fitted already and cannot add to it: detector.reset() forgets that fit"
-            )
 
     def check_useful(self) -> None:
         """Refuse a fit after which every input would get the same score."""
@@ -245,7 +231,7 @@ class Method(Detector):
             raise ValueError(f"{self.name} cannot be merged: {self.why_not_merged}")
 
     @property
-    def why_not_merged(self) -> str:
+    def why_not_merged(self) -> str:  # type: ignore[override]
         """Why two fits cannot become one; empty if they can."""
         if not self.learns or self.running:
             return ""

@@ -113,7 +113,7 @@ class ClassDistances(Method):
         self._fitted = True
 
     @property
-    def says_nothing(self) -> str:
+    def says_nothing(self) -> str:  # type: ignore[override]
         """The reason why every input gets the same score: training examples do not differ. Else empty."""
         if self.ranks_ is None or self.ranks_.any():
             return ""

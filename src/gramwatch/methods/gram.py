@@ -20,14 +20,11 @@ from gramwatch.files import artifact
 from gramwatch.files.artifact import Field
 from gramwatch.inputs.adapters import InputsAdapter, LogitsAdapter, MaskAdapter
 from gramwatch.inputs.batches import (
-    Inputs,
     Signature,
     all_finite,
-    count_examples,
     described,
     same_form,
     same_size,
-    signature,
     widened,
 )
 from gramwatch.methods.gram_rules import BOUNDS_RULES, SHRINK, GramRule, MeanOfRoots
@@ -148,7 +145,6 @@ class GramDetector(Detector):
         self._layouts: dict[torch.device, Layout] = {}
         self._bounds: Bounds | None = None
         self._class_counts: Tensor | None = None
-        self._form: Signature | None = None
         self._told_of_size = self._taken = False
         self._largest: Tensor | None = None
         super()._begin()
@@ -200,7 +196,7 @@ class GramDetector(Detector):
         return self._bounds is not None and self.has_examples
 
     @property
-    def has_examples(self) -> bool:
+    def has_examples(self) -> bool:  # type: ignore[override]
         """Whether the detector has seen a finite training example."""
         if not self._taken:  # True stays True, so a GPU is waited for only until then
             self._taken = self._class_counts is not None and int(self._class_counts.sum()) > 0
@@ -228,7 +224,7 @@ class GramDetector(Detector):
         return f"{len(self._taps)} taps, fitted on {int(self._class_counts.sum())} examples"
 
     @property
-    def sees_differences(self) -> bool:
+    def sees_differences(self) -> bool:  # type: ignore[override]
         """Whether training examples of a class differ at a tap, for any class."""
         counts, bounds = self._fitted()
         if not isinstance(bounds, MinMax) or counts.max() < 2:
@@ -257,23 +253,6 @@ class GramDetector(Detector):
             self._class_counts, self._bounds = self._class_counts.to(device), bounds
 
     # --- inputs --------------------------------------------------------------------------------------
-
-    def check_inputs(self, inputs: Inputs) -> None:
-        """Refuse inputs whose form differs from the form of the training data."""
-        if self._form is not None and not same_form(signature(inputs), self._form):
-            count_examples(inputs)  # what is no batch has an error of its own
-            raise InputError(
-                f"inputs of {described(signature(inputs))} were given, "
-                f"the detector was fitted on {described(self._form)}"
-            )
-
-    def explain_error(self, inputs: Inputs, error: BaseException) -> None:
-        """If the inputs have another size than the training data, raise an error that names both sizes."""
-        if self._form is not None and not same_size(signature(inputs), self._form):
-            raise InputError(
-                f"the network fails on inputs of {described(signature(inputs))}, "
-                f"the detector was fitted on {described(self._form)}: {error}"
-            ) from error
 
     def _warn_of_size(self, form: Signature) -> None:
         """Warn, once, of inputs whose size differs from the training data."""
@@ -342,7 +321,7 @@ class GramDetector(Detector):
 
     def finish(self, left_out: int = 0) -> None:
         """Warn of classes with few examples. Raise an error if no example was finite."""
-        where = self.where_not_finite() if left_out else ""
+        where = self.not_finite_at if left_out else ""
         self._largest = None
         if self._class_counts is None or not self.has_examples:
             what = "every training example held NaN or infinity" if left_out else "every batch was empty"
@@ -357,7 +336,8 @@ class GramDetector(Detector):
                 "say little (found.class_support tells for each verdict)"
             )
 
-    def where_not_finite(self) -> str:
+    @property
+    def not_finite_at(self) -> str:  # type: ignore[override]
         """For a warning: the first tap whose statistics were not finite. Empty if all were finite."""
         if self._largest is None or bool((finite := self._largest.isfinite()).all()):
             return ""
@@ -424,7 +404,7 @@ class GramDetector(Detector):
         return MeanOfRoots(TotalDeviation(self.normalise, self.confidence, shrink=SHRINK))
 
     @property
-    def why_no_member(self) -> str:
+    def why_no_member(self) -> str:  # type: ignore[override]
         """Why a guard cannot have it as a member; empty if it can."""
         return "has confidence='subtract', which a guard cannot join" if self.confidence == "subtract" else ""
 
