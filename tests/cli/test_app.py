@@ -116,13 +116,20 @@ def test_without_the_lab_help_does_not_list_its_commands() -> None:
     assert " paper " not in found.stdout
 
 
-def without_the_lab(*words: str) -> "subprocess.CompletedProcess[str]":
-    """A command where no package offers more commands."""
+def without_the_lab(*words: str, points: str = "[]") -> "subprocess.CompletedProcess[str]":
+    """A command where packages offer no more commands than `points`."""
     code = (
-        "import importlib.metadata, sys\n"
-        "importlib.metadata.entry_points = lambda **_: []\n"
+        "import importlib.metadata as m, sys\n"
+        f"m.entry_points = lambda **_: {points}\n"
         "from gramwatch.cli import main\n"
         f"sys.argv = ['gramwatch', *{words!r}]\n"
         "main()"
     )
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+
+
+def test_a_command_that_cannot_be_imported_does_not_stop_the_others() -> None:
+    found = without_the_lab("paper", points="[m.EntryPoint('paper', 'no.such:thing', 'gramwatch.commands')]")
+    assert found.returncode == 2
+    assert "the command 'paper' of another package cannot be imported: No module named 'no'" in found.stderr
+    assert "pip install gramwatch-lab" in found.stderr

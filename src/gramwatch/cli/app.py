@@ -3,7 +3,7 @@
 import errno
 import inspect
 import re
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -24,7 +24,7 @@ from gramwatch.cli.report import report
 from gramwatch.cli.score import score
 from gramwatch.cli.serve import serve
 from gramwatch.cli.taps import taps
-from gramwatch.errors import GramwatchError
+from gramwatch.errors import GramwatchError, warn
 from gramwatch.files.version import __version__
 
 
@@ -75,7 +75,17 @@ OF_THE_LAB = ("paper", "study", "train", "data")
 def _offered() -> dict[str, Any]:
     """The commands of installed packages, by name: functions, or groups of commands."""
     points = {point.name: point for point in entry_points(group="gramwatch.commands")}
-    return {name: points[name].load() for name in sorted(points, key=(*OF_THE_LAB, *points).index)}
+    commands = {name: _loaded(points[name]) for name in sorted(points, key=(*OF_THE_LAB, *points).index)}
+    return {name: loaded for name, loaded in commands.items() if loaded is not None}
+
+
+def _loaded(point: EntryPoint) -> Any:
+    """The command of an entry point; None if it cannot be imported, which does not stop other commands."""
+    try:
+        return point.load()
+    except ImportError as error:
+        warn(f"the command '{point.name}' of another package cannot be imported: {error}")
+        return None
 
 
 def _without_the_lab(ctx: typer.Context) -> None:

@@ -16,7 +16,8 @@ from gramwatch.files import artifact
 from gramwatch.files.artifact import Field
 from gramwatch.inputs.adapters import InputsAdapter, LogitsAdapter, MaskAdapter
 from gramwatch.inputs.batches import Inputs, on_device
-from gramwatch.observe.observation import Needs, Observation
+from gramwatch.observe.needs import Needs
+from gramwatch.observe.observation import Observation
 from gramwatch.watch import Network
 
 _M = TypeVar("_M", bound="Method")

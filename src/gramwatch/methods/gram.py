@@ -40,7 +40,8 @@ from gramwatch.numerics.deviation import (
 )
 from gramwatch.numerics.samples import TOGETHER, Sample
 from gramwatch.numerics.statistics import STATISTICS, check_count, check_orders
-from gramwatch.observe.observation import WIDEST_TRIANGLE, Needs, Observation, Statistics
+from gramwatch.observe.needs import WIDEST_TRIANGLE, Needs, Statistics
+from gramwatch.observe.observation import Observation
 from gramwatch.observe.plan import Plan
 from gramwatch.watch import Network, Tap, Taps, unwrap
 from gramwatch.watch.stored import taps_from_json, taps_to_json
