@@ -13,8 +13,10 @@ import pytest
 import gramwatch
 from gramwatch._moved import MODULES, NAMES, new_path
 
-WHOLE = {"taps", "kernels", "serve", "live", "training", "paper"}
+WHOLE = {"taps", "serve", "live", "training", "paper"}
 """Packages that moved with all their modules."""
+PARTS = ("kernels.cpu", "kernels.images")
+"""Modules of `kernels` that need no GPU's compiler."""
 
 
 def below(old: str) -> Iterator[str]:
@@ -23,13 +25,10 @@ def below(old: str) -> Iterator[str]:
     if old in WHOLE:
         package = importlib.import_module(MODULES[old])
         for module in pkgutil.iter_modules(package.__path__):
-            if (
-                not module.name.startswith("cuda") and module.name != "programs"
-            ):  # these need a GPU's compiler
-                yield f"{old}.{module.name}"
+            yield f"{old}.{module.name}"
 
 
-OLD = sorted({path for old in MODULES for path in below(old)})
+OLD = sorted({path for old in MODULES for path in below(old)} | {*PARTS})
 NEEDS = {"gramwatch.integrate.lightning": "lightning", "gramwatch.integrate.ray_data": "ray"}
 
 

@@ -13,7 +13,8 @@ from gramwatch.inputs import synthetic
 from gramwatch.methods import METHODS
 from gramwatch.numerics import kernels
 from gramwatch.numerics.metrics import auroc
-from gramwatch.observe.observation import Needs, Observation
+from gramwatch.observe.needs import Needs
+from gramwatch.observe.observation import Observation
 from gramwatch.observe.plan import Plan
 from gramwatch.watch import Network, observe
 from gramwatch_lab.networks import densenet_bc_100_12

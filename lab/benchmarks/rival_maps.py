@@ -37,7 +37,7 @@ class _Run:
 
     def __init__(self, guard: Guard, inputs: Tensor) -> None:
         self.guard = guard
-        self.sample, self.kept = guard.members["gram"]._statistics.sample, {}
+        self.sample, self.kept = guard.members["gram"].statistics.sample, {}
         self.of_score = _gradients_of_score(guard, guard._observed(inputs))
         self.leaf = inputs.clone().requires_grad_()
         self.taps = guard.planned(inputs).taps

@@ -88,7 +88,11 @@ NAMES = {
     | {"leaves_of": "gramwatch.detect.passes"},
     "gramwatch.files.artifact": dict.fromkeys(("taps_from_json", "taps_to_json"), "gramwatch.watch.stored"),
     "gramwatch.inputs.images": dict.fromkeys(("REDUCE", "padded", "pixels"), "gramwatch.inputs.reducing"),
-    "gramwatch.observe.observation": {"Plan": "gramwatch.observe.plan"},
+    "gramwatch.observe.observation": {
+        "Plan": "gramwatch.observe.plan",
+        **dict.fromkeys(("Needs", "Statistics", "StatisticsAtTap"), "gramwatch.observe.needs"),
+        **dict.fromkeys(("GramTable", "Read"), "gramwatch.observe.uses"),
+    },
     "gramwatch.watch.running": dict.fromkeys(
         ("InputsAdapter", "LogitsAdapter", "MaskAdapter", "adapted", "wrappers"), "gramwatch.inputs.adapters"
     ),

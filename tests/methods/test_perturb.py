@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from gramwatch.errors import InputError
 from gramwatch.methods import ODIN, fgsm
-from gramwatch.observe.observation import Needs
+from gramwatch.observe.needs import Needs
 from gramwatch.observe.plan import Plan
 from gramwatch.watch import Network
 from tests.methods.tapped import TAPS, Net, images, made, mahalanobis

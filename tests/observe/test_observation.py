@@ -10,7 +10,8 @@ from torch import nn
 from gramwatch import GramDetector, InputError, TapError
 from gramwatch.detect.passes import plan_for
 from gramwatch.methods import METHODS
-from gramwatch.observe.observation import Needs, Observation
+from gramwatch.observe.needs import Needs
+from gramwatch.observe.observation import Observation
 from gramwatch.observe.plan import Plan
 from gramwatch.watch import Look, Network, find_head
 from gramwatch_lab.networks import densenet_bc_100_12, resnet34, wide_resnet_40_2

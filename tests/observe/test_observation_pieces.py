@@ -13,7 +13,7 @@ from gramwatch.evaluation.evaluate import Together, fit_together
 from gramwatch.methods import METHODS
 from gramwatch.numerics.bounds import HalfMinMax, MeanVariance, MinMax
 from gramwatch.numerics.statistics import STATISTICS
-from gramwatch.observe.observation import Needs, Statistics
+from gramwatch.observe.needs import Needs, Statistics
 from gramwatch.observe.plan import Plan
 from gramwatch.watch import Network
 from tests.files.test_artifact import _Largest

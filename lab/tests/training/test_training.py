@@ -14,7 +14,8 @@ from gramwatch.evaluation.evaluate import Together, fit_together
 from gramwatch.files import artifact
 from gramwatch.methods import METHODS, MSP, TRAINED, methods_table
 from gramwatch.numerics import metrics
-from gramwatch.observe.observation import Needs, Observation
+from gramwatch.observe.needs import Needs
+from gramwatch.observe.observation import Observation
 from gramwatch.observe.plan import Plan
 from gramwatch.watch import Network, find_head
 from gramwatch_lab import training

@@ -41,7 +41,8 @@ from gramwatch.methods.gram import GramDetector
 from gramwatch.numerics.bounds import MinMax
 from gramwatch.numerics.deviation import outside_range
 from gramwatch.numerics.samples import TOGETHER, Sample, as_maps
-from gramwatch.observe.observation import Observation, StatisticsAtTap
+from gramwatch.observe.needs import StatisticsAtTap
+from gramwatch.observe.observation import Observation
 from gramwatch.observe.plan import Plan
 from gramwatch.observe.uses import GramTable, Read
 from gramwatch.watch import judging

@@ -21,7 +21,8 @@ from gramwatch.detect.split import KeptInputs
 from gramwatch.errors import InputError, NotFittedError
 from gramwatch.files import artifact
 from gramwatch.inputs.batches import Inputs, Signature
-from gramwatch.observe.observation import Needs, Observation, Statistics
+from gramwatch.observe.needs import Needs, Statistics
+from gramwatch.observe.observation import Observation
 from gramwatch.observe.plan import Plan
 from gramwatch.watch import Look, Network, Taps
 

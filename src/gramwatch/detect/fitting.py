@@ -16,7 +16,8 @@ from gramwatch.detect.progress import Fits
 from gramwatch.detect.ranks import finish_on_ranks
 from gramwatch.errors import InputError, warn
 from gramwatch.inputs.batches import Inputs, mapped, on_device, on_device_ahead, repeated
-from gramwatch.observe.observation import Observation, Statistics
+from gramwatch.observe.needs import Statistics
+from gramwatch.observe.observation import Observation
 from gramwatch.observe.plan import Plan
 from gramwatch.watch import Look, Taps
 

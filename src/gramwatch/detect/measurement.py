@@ -13,6 +13,7 @@ from gramwatch.detect.split import halves
 from gramwatch.detect.threshold import Ranks, class_groups, examples_needed, rounding_of, threshold
 from gramwatch.errors import CalibrationError, warn
 from gramwatch.files import artifact
+from gramwatch.files.artifact import Field
 
 MOST_COPIES = 0.01
 """More exact copies among calibration examples than this share are worth a warning."""
@@ -233,6 +234,8 @@ class FittedRule(ABC):
     standardises = True
     kept: ClassVar[artifact.Shapes] = {}
     """The fitted tensors. A size called "values" is the number of values that the member measures."""
+    in_file: ClassVar[Mapping[str, str]] = {}
+    """The names that tensors have in the file of a detector by itself, if they are not those in `kept`."""
 
     @abstractmethod
     def fit(self: _R, measured: Measurement) -> _R:
@@ -275,33 +278,18 @@ class FittedRule(ABC):
         return self.restored({name: tensor.to(device) for name, tensor in self.tensors().items()})
 
 
-class AsMeasured:
-    """The rule of methods that measure their score itself."""
+class AsMeasured(FittedRule):
+    """The rule of methods that measure their score itself. It has nothing to fit."""
 
     standardises = False
 
     def fit(self, measured: Measurement) -> "AsMeasured":
-        """The rule itself: it has nothing to fit."""
+        """The rule itself."""
         return self
 
     def __call__(self, measured: Measurement) -> Tensor:
         """The values, which are the score."""
         return measured.values
-
-    def left_out(self, measured: Measurement) -> Tensor:
-        """The values: no example is part of a fit."""
-        return measured.values
-
-    def to(self, device: torch.device) -> "AsMeasured":
-        """The rule itself: it has no tensors."""
-        return self
-
-    def terms(self, measured: Measurement) -> None:
-        """None: a score shows no terms."""
-
-    def taught_by(self, fitted: Any) -> "AsMeasured":
-        """The rule itself: it learns nothing."""
-        return self
 
 
 @dataclass(frozen=True)
@@ -406,6 +394,34 @@ class Calibration:
     def limits(self) -> Tensor:
         """The scores that rank, raised by the tolerance, `(n, 1 + members)`. Higher ones exceed them."""
         return self.scores + self.tolerance
+
+    # --- the file of a detector by itself ------------------------------------------------------------
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors of the file: the scores that rank, ascending, and those of the rule."""
+        names, tensors = self.rule.in_file, self.rule.tensors()
+        of_rule = {f"calibration.{names.get(name, name)}": tensor for name, tensor in tensors.items()}
+        return {"calibration.scores": self.scores[:, 0].sort().values, **of_rule}
+
+    @staticmethod
+    def fields(rule: type[FittedRule], values: int, ranking: int | str) -> artifact.Shapes:
+        """The fields of these tensors, of a rule for so many values and so many scores that rank."""
+        fields, names = rule.fields(values), rule.in_file
+        of_rule = {f"calibration.{names.get(name, name)}": field for name, field in fields.items()}
+        return {"calibration.scores": Field((ranking,), torch.float64, artifact.ASCENDING), **of_rule}
+
+    @staticmethod
+    def loaded(
+        rule: FittedRule, tensors: Mapping[str, Tensor], level: float, how: Mapping[str, Any]
+    ) -> "Calibration":
+        """The calibration from these tensors, of a rule that is not fitted."""
+        scores, names = tensors["calibration.scores"], rule.in_file
+        if how_many_rank(how) != len(scores):
+            raise ValueError(f"{len(scores)} examples rank, not {how_many_rank(how)}")
+        fitted = {name: tensors[f"calibration.{names.get(name, name)}"] for name in rule.kept}
+        return Calibration.restored(rule.restored(fitted), scores.unsqueeze(1), level, facts_of(how))
+
+    # --- judge ---------------------------------------------------------------------------------------
 
     def threshold(self, level: float) -> float:
         """The score above which an input is out-of-distribution (Eq. 6), if all classes rank together."""

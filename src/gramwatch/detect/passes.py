@@ -18,7 +18,8 @@ from gramwatch.inputs.batches import (
     same_size,
     signature,
 )
-from gramwatch.observe.observation import Observation, Statistics
+from gramwatch.observe.needs import Statistics
+from gramwatch.observe.observation import Observation
 from gramwatch.observe.plan import Plan
 from gramwatch.watch import Look, Taps
 

@@ -9,14 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from gramwatch.detect.detector import Detector
-from gramwatch.detect.measurement import AsMeasured, Calibration, Measurement, facts_of, how_many_rank
+from gramwatch.detect.measurement import AsMeasured, Calibration, Measurement, facts_of
 from gramwatch.detect.passes import explained
 from gramwatch.errors import InputError
 from gramwatch.files import artifact
 from gramwatch.files.artifact import Field
 from gramwatch.inputs.adapters import InputsAdapter, LogitsAdapter, MaskAdapter
 from gramwatch.inputs.batches import Inputs, on_device
-from gramwatch.observe.observation import Needs, Observation
+from gramwatch.observe.needs import Needs
+from gramwatch.observe.observation import Observation
 from gramwatch.watch import Network
 
 _M = TypeVar("_M", bound="Method")
@@ -389,17 +390,12 @@ class Method(Detector):
     def contents(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """The contents of its file: plain values, and tensors."""
         tensors = {f"state.{name}": tensor for name, tensor in self.state().items()}
-        calibration = self._calibration
-        if calibration is not None:
-            tensors["calibration.scores"] = self.calibration_scores_
+        if self._calibration is not None:
+            tensors |= self._calibration.tensors()
         shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
         header = {"detector": self.name, "settings": self.settings_as_json(), "shapes": shapes}
-        if calibration is not None and calibration.rule.standardises:
-            kept = {f"calibration.{name}": tensor for name, tensor in calibration.rule.tensors().items()}
-            shapes |= {name: list(tensor.shape) for name, tensor in kept.items()}
-            tensors |= kept
-        if calibration is not None:
-            header["calibration"] = facts_of(calibration.how)
+        if self._calibration is not None:
+            header["calibration"] = facts_of(self._calibration.how)
         return header, tensors
 
     @classmethod
@@ -408,10 +404,7 @@ class Method(Detector):
     ) -> "tuple[_M, artifact.Shapes]":
         """The detector without its tensors, and the fields that its tensors must match."""
         fields = {f"state.{name}": field for name, field in cls.fields().items()}
-        fields["calibration.scores"] = Field(("ranking",), torch.float64, artifact.ASCENDING)
-        if cls.rule_kind.standardises:
-            of_rule = cls.rule_kind.fields(cls.values_in(header))
-            fields |= {f"calibration.{name}": field for name, field in of_rule.items()}
+        fields |= Calibration.fields(cls.rule_kind, cls.values_in(header), "ranking")
         artifact.check_settings(cls, header["settings"])
         return cls(model, **header["settings"]), artifact.resolved(fields, artifact.shapes_of(header))
 
@@ -420,12 +413,7 @@ class Method(Detector):
         scores = tensors.get("calibration.scores")
         if scores is not None:
             how = header.get("calibration", {"split": False, "seed": 0, "examples": len(scores)})
-            if how_many_rank(how) != len(scores):
-                raise ValueError(f"{len(scores)} examples rank, not {how_many_rank(how)}")
-            rule = self.rule()
-            if rule.standardises:
-                rule = rule.restored({name: tensors[f"calibration.{name}"] for name in rule.kept})
-            self._calibration = Calibration.restored(rule, scores.unsqueeze(1), self.level, facts_of(how))
+            self._calibration = Calibration.loaded(self.rule(), tensors, self.level, how)
         state = {name.removeprefix("state."): t for name, t in tensors.items() if name.startswith("state.")}
         fields = self.fields()
         for name, tensor in state.items():

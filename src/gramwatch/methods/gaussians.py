@@ -16,7 +16,8 @@ from gramwatch.errors import InputError, NotFittedError
 from gramwatch.files.artifact import FINITE, NOT_NEGATIVE, POSITIVE, Field
 from gramwatch.methods.base import Method
 from gramwatch.methods.features import TINY
-from gramwatch.observe.observation import Needs, Observation
+from gramwatch.observe.needs import Needs
+from gramwatch.observe.observation import Observation
 from gramwatch.observe.plan import Plan
 from gramwatch.watch import Tap
 

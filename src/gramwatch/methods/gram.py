@@ -40,7 +40,8 @@ from gramwatch.numerics.deviation import (
 )
 from gramwatch.numerics.samples import TOGETHER, Sample
 from gramwatch.numerics.statistics import STATISTICS, check_count, check_orders
-from gramwatch.observe.observation import WIDEST_TRIANGLE, Needs, Observation, Statistics
+from gramwatch.observe.needs import WIDEST_TRIANGLE, Needs, Statistics
+from gramwatch.observe.observation import Observation
 from gramwatch.observe.plan import Plan
 from gramwatch.watch import Network, Tap, Taps, unwrap
 from gramwatch.watch.stored import taps_from_json, taps_to_json
@@ -489,13 +490,8 @@ class GramDetector(Detector):
         tensors |= {f"bounds.{name}": tensor for name, tensor in bounds.state().items()}
         how, calibration = None, self._calibration
         if calibration is not None:
-            total: TotalDeviation = calibration.rule.total
-            assert total.expectation_ is not None
-            how = facts_of(calibration.how) | {"maximum": total.maximum_}
-            tensors |= {
-                "calibration.scores": self.calibration_scores_,
-                "calibration.expectation": total.expectation_,
-            }
+            how = facts_of(calibration.how) | {"maximum": calibration.rule.total.maximum_}
+            tensors |= calibration.tensors()
         settings = self.settings_as_json()
         header = {
             "detector": self.name,
@@ -532,9 +528,7 @@ class GramDetector(Detector):
             artifact.check_types(calibration, maximum=float)
             if detector.confidence == "subtract" and not calibration["maximum"] > 0:
                 raise ValueError("the largest deviation must be positive")
-            taps, ranking = len(detector._taps), how_many_rank(calibration)
-            shapes["calibration.scores"] = Field((ranking,), torch.float64, artifact.ASCENDING)
-            shapes["calibration.expectation"] = Field((taps,), torch.float64, artifact.NOT_NEGATIVE)
+            shapes |= Calibration.fields(GramRule, len(detector._taps), how_many_rank(calibration))
         return detector, shapes
 
     def restore(self, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
@@ -550,11 +544,8 @@ class GramDetector(Detector):
         self._bounds.load_state(saved, in_place=True)
         how = header["calibration"]
         if how is not None:
-            expectation, maximum = tensors["calibration.expectation"], float(how["maximum"])
-            total = replace(self.rule().total, expectation_=expectation, maximum_=maximum)
-            rule = GramRule(total)
-            scores = tensors["calibration.scores"].unsqueeze(1)
-            self._calibration = Calibration.restored(rule, scores, self.level, facts_of(how))
+            rule = GramRule(replace(self.rule().total, maximum_=float(how["maximum"])))
+            self._calibration = Calibration.loaded(rule, tensors, self.level, how)
 
     def take_over(self, before: "GramDetector") -> None:
         """Continue the fit of another detector."""

@@ -41,6 +41,8 @@ class _OfDeviations(FittedRule):
         "expectation_": Field(("values",), torch.float64, artifact.NOT_NEGATIVE)
     }
 
+    in_file: ClassVar[Mapping[str, str]] = {"expectation_": "expectation"}
+
     def fit(self: _R, measured: Measurement) -> _R:
         """The rule with the expectations of in-distribution examples."""
         return replace(self, total=replace(self.total).fit(measured.values, measured.probability))

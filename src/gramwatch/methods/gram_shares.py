@@ -8,7 +8,7 @@ from torch import Tensor
 from gramwatch.detect.parts import Shares
 from gramwatch.numerics.bounds import Bounds, MinMax
 from gramwatch.numerics.deviation import outside_range, squared_distance
-from gramwatch.observe.observation import StatisticsAtTap
+from gramwatch.observe.needs import StatisticsAtTap
 
 
 class AtTap(NamedTuple):

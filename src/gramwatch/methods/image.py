@@ -15,7 +15,8 @@ from gramwatch.inputs import image_numbers
 from gramwatch.inputs.image_numbers import GROUPS
 from gramwatch.methods.base import Method, Record
 from gramwatch.methods.features import TINY
-from gramwatch.observe.observation import Needs, Observation
+from gramwatch.observe.needs import Needs
+from gramwatch.observe.observation import Observation
 
 RIDGE = 0.05
 """Added to the variances of the standardised numbers, so that no direction counts without bound."""

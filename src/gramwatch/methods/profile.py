@@ -16,7 +16,8 @@ from gramwatch.methods.features import TINY
 from gramwatch.methods.gaussians import ClassDistances, Gaussian, in_float64
 from gramwatch.numerics.samples import Sample
 from gramwatch.numerics.statistics import check_count
-from gramwatch.observe.observation import Needs, Observation
+from gramwatch.observe.needs import Needs
+from gramwatch.observe.observation import Observation
 from gramwatch.watch.tap import Tap
 
 MOST_CHANNELS = 256

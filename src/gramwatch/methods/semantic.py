@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from gramwatch.errors import InputError
 from gramwatch.methods.base import Method, Record
-from gramwatch.observe.observation import Needs, Observation
+from gramwatch.observe.needs import Needs
+from gramwatch.observe.observation import Observation
 from gramwatch.watch import unwrap
 
 

@@ -30,7 +30,8 @@ from gramwatch.inputs.batches import (
 from gramwatch.numerics.samples import WHOLE, Sample
 from gramwatch.observe.eager import Pass, Readers
 from gramwatch.observe.graphs import Graphs, Judge
-from gramwatch.observe.observation import Averaged, Head, Needs, Observation, Statistics
+from gramwatch.observe.needs import Averaged, Needs, Statistics
+from gramwatch.observe.observation import Head, Observation
 from gramwatch.observe.traced import side_by_side, traceable
 from gramwatch.observe.uses import GramTable, Mean, Read, Uses
 from gramwatch.watch import Look, Network, Taps, judging, unwrap

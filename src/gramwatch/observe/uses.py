@@ -7,7 +7,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from gramwatch.numerics.samples import Part, Sample
-from gramwatch.observe.observation import Statistics
+from gramwatch.observe.needs import Statistics
 from gramwatch.watch import Taps
 from gramwatch.watch.padding import Real, real_means
 

@@ -14,7 +14,7 @@ import torch
 import triton
 from torch import Tensor
 
-from gramwatch.numerics.kernels import programs, reading_programs
+from gramwatch.numerics.kernels import cuda_read_programs, programs
 from gramwatch.numerics.samples import TOGETHER, Sample
 
 FEATURES = 1024
@@ -125,7 +125,7 @@ def _reading(
         columns, rows, warps = means_alone(averaged_part[0], averaged_part[1], by_pixel)
         grid = (examples, triton.cdiv(averaged_part[0], columns))
         rest: tuple[Any, ...] = (strides[0], along, *averaged_part, columns, rows, int(by_pixel))
-        means = _Launch(reading_programs.read_means, grid, rest, warps, 0)
+        means = _Launch(cuda_read_programs.read_means, grid, rest, warps, 0)
     if not orders:
         return Reading(None, means, device)
     part = _part(shape, strides, axes, channel_axis, sample)
@@ -148,7 +148,7 @@ def _reading(
     )
     room = 0 if whole else examples * (1 + len(positions)) * pixels
     grid = (examples, 1 + (triton.cdiv(averaged_part[0], mean_columns) if beside else 0))
-    return Reading(_Launch(reading_programs.read_example, grid, rest, warps, room), means, device)
+    return Reading(_Launch(cuda_read_programs.read_example, grid, rest, warps, room), means, device)
 
 
 def _part(

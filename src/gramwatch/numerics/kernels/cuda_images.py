@@ -1,4 +1,4 @@
-"""The numbers of images on NVIDIA GPUs: which Triton programs to launch. They are in `image_programs`."""
+"""The numbers of images on NVIDIA GPUs: which programs to launch. They are in `cuda_image_programs`."""
 
 # mypy: disable-error-code="no-untyped-def, misc, untyped-decorator"
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gramwatch.numerics.image_scales import REGIONS, SCALES, pairs_of
 from gramwatch.numerics.kernels.cuda import _Launch
-from gramwatch.numerics.kernels.image_programs import (
+from gramwatch.numerics.kernels.cuda_image_programs import (
     COLUMNS,
     ROWS,
     SLOTS,
