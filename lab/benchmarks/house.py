@@ -26,7 +26,7 @@ REASONS = {
     "modules": "every method is a file of its own, and seven members take part",
     "doors": "every member and every rule is called through one",
     "lines": "the command line, the service, the page and the readers of images belong to the library",
-    "entries": "16 are packages; `__init__`, `__main__`, `errors`, `py.typed` and a table of moved names remain",
+    "entries": "16 are packages; `__init__`, `__main__`, `errors`, `py.typed` and the moved names remain",
     "loaded": "contract, passes, fit, ranks and files of a detector are modules, and a guard needs them",
 }
 
