@@ -207,25 +207,22 @@ class Profile(ClassDistances):
         taps, fitted = observation.channel_means, self._fitted_on(observation.logits.device)
         if [means.shape[1] for means in taps] != fitted.widths:
             raise self._other_taps(taps, fitted)
-        measure = self._measured_together if taps and taps[0].is_cuda else self._measured_apart
-        return measure(taps, fitted.gaussians, fitted.expected).clamp_min(TINY).log()
-
-    def _measured_apart(
-        self, taps: Sequence[Tensor], gaussians: Sequence[Gaussian], expected: Tensor
-    ) -> Tensor:
-        """Distance and length at each tap, `(N, 2 x taps)`, one tap after the other."""
-        numbers = []
-        for tap, (means, gaussian) in enumerate(zip(taps, gaussians, strict=True)):
-            features = in_float64(means)
-            length = features.norm(dim=1, keepdim=True)
-            distance, _ = gaussian.distances(features / length.clamp_min(TINY))
-            numbers += [distance / expected[tap], length.squeeze(1).square()]
-        return torch.stack(numbers, 1)
+        if taps and taps[0].is_cuda:
+            numbers = self._measured_together(taps, fitted.gaussians, fitted.expected)
+        else:
+            columns = []
+            for means, gaussian, expected in zip(taps, fitted.gaussians, fitted.expected, strict=True):
+                features = in_float64(means)
+                length = features.norm(dim=1, keepdim=True)
+                distance, _ = gaussian.distances(features / length.clamp_min(TINY))
+                columns += [distance / expected, length.squeeze(1).square()]
+            numbers = torch.stack(columns, 1)
+        return numbers.clamp_min(TINY).log()
 
     def _measured_together(
         self, taps: Sequence[Tensor], gaussians: Sequence[Gaussian], expected: Tensor
     ) -> Tensor:
-        """The same of all taps at once, made as wide as the widest tap: on a GPU, every launch costs time."""
+        """Distance and length of all taps at once, `(N, 2 x taps)`: on a GPU, every launch costs time."""
         cached = self._together
         if cached is None or cached.gaussians is not gaussians:
             self._together = cached = _Together.of(gaussians)
