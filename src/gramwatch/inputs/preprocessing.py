@@ -122,7 +122,7 @@ class Preprocessing:
         )
 
     def differences(self, other: "Preprocessing") -> list[str]:
-        """Differences from another preprocessing, this one's value first: `"resize: bilinear, not nearest"`."""
+        """Differences from another preprocessing, own values first: `"resize: bilinear, not nearest"`."""
         mine, theirs = asdict(self), asdict(other)
         return [
             f"{name}: {_shown(mine[name])}, not {_shown(theirs[name])}"
