@@ -72,7 +72,7 @@ def test_it_is_fitted_saved_loaded_and_explained_like_the_others(known, tmp_path
     part = guard.measure(seen).parts["top_two"]
     assert torch.equal(rule(part)[:, 0], guard.calibration().rule.member_scores(guard.measure(seen))[:, 1])
     explained = loaded.explain(seen[:2])
-    torch.testing.assert_close(explained.members.sum(1), explained.found.score)
+    torch.testing.assert_close(explained.members.sum(1), explained.detection.score)
 
 
 def test_it_judges_by_itself(known, tmp_path):

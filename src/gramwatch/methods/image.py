@@ -160,7 +160,9 @@ class Image(Method):
         if observation.image is None:
             raise InputError(f"{self.name} looks at images. {image_numbers.WHY_NONE}")
         numbers = observation.image.double()
-        usual = self.usual(numbers.device)
+        usual = self._usual
+        if usual is None or usual.mean.device != numbers.device:
+            usual = self.usual(numbers.device)
         if numbers.shape[1] != len(usual.mean):
             now, then = numbers.shape[1], len(usual.mean)
             raise InputError(
