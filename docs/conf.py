@@ -91,7 +91,7 @@ CONTENTS: dict[str, list[tuple[str, list[str]]]] = {
         ("Methods", ["method", "methods/README", "training"]),
         ("Evidence", ["results/README", "guard-study", "experiments", "performance"]),
         ("Data and networks", ["datasets", "checkpoints"]),
-        ("Reference", ["api", "architecture", "/CONTRIBUTING", "/CHANGELOG"]),
+        ("Reference", ["api", "architecture", "/CONTRIBUTING", "pages", "/CHANGELOG"]),
     ],
     "docs/howto/README": [("", HOW_TO)],
     "docs/methods/README": [("", METHODS)],

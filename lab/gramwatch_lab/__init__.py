@@ -1,1 +1,1 @@
-"""What a study needs and a guard does not: the paper, its networks and sets of images, training, pictures."""
+"""The lab: the paper, its networks and sets of images, training, studies and pictures."""

@@ -61,7 +61,7 @@ def run(options: Options) -> list[Line]:
 
 
 def _twelve(measured: Measured) -> Measured:
-    """What six detectors measured, for both ways of adding it up."""
+    """The measurements of six detectors, for both ways of summing deviations."""
     return {name: measured[name.removesuffix(" (U)")] for name in published.ABLATION_METHODS}
 
 

@@ -10,7 +10,7 @@ from gramwatch_lab.paper.beside import markdown
 CLOSE = 0.1
 """Points of AUROC behind the best that do not count as behind."""
 SATURATED = 99.95
-"""Where both have as much, in percent, nobody is ahead."""
+"""AUROC in percent from which a set is saturated: nobody is ahead."""
 LEGEND = (
     "AUROC in percent, mean over the draws. In brackets the 95 % interval of the difference, by a paired "
     "bootstrap (2,000 resamples of the images) in the first draw. One pass: methods that need no gradients. "
@@ -21,14 +21,14 @@ VERDICTS = ("ahead", f"within {CLOSE}", "behind", "saturated")
 
 @dataclass(frozen=True)
 class Against:
-    """Guard and the best single method on one set: AUROC in percent, mean over the draws."""
+    """Guard and the best single method on one set. AUROC in percent, mean over the draws."""
 
     ood: str
     ours: float
     best: str
     theirs: float
     difference: Difference
-    """By paired bootstrap, in one draw; fractions of one."""
+    """The difference in one draw, with its interval by paired bootstrap. Fractions of one."""
 
     @property
     def ahead(self) -> float:
@@ -95,7 +95,7 @@ def in_words(
     comparisons: Sequence[Against],
     near: Iterable[str],
 ) -> str:
-    """On how many sets Guard is ahead, what it gains on average, and whether it is below on near sets."""
+    """The number of sets where Guard is ahead, its mean gain, and its place on near sets, in words."""
     counts = {
         verdict: [comparison.ood for comparison in comparisons if comparison.verdict == verdict]
         for verdict in VERDICTS

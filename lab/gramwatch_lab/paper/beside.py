@@ -15,18 +15,18 @@ from gramwatch_lab.paper.published import SHOWN, Entry
 ABSENT = "data not present"
 SHORT = {"tnr": "TNR at TPR 95 %", "auroc": "AUROC", "dtacc": "detection accuracy"}
 SETS = "out-of-distribution set"
-"""What the rows of a table are, unless said otherwise."""
+"""The head of the first column, unless another one is given."""
 SEEN = "auxiliary source seen"
-"""Of a set from the source of the outliers that a network was trained with."""
+"""The note of sets from the source of the outliers that a network was trained with."""
 ROUNDING = 0.1
-"""Two published figures that differ by no more are the same one, rounded."""
+"""Two published figures with a smaller difference are one figure, rounded."""
 PAR = 1.0
 """Points behind the best up to which the paper calls a method on par."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """One method on one set: what we measured, and what was published."""
+    """One method on one set: our figures, and the published ones."""
 
     network: str
     in_distribution: str
@@ -35,11 +35,11 @@ class Line:
     ours: Row | None
     """None where the data are not present."""
     published: tuple[Entry, ...] = ()
-    """The first is the one to compare with; others, where the paper contradicts itself."""
+    """The published figures. The first one is compared. Others are there if the paper contradicts itself."""
     like: str = ""
     """The published set, where ours is made in the same way but is not the same."""
     note: str = ""
-    """Such as that the method was trained on images of the same source."""
+    """A remark, such as that the method was trained on images of the same source."""
     summary: bool = False
     """Whether it sums up other lines, so that no tally counts it."""
 
@@ -91,7 +91,7 @@ def mean_line(lines: Sequence[Line], method: str) -> Line:
 
 
 def _seen(lines: Iterable[Line]) -> set[str]:
-    """The sets that do not count, as some network was trained on outliers of the same source."""
+    """The sets that do not count, because a network was trained on outliers of the same source."""
     return {line.ood for line in lines if line.note == SEEN}
 
 
@@ -168,7 +168,7 @@ def markdown_tables(
 
 
 def same_files(lines: Sequence[Line], metrics: Sequence[str] = SHOWN) -> str:
-    """One line: how far ours are from the published figures, on sets that are the same files; or nothing."""
+    """One line on the distance to the published figures, on sets of the same files. Empty without any."""
     told: dict[str, list[str]] = {}
     for line in lines:
         differences = [d for d in map(line.difference, metrics) if d is not None]
@@ -225,7 +225,7 @@ def markdown(rows: Sequence[Sequence[str]], left: int = 1) -> str:
 
 
 def tally(lines: Sequence[Line], method: str, metric: str = "tnr", published: bool = False) -> list[int]:
-    """How often a method wins, ties and loses against the best of the others on the same set.
+    """The number of wins, ties and losses of a method against the best of the others on the same set.
 
     As the paper counts: ahead of all is a win, up to one point behind the best a tie, more a loss.
     """

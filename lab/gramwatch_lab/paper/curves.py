@@ -1,4 +1,4 @@
-"""What depth and order share: detectors that see a part of the network, as curves beside the whole.
+"""The common part of depth and order: detectors that see a part of the network, as curves beside the whole.
 
 Fig. 1 and 2 of the paper and their appendix: TNR against the stage or the order, for both metrics.
 """
@@ -29,7 +29,8 @@ from gramwatch_lab.paper.sets import OodSet, ood_sets
 from gramwatch_lab.paper.subject import MethodSpec, Subject, rules_of
 
 Parts = Mapping[str, Callable[[Tensor], Tensor]]
-"""What each part, by its name in tables, takes of the deviations `(N, taps, orders)`: `(N, some)`."""
+"""The choice of deviations by part: from `(N, taps, orders)` to `(N, chosen)`. The keys are names in
+tables."""
 PRINTED = (
     "The paper prints its curves in numbers for TinyImgNet (R), Min/Max alone: ResNet-34 on CIFAR-10, "
     "DenseNet on CIFAR-100. Its other curves are pictures, from which no numbers were taken."
@@ -95,7 +96,7 @@ def run_curves(
 
 
 def tap_names(subject: Subject) -> list[str]:
-    """The names of the tensors that the published figures look at."""
+    """The names of the tensors in the published figures."""
     images = subject.load(subject.in_distribution, count=2).images
     device = next(subject.network.parameters()).device
     return [

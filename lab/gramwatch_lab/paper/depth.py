@@ -1,6 +1,6 @@
 """Significance of depth (Fig. 1 and appendix): Gram that sees one stage or dense block at a time, all orders.
 
-A transition belongs to the block before it, what comes before the first block to the first.
+A transition belongs to the block before it. Layers before the first block belong to the first block.
 """
 
 import re

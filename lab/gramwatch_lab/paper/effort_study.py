@@ -40,7 +40,7 @@ FULL = "all pixels"
 
 @dataclass(frozen=True)
 class Effort:
-    """How much of the network Gram looks at."""
+    """The part of the network that Gram reads."""
 
     pixels: int | None
     taps: str
@@ -142,7 +142,7 @@ def run(options: Options) -> list[Line]:
 
 
 class _WithEfforts(Mapping[str, Measurement]):
-    """What a guard, and Gram alone, measure of a set with every effort; made when it is asked for."""
+    """The measurements of a set by a guard and by Gram alone, with every effort. Computed on request."""
 
     def __init__(
         self, measured: Measured, network: torch.nn.Module, taps: Taps, chosen: Mapping[str, set[str]]
@@ -165,7 +165,7 @@ class _WithEfforts(Mapping[str, Measurement]):
         return Measurement.together({**members, GRAM: gram})
 
     def _gram(self, effort: Effort) -> Measurement:
-        """The deviations of the taps that count, summed over the orders that count."""
+        """The deviations of the chosen taps, summed over the chosen orders."""
         if effort.pixels is None:
             return self._measured[GRAM]
         by_order = self._measured[_spec(effort.pixels, effort.channels).title]
@@ -174,7 +174,7 @@ class _WithEfforts(Mapping[str, Measurement]):
             own = by_order.values[:, start : start + len(at.orders)]
             start += len(at.orders)
             if tap.name in self._chosen[effort.taps]:
-                # At a vector, an order stands for all odd or all even ones: all of them count.
+                # A vector has one order for all odd and one for all even ones: both count.
                 vector = len(at.orders) < len(ORDERS["1 to 10"])
                 use = [vector or order in ORDERS[effort.orders] for order in at.orders]
                 columns.append(own[:, use].sum(1))

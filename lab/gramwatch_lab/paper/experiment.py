@@ -1,4 +1,4 @@
-"""What all experiments of the paper share: their options, their list, and how a result is written down."""
+"""The common part of all experiments: their options, their list, and the writing of results."""
 
 import importlib
 import platform
@@ -45,7 +45,7 @@ EXPERIMENTS = {
     "mlp": ("fully connected networks on MNIST, trained on the spot", "MNIST alone"),
     "mlp_study": ("what the MLPs' figures depend on", "MNIST alone"),
 }
-"""Every experiment: a module of this package with a `run(options)`; what it shows, and what it needs."""
+"""Every experiment: its module with a `run(options)`, its content, and its needs."""
 
 TUNABLE = ("odin", "mahalanobis")
 """Methods that the published tables tune on outliers."""
@@ -53,7 +53,7 @@ TUNABLE = ("odin", "mahalanobis")
 
 @dataclass(frozen=True)
 class Options:
-    """What a user chose."""
+    """The options of a run."""
 
     output: Path
     network: str | None = None
@@ -66,16 +66,16 @@ class Options:
     methods: str | None = None
     tune: str = "none"
     auxiliary: str = ""
-    """The set of which networks saw other images, as outliers, in training."""
+    """The set from which networks saw outliers in training."""
     sets: str = ""
     """Out-of-distribution sets to judge by, names with commas between them; all where none is named."""
     forms: bool = False
-    """Whether the study of Guard judges other forms of Gram, too."""
+    """Whether the study of Guard also judges other forms of Gram."""
     batch: int | None = None
     say: Callable[[str], None] = print
 
     def subject(self, weights: Path | None = None) -> Subject:
-        """The network to be judged, with the given weights or the only ones there are."""
+        """The network to be judged, with the given weights or the only weights."""
         name = self.chosen_network()
         loaded = networks.load(name, weights or self.only_weights(), device=self.device)
         return self.study(loaded, self.inside())
@@ -88,7 +88,7 @@ class Options:
         return self.network
 
     def only_weights(self) -> Path:
-        """The only checkpoint there is."""
+        """The only checkpoint."""
         if len(self.weights) != 1:
             raise InputError(f"give the checkpoint of {self.network}: --weights FILE, once")
         return next(iter(self.weights.values()))
@@ -127,7 +127,7 @@ def run(name: str, options: Options) -> list[Line]:
 
 
 def computed(module: str, options: Options) -> list[Any]:
-    """What a module of this package with a `run(options)` computes."""
+    """The result of `run(options)` of a module of this package."""
     # Published figures are of full float32; in TF32, scores move in the third digit.
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cuda.matmul.allow_tf32 = False
@@ -195,7 +195,7 @@ def lines_of(
             like = ood_set.published if beside and not ood_set.exact and ood_set.published else ""
             row = row_of.get((ood_set.title, method))
             if row is None and not ood_set.exact:
-                # What is neither here nor published has nothing to show.
+                # Without a figure of ours and a published one there is no line.
                 beside = ()
             lines.append(Line(subject.title, subject.inside_title, ood_set.title, method, row, beside, like))
     return lines
@@ -231,7 +231,7 @@ def command() -> str:
 
 
 def surroundings(options: Options) -> str:
-    """When and on what it ran."""
+    """The date and the machine of the run."""
     device = torch.device(options.device)
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU"
     today = time.strftime("%Y-%m-%d")
@@ -239,7 +239,7 @@ def surroundings(options: Options) -> str:
 
 
 def protocol_of(subject: Subject, evaluation: Evaluation, tuned: str = "") -> str:
-    """In words: what was judged, what was drawn, who saw outliers."""
+    """The protocol in words: what was judged, what was drawn, who saw outliers."""
     fitted = "all" if subject.subset is None else f"{10 * subject.subset:,}"
     seen = tuned or "No method saw an outlier."
     marked = INDICATIVE.get(subject.in_distribution)

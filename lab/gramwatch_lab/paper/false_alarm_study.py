@@ -26,7 +26,7 @@ CALIBRATION = 1000
 """Images to calibrate on, or half of all where that is less; half of all besides, as classes need more."""
 SPLITS = 1000
 LEAST = 100
-"""Classes of which fewer fresh images are predicted, on average, are not told apart."""
+"""The mean number of fresh images below which a class gets no figure of its own."""
 LEGEND = (
     "The share of fresh images with a p-value of at most alpha: its mean over the splits, and between what "
     "it lies in 95 % of them. By chance: where it would lie if the p-value held exactly. Highest class: the "
@@ -45,17 +45,17 @@ class Shares:
     fresh: int
     alpha: float
     mean: float
-    """Over the splits."""
+    """The mean over the splits."""
     low: float
     high: float
-    """Between these lie the shares of 95 % of the splits."""
+    """The lower end of the range of 95 % of the splits."""
     chance_low: float
     chance_high: float
-    """Between these they would by chance, if the p-value holds exactly."""
+    """The lower end of that range by chance, if the p-value holds exactly."""
     highest_class: float | None
-    """The mean over the splits, of the predicted class where it is highest; None where all are rare."""
+    """The highest mean of a predicted class over the splits. None if all classes are rare."""
     chance_class: float | None
-    """What that may be by chance, where alpha is promised for each class: exceeded once in forty studies."""
+    """Its limit by chance, if alpha is promised for each class. One study in forty exceeds it."""
 
 
 def run(options: Options) -> list[Shares]:
@@ -84,7 +84,7 @@ def run(options: Options) -> list[Shares]:
 def shares(
     measured: Measurement, rule: JointRule, size: int, per_class: bool, splits: int = SPLITS
 ) -> list[Shares]:
-    """What is flagged of the images that are left, when `size` calibrate: for each of `ALPHAS`."""
+    """The flagged shares of fresh images when `size` images calibrate, for each of `ALPHAS`."""
     total, classes = measured.logits.shape
     alphas = torch.tensor(ALPHAS, dtype=torch.float64)
     flagged = torch.zeros(splits, classes, len(ALPHAS), dtype=torch.float64)
@@ -97,7 +97,7 @@ def shares(
         flagged[i].index_add_(0, fresh.predicted, low.double())
         counts[i, :, 0] = fresh.predicted.bincount(minlength=classes)
     overall = flagged.sum(1) / counts.sum(1)
-    # The last split stands for all: whom its images are ranked among, and how many there are.
+    # The last split stands for all: its groups, and their sizes.
     ranking, group_of = calibration.ranks.sizes, calibration.ranks.group_of
     judged = group_of[fresh.predicted].bincount(minlength=len(ranking))
     often = counts.mean(0)[:, 0] >= LEAST
@@ -138,7 +138,7 @@ def _drawn_by_chance(alpha: float, ranking: Tensor, judged: Tensor, times: int =
 
 
 def _middle(values: Tensor) -> list[float]:
-    """Between what 95 % of them lie."""
+    """The range of 95 % of the values."""
     ends: list[float] = values.quantile(torch.tensor([0.025, 0.975], dtype=values.dtype)).tolist()
     return ends
 

@@ -24,7 +24,7 @@ from gramwatch.numerics.deviation import TotalDeviation
 
 ALPHAS = (0.01, 0.05, 0.1)
 SHARES = (0.28, 0.19, 0.14, 0.10, 0.08, 0.07, 0.07, 0.03, 0.02, 0.02)
-"""How often each class is predicted."""
+"""The shares of the predicted classes."""
 RARE = 3
 """So many classes, the last ones, have fewer than 100 examples that rank, of 2,000."""
 SCARCE = (0.5, 0.42, 0.05, 0.03)

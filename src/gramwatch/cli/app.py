@@ -46,7 +46,7 @@ class Commands(TyperGroup):
 
 
 def _fail(reason: str, code: int) -> NoReturn:
-    if first():  # what fails on another rank alone reaches rank 0 as a RankError
+    if first():  # an error on another rank reaches rank 0 as a RankError
         typer.echo(printable(f"gramwatch: {reason}"), err=True)
     raise typer.Exit(code)
 

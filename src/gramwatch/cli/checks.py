@@ -33,7 +33,7 @@ def about(option: str) -> Iterator[None]:
 
 @contextmanager
 def interruptible(kept: Callable[[], str]) -> Iterator[None]:
-    """If this block is interrupted, print what was kept, and exit with code 130."""
+    """If this block is interrupted, name the files that were kept, and exit with code 130."""
     try:
         yield
     except KeyboardInterrupt:
@@ -96,7 +96,7 @@ def writable_folder(folder: Path, option: str = "--output") -> None:
 
 
 def guard_file(path: Path, reads: Iterable[Path | None] = ()) -> None:
-    """Make sure that the file of a guard can be written, under a name by which it is known.
+    """Make sure that the file of a guard can be written, under a name with its suffix.
 
     It must be none of the files that the command `reads`.
     """

@@ -1,4 +1,4 @@
-"""What the commands for a person's own network share: options, images, and opening a guard."""
+"""Shared code of the commands for a person's own network: options, images, and opening a guard."""
 
 import json
 import warnings
@@ -84,7 +84,7 @@ def numbers(text: str | None, option: str) -> tuple[float, ...] | None:
 
 
 def _check_scale(values: tuple[float, ...], option: str) -> None:
-    """Make sure that numbers are those of pixels from 0 to 1, as they are when they are normalised."""
+    """Make sure that means and deviations belong to pixels from 0 to 1."""
     for value in values:
         if not 0 <= value <= 1:  # NaN, too
             hint = f". On a scale to 255, {value:g} is {value / 255:.3g} here" if 1 < value <= 255 else ""
@@ -107,7 +107,7 @@ class Given:
 
     @staticmethod
     def of(size: int | None, resize: str | None, mean: str | None, std: str | None) -> "Given":
-        """The options, checked."""
+        """The checked options."""
         from gramwatch.cli.checks import known
         from gramwatch.inputs.preprocessing import FILTERS
 
@@ -130,7 +130,7 @@ class Given:
         return [name for name, value in vars(self).items() if value is not None]
 
     def applied(self, preprocessing: "Preprocessing | None", name: str) -> "Preprocessing":
-        """The preprocessing that was found, with the options instead of its own values."""
+        """The given preprocessing with the values of the options."""
         from gramwatch.inputs.preprocessing import Preprocessing
 
         if preprocessing is not None:
@@ -182,7 +182,7 @@ class Pictures:
         return len(self.keys) if isinstance(self.keys, Sequence) else None
 
     def chosen(self, which: Iterable[int]) -> "Pictures":
-        """Some of the images."""
+        """The images of the given keys."""
         assert isinstance(self.keys, Sequence)
         numbers = list(which)
         labels = None if self.labels is None else [self.labels[i] for i in numbers]
@@ -309,7 +309,7 @@ def check_level(level: float) -> None:
 
 
 def check_ranks(ranking: int, level: float, among: str = "") -> None:
-    """Make sure that so many calibration images that rank are enough for the level."""
+    """Make sure that the number of ranking calibration images is enough for the level."""
     from gramwatch.detect.threshold import examples_needed
 
     if ranking < (needed := examples_needed(level)):
@@ -381,11 +381,11 @@ class Voice:
             typer.echo(printable(text), err=True)
 
     def note(self, text: str) -> None:
-        """A message about something that may be wrong."""
+        """A message about a possible mistake."""
         self.say(f"note: {text}")
 
     def warn(self, text: str) -> None:
-        """A message about something that is most probably wrong. It is shown with --quiet, too."""
+        """A message about a probable mistake. It is shown with --quiet, too."""
         if first():
             typer.secho(f"\nWARNING: {text}\n", err=True, bold=True, fg=typer.colors.RED)
 
@@ -403,7 +403,7 @@ class Voice:
 
 
 def shown_errors(errors: Iterable[str], failed: int) -> Iterator[str]:
-    """The first errors, and how many more there are."""
+    """The first errors, and the number of further ones."""
     shown = list(errors)
     yield from shown
     if failed > len(shown):

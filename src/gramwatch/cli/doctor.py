@@ -87,7 +87,7 @@ def versions() -> Iterator[tuple[str, str, bool]]:
 
 
 def why_not_imported(module: str) -> tuple[str, bool]:
-    """What is wrong with a module, empty if nothing is; and whether gramwatch can use it nevertheless."""
+    """The fault of a module in words, empty if there is none, and whether gramwatch can use the module."""
     from gramwatch.inputs.foreign import import_torchvision
 
     with warnings.catch_warnings():
@@ -135,7 +135,7 @@ def kernels(place: str) -> str:
 
 
 def self_test(place: str) -> str:
-    """Guard a small network on made-up images. The reason if it fails, empty if it works."""
+    """Guard a small network on synthetic images. Return the reason of a failure, or an empty text."""
     import torch
 
     from gramwatch.guard.guard import Guard
@@ -143,7 +143,7 @@ def self_test(place: str) -> str:
 
     generator = torch.Generator().manual_seed(0)
     try:
-        warnings.simplefilter("ignore")  # the network is not trained, which is said of it
+        warnings.simplefilter("ignore")  # a warning says that the network is not trained
         torch.manual_seed(0)
         guard = Guard(small_convnet().to(place))
         usual = torch.rand(600, 1, 8, 8, generator=generator)

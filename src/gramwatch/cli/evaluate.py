@@ -218,7 +218,7 @@ class Reading:
     def results(
         self, detector: "Detector", names: list[str], protocol: bool
     ) -> "tuple[Judgement | None, Evaluation | None]":
-        """What the detector says as it is, if it is calibrated; and the methods by the paper's protocol."""
+        """The verdicts of a calibrated detector, and the figures of the methods by the paper's protocol."""
         from gramwatch.evaluation.evaluate import beside, evaluate_sets, judge_measured, measured_sets
         from gramwatch.inputs.readers import Tally
 

@@ -36,7 +36,7 @@ from gramwatch.cli.launch import device_of_rank, first, launch, processes
 from gramwatch.errors import CalibrationError, DataError, InputError
 
 LEAST = 0.2
-"""Predictions that lie less far on the way from chance to certainty hardly agree with folders."""
+"""Cohen's kappa below which predictions hardly agree with folders."""
 
 if TYPE_CHECKING:
     from gramwatch.detect.detector import Detector
@@ -255,7 +255,7 @@ class Job:
         )
 
     def calibrate(self, images: Pictures, seed: int) -> "Tally":
-        """Calibrate on all readable images, and say what the threshold is worth."""
+        """Calibrate on all readable images, and say how reliable the threshold is."""
         quiet = self.voice.quiet
         tally = self._shown(
             images, lambda inputs: self.detector.calibrate(inputs, seed=seed, progress=not quiet)
@@ -297,7 +297,7 @@ class Job:
 
 
 def worth(images: int, detector: "Detector") -> str:
-    """What a calibration of so many images is worth."""
+    """The reliability of a calibration with so many images, in words."""
     from gramwatch.detect.threshold import range_of_rates
 
     level = detector.level
@@ -310,10 +310,7 @@ def worth(images: int, detector: "Detector") -> str:
 
 
 def rehearsal_of(detector: "Detector") -> str:
-    """How much each member of a guard counts on its network, the one that counts most first.
-
-    Empty if nothing was rehearsed.
-    """
+    """The weight of each member of a guard on its network, the largest first. Empty without rehearsal."""
     from gramwatch.guard.guard import Guard
 
     if not isinstance(detector, Guard) or detector.calibration().rule.weights is None:
@@ -342,7 +339,7 @@ class Agreement:
 
     @property
     def holds_reordered(self) -> bool:
-        """Whether the network knows the folders as its classes, in another order."""
+        """Whether the folders are the network's classes in another order."""
         return self._beyond_chance(self.reordered) >= 0.5
 
     @property

@@ -1,4 +1,4 @@
-"""`gramwatch info`: what a guard's file says, without its network."""
+"""`gramwatch info`: the contents of a guard's file, without its network."""
 
 import json
 from pathlib import Path
@@ -26,7 +26,7 @@ NAMES = {
     "written_by": "written by",
     "fingerprint": "fingerprint of the weights",
 }
-"""The facts of a guard on a page, and what they are called there."""
+"""The facts of a guard on a page, and their names there."""
 
 
 def info(
@@ -53,7 +53,7 @@ def info(
 
 
 def facts(saved: "Saved") -> dict[str, Any]:
-    """What the file says, as plain values."""
+    """The contents of the file as plain values."""
     from gramwatch.files.artifact import check_types, reading
 
     header, metadata, anything = saved.header, metadata_of(saved), dict[str, Any]
@@ -83,7 +83,7 @@ def facts(saved: "Saved") -> dict[str, Any]:
 
 
 def _member_weights(saved: "Saved", members: dict[str, Any] | None) -> dict[str, float] | None:
-    """How much each member counts, by a rehearsal. None in files of guards that did not rehearse."""
+    """The weight of each member by rehearsal. None in files of guards that did not rehearse."""
     import torch
 
     from gramwatch.files.artifact import reading
@@ -101,7 +101,7 @@ def _member_weights(saved: "Saved", members: dict[str, Any] | None) -> dict[str,
 
 
 def named_facts(saved: "Saved") -> list[tuple[str, str]]:
-    """What a page says about a guard: names and texts."""
+    """The facts of a guard for a page: names and texts."""
     values = facts(saved)
     return [(NAMES[name], shown(values[name])) for name in NAMES if values.get(name) is not None]
 

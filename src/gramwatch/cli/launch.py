@@ -14,7 +14,7 @@ PATIENCE = 10.0
 
 
 def first() -> bool:
-    """Whether this process speaks for the command: the only one, or rank 0."""
+    """Whether this process writes the command's messages: the only process, or rank 0."""
     return not _launched() or os.environ.get("RANK") == "0"
 
 
@@ -61,7 +61,7 @@ def launch(count: int) -> int:
 
 
 def _environment(rank: int, count: int, port: int) -> dict[str, str]:
-    """What torchrun tells its processes."""
+    """The environment variables that torchrun sets for its processes."""
     values: dict[str, Any] = {
         "RANK": rank,
         "LOCAL_RANK": rank,

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 MOST_NAMES = 8
 """The classes that the page names under its title."""
 ABOUT = "The guard flags images that are unlike those of its fit."
-"""What the page says under the name of the network."""
+"""The facts under the name of the network."""
 
 
 def live(
@@ -120,7 +120,7 @@ def _page_of(
 
 
 def _known(classes: "Sequence[str]") -> str:
-    """What the network knows, in a sentence."""
+    """The classes of the network in a sentence."""
     if not classes:
         return ""
     rest = f" and {len(classes) - MOST_NAMES:,} more" if len(classes) > MOST_NAMES else ""

@@ -89,7 +89,7 @@ def merge(
 
 
 def _count_all(metadata: list[dict[str, object]]) -> None:
-    """Let the first guard say how many images were used for all of them, and what resizing did."""
+    """Add up the images of all guards, and the changes by resizing, in the metadata of the first guard."""
     from gramwatch.files.artifact import fits
 
     records = [entry.get("images") for entry in metadata]

@@ -1,4 +1,4 @@
-"""`gramwatch demo`: two small networks trained on handwritten digits, and what they make of other things."""
+"""`gramwatch demo`: two small networks trained on handwritten digits, and their verdicts on other images."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from gramwatch.pictures import pyplot
 
 @dataclass(frozen=True)
 class Judged:
-    """One network of the demo: how good it is, its detectors, and what Guard said of every set."""
+    """One network of the demo: its accuracy, its detectors, and the detections of Guard on every set."""
 
     name: str
     accuracy: float
@@ -60,7 +60,7 @@ def judge(name: str, make: Callable[[], nn.Module], data: Digits, outliers: dict
 
 
 def chance_range(detector: Guard | GramDetector, examples: int) -> tuple[float, float]:
-    """Where the share of flagged in-distribution examples falls in 95 of 100 calibrations and test sets.
+    """The range of the share of flagged in-distribution examples in 95 of 100 calibrations and test sets.
 
     The rate of one calibration with `n` ranking scores follows a beta distribution with mean `k / (n + 1)`.
     """

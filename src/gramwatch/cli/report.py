@@ -174,7 +174,7 @@ def _reasons(judge: Judge, scores: "Scores", opener: "Opener", images: int) -> "
 
 
 def about_guard(saved: "Saved") -> "About":
-    """What the file of a guard says, without its network."""
+    """The contents of a guard's file, without its network."""
     import numpy as np
 
     from gramwatch.detect.measurement import tolerance_in

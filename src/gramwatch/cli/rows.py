@@ -27,7 +27,7 @@ Row = dict[str, Any]
 
 
 def format_of(output: Path, given: str | None) -> str:
-    """The format of a file: as given, or by the end of its name."""
+    """The format of a file: the given one, or that of its suffix."""
     ending = output.suffix.lower().removeprefix(".")
     chosen = given or ("csv" if str(output) == "-" else ending)
     if chosen not in FORMATS:
@@ -110,7 +110,7 @@ class Filed:
             self._file.flush()
 
     def _resumed(self, identity: Row) -> int:
-        """Take the rows of an earlier run into account. Return where its last whole line ends."""
+        """Count the rows of an earlier run. Return the end of its last whole line."""
         end = 0
         with self.part.open("rb") as file:
             for number, line in enumerate(file):

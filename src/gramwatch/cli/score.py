@@ -173,7 +173,7 @@ def _check(guard: Path, output: Path, overwrite: bool, as_json: bool, reads: Ite
 
 
 def _check_shared(output: Path, images: str) -> None:
-    """Refuse what several processes cannot share."""
+    """Refuse options that several processes cannot share."""
     if str(output) == "-":
         raise typer.BadParameter("several processes write a file: give -o FILE", param_hint="--nproc")
     if images == "-":
@@ -202,7 +202,7 @@ def _kept(rows: Piped | Filed) -> str:
 
 
 def _identity(opened: Opened) -> str:
-    """A checksum that two guards share only if they judge alike."""
+    """A checksum of all that determines the verdicts of a guard."""
     import hashlib
 
     scores = opened.detector.calibration_scores_.double().contiguous().numpy().tobytes()
@@ -210,7 +210,7 @@ def _identity(opened: Opened) -> str:
 
 
 def differences(opened: Opened, now: "Preprocessing") -> Iterator[str]:
-    """In what the preprocessing differs from that of the fit."""
+    """Differences between this preprocessing and the one used for fitting."""
     if opened.recorded is None:
         yield (
             "the guard's file does not say how its images were prepared. If it was otherwise than now "
@@ -225,7 +225,7 @@ def differences(opened: Opened, now: "Preprocessing") -> Iterator[str]:
 
 
 def prepared_otherwise(now: "Preprocessing", fit: "Preprocessing") -> Iterator[str]:
-    """In what the preprocessing differs from that of the fit, and what follows."""
+    """Differences between this preprocessing and the one used for fitting, and their consequence."""
     for text in now.differences(fit):
         yield f"images are prepared otherwise than in the fit. {text}. The false-alarm rate does not hold"
 
@@ -320,7 +320,7 @@ class Scoring:
             }
 
     def tell(self, output: Path) -> None:
-        """What was found, and what may be wrong with the images."""
+        """The summary of the verdicts, and possible faults of the images."""
         counts, level = self.counts, self.opened.detector.level
         readable = counts["images"] - counts["errors"]
         expected = (1 - level) * readable
@@ -358,7 +358,7 @@ def _finite(value: float) -> float | None:
 
 
 def _new(keys: Iterable[str], done: set[str]) -> Iterator[str]:
-    """The keys that were not seen before, each once."""
+    """The keys without repetitions."""
     for key in keys:
         if key not in done:
             done.add(key)
@@ -371,7 +371,7 @@ _WORDS = {"kept": "already had the right size", "reduced": "were reduced", "enla
 def resized_otherwise(
     metadata: dict[str, Any], tally: "Tally", preprocessing: "Preprocessing"
 ) -> Iterator[str]:
-    """Say if resizing did something else to most of these images than to most images of the fit."""
+    """Warn if resizing changed most of these images in another way than most images of the fit."""
     from gramwatch.files.artifact import fits
 
     recorded = metadata.get("images")

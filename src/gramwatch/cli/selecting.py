@@ -45,7 +45,7 @@ def is_selected(p_value: float | None, selection: "Selection") -> bool | None:
 
 
 def told(selection: "Selection") -> str:
-    """How many images were selected."""
+    """The number of selected images in words."""
     said = f"{len(selection):,} of {len(selection.is_selected):,} images selected"
     if not len(selection):
         return f"{said} at a false-discovery rate of {selection.fdr:g}"
@@ -53,7 +53,7 @@ def told(selection: "Selection") -> str:
 
 
 def too_few(selection: "Selection", detector: "Detector") -> Iterator[str]:
-    """Say how many images are selected at least, if not none, where one alone cannot be."""
+    """Say if a single image cannot be selected, because too few calibration images rank."""
     ranking, count = int(detector.calibration().ranks.sizes.min()), len(selection.is_selected)
     least, needed = (_ceil(count / (selection.fdr * images)) for images in (ranking + 1, 1))
     if least > 1:

@@ -77,7 +77,10 @@ def serve(
         float, typer.Option(min=0.1, help="How long a request may take to be decoded and judged.")
     ] = 30.0,
     mean_time_to_false_alarm: Annotated[
-        float, typer.Option(min=0.0, help="Of the monitor, in images. 0: no monitor.")
+        float,
+        typer.Option(
+            min=0.0, help="The mean time to a false alarm of the monitor, in images. 0: no monitor."
+        ),
     ] = 1_000_000,
     monitor_reference: Annotated[
         str, typer.Option(help="What the monitor compares scores with: online or fixed (docs/monitor.md).")

@@ -49,15 +49,15 @@ from gramwatch.watch import judging
 
 SUFFIXES = (".onnx", ".pt2")
 OUTPUTS = ("logits", "predicted", "score", "p_value", "is_ood")
-"""The outputs before those of the members."""
+"""The names of the outputs before those of the members."""
 MOST_IN_FILE = 2**31 - 2**24
 """An ONNX file holds up to 2 GiB. If the tensors are larger, they go to a second file beside it."""
 PIXELS = "uint8 pixels"
-"""What a graph takes that normalises by itself."""
+"""The input of a graph that normalises by itself."""
 INPUTS = "inputs of the network"
-"""What other graphs take."""
+"""The input of other graphs."""
 KEY = "gramwatch"
-"""The name under which a file keeps what is known of the guard, as JSON."""
+"""The name of the JSON text about the guard in a file."""
 
 
 def export(guard: Detector, path: str | PathLike[str], images: Any, preprocessing: bool = False) -> None:
@@ -115,7 +115,7 @@ def _recorded(guard: Detector) -> Preprocessing:
 
 
 def _facts(guard: Detector, preprocessing: bool) -> dict[str, Any]:
-    """What a reader of the file may want to know of the guard."""
+    """The facts about the guard for readers of the file."""
     known = {k: value for k, value in guard.metadata.items() if k in ("classes", "preprocessing")}
     return {
         "version": __version__,
@@ -139,7 +139,7 @@ def _probe(guard: Detector, graph: "Graph", example: Tensor) -> dict[str, Any]:
 
 
 def _calibration_as_json(calibration: Calibration) -> dict[str, Any]:
-    """What a monitor of the graph needs: the scores that rank and, if they rank in groups, their classes."""
+    """The state for a monitor of the graph: the scores that rank, and their classes if there are groups."""
     facts = {
         "split": calibration.how["split"],
         "scores": packed(calibration.scores[:, 0].double()),
@@ -220,7 +220,7 @@ def _write_onnx(graph: "Graph", example: Tensor, path: Path, facts: str) -> None
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Keep back what the exporter says of itself.
+    """Hide the exporter's own messages.
 
     Some versions of ONNX Script print what they optimise, and standard output belongs to the caller. PyTorch
     notes four operators that it skips if torchvision is not installed.
@@ -239,7 +239,7 @@ def _quietly() -> Iterator[None]:
 
 
 class _Reached:
-    """How far a trace has come."""
+    """The progress of a trace."""
 
     member: str = ""
     """The member that is measured. Empty before and after the members."""
@@ -293,7 +293,7 @@ class Graph(nn.Module):
         return dict(zip(self.outputs, (*values, *p_values[:, 1:].unbind(1)), strict=True))
 
     def _given(self, observations: Sequence[Observation]) -> Iterator[Observation | Measurement]:
-        """The observations of the members. What plain operations measure is measured already."""
+        """The observations of the members, with the numbers that plain operations have measured."""
         for name, observation in zip(self.guard.members, observations, strict=True):
             self.reached.member = name
             yield self.instead[name](observation) if name in self.instead else observation
@@ -470,7 +470,7 @@ class GramGraph(nn.Module):
     """Gram in plain operations, from statistics in the order of `alike`."""
 
     scale: Tensor | None
-    """Of each tap and order, for bounds in float16."""
+    """The scales of each tap and order, for bounds in float16."""
 
     @staticmethod
     def check(name: str, gram: Detector) -> None:

@@ -22,9 +22,9 @@ from gramwatch.inputs.preprocessing import Preprocessing
 
 TAKES = (INPUTS, PIXELS)
 RUNTIMES = 10
-"""How much more answers of ONNX Runtime and PyTorch may differ than those of PyTorch alone."""
+"""Tolerated difference between ONNX Runtime and PyTorch, in units of that between runs of PyTorch."""
 PREFIX = "parts."
-"""How the names of the outputs of members begin."""
+"""The prefix of the names of members' outputs."""
 
 
 class ExportedGuard:
@@ -76,7 +76,7 @@ class ExportedGuard:
             self._compare(then, probe_input)
 
     def _compare(self, then: probe.Answer, inputs: Tensor) -> None:
-        """Warn if the graph answers the probe otherwise than the guard did."""
+        """Warn if the graph's answer to the probe differs from the guard's."""
         try:
             detection = self(inputs)
             now = probe.Answer.of(detection.logits, float(detection.score))
@@ -91,7 +91,7 @@ class ExportedGuard:
             )
 
     def __call__(self, images: Tensor) -> Detection:
-        """Judge a batch of what the graph takes: inputs of the network, or uint8 pixels."""
+        """Judge a batch of inputs of the network, or of uint8 pixels, whichever the graph takes."""
         outputs = self._session.run(self._names, {self._input: images.contiguous().numpy()})
         values = {name: torch.from_numpy(output) for name, output in zip(self._names, outputs, strict=True)}
         parts = {name.removeprefix(PREFIX): t for name, t in values.items() if name.startswith(PREFIX)}
@@ -99,7 +99,7 @@ class ExportedGuard:
         return Detection(logits, predicted, score, p_value, is_ood, parts=parts)
 
     def check(self, preprocessing: Preprocessing) -> None:
-        """Raise an error if the graph does not take what this preprocessing makes."""
+        """Raise an error if the inputs of this preprocessing do not fit the graph."""
         (height, width), channels = preprocessing.size, len(preprocessing.mean)
         shape = (height, width, channels) if self.takes_pixels else (channels, height, width)
         if shape != self._shape:
@@ -163,7 +163,7 @@ def _session(runtime: Any, path: Path, provider: Any) -> Any:
 
 
 def _facts_of(session: Any) -> dict[str, Any]:
-    """What the file says of its guard."""
+    """The facts about the guard in the file."""
     text = session.get_modelmeta().custom_metadata_map.get(KEY)
     if text is None:
         raise ArtifactError("it holds no guard: write one with `gramwatch export`")
@@ -177,7 +177,7 @@ def _facts_of(session: Any) -> dict[str, Any]:
 
 
 def _check_graph(names: Sequence[str], inputs: Sequence[Any], facts: Mapping[str, Any]) -> None:
-    """Make sure that the graph takes and returns what a guard of these facts does."""
+    """Make sure that the inputs and outputs of the graph are those of a guard with these facts."""
     wanted = [*OUTPUTS, *(f"{PREFIX}{name}" for name in facts["members"])]
     if missing := [name for name in wanted if name not in names]:
         raise ArtifactError(f"its graph has no output '{missing[0]}'")

@@ -321,7 +321,7 @@ def evaluate_sets(
 
 
 def _taught_rule(detector: Detector) -> Rule:
-    """The rule, not fitted, with what the last rehearsal taught, if there was one."""
+    """The unfitted rule, with the weights of the last rehearsal, if there was one."""
     rule: Rule = detector.rule()
     known = detector._calibration
     return rule if known is None else rule.taught_by(known.rule)
@@ -407,7 +407,7 @@ def fit_together(
         fit_all(list(detectors.values()), loader, progress, Fits(), sharded=sharded)
     for leaf in leaves_of(detectors.values()):
         if leaf.says_nothing and group.rank == 0:
-            warn(f"{leaf.says_nothing}. Until then it says the same of every input")
+            warn(f"{leaf.says_nothing}. Until then its score is the same for every input")
 
 
 class Together:
@@ -477,7 +477,7 @@ def _by_name(detectors: Detector | Mapping[str, Detector]) -> dict[str, Detector
 
 
 def beside(detector: Detector) -> dict[str, Detector]:
-    """A detector with what stands beside it in tables: its members and the softmax baseline."""
+    """A detector with its companions in tables: its members and the softmax baseline."""
     shown = {detector.title: detector} | {member.title: member for member in detector.members.values()}
     return shown | {MSP.record.title: MSP(detector.network)} if detector.stands_beside_baseline else shown
 

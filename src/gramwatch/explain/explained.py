@@ -27,14 +27,15 @@ from gramwatch.observe.places import Places, observe_tensors, shares
 from gramwatch.watch import Network, Tap, Taps
 
 REST = "rest"
-"""The last column of a member's taps: what no tap adds, such as the floor of the member's score."""
+"""The name of the last column of a member's taps. It holds what no tap adds, such as the floor of the
+score."""
 MOST_CHANNELS = 20
 """The most channels that `Explained.channels` returns, unless more are asked for."""
 
 
 @dataclass(frozen=True)
 class Channel:
-    """What one channel, or a pair of channels, adds to the score at one tap."""
+    """The contribution of one channel, or of a pair of channels, to the score at one tap."""
 
     member: str
     tap: str
@@ -63,7 +64,7 @@ class Member:
     name: str
     title: str
     sees: str
-    """What the member looks at, in a word or two."""
+    """The part of the input or network that the member looks at, in a word or two."""
     total: Tensor
     """`(N,)`; NaN for inputs that are not finite."""
     taps: tuple[Tap, ...] = ()
@@ -72,7 +73,7 @@ class Member:
     why_no_parts: str = ""
     why_no_place: str = ""
     words: tuple[str, ...] = ()
-    """What stands out in each example, if the member says so in words."""
+    """The most unusual property of each example in words, if the member names one."""
 
     def chosen(self, index: Any) -> "Member":
         """The contributions to the chosen examples."""
@@ -84,7 +85,7 @@ class Member:
 
 
 class Token(NamedTuple):
-    """What one token of a text adds to the score."""
+    """The contribution of one token of a text to the score."""
 
     text: str
     contribution: float
@@ -93,7 +94,7 @@ class Token(NamedTuple):
 
 
 class Tokens(tuple[Token, ...]):
-    """The tokens of a text, in order, with what each adds to the score. Prints as lines with bars."""
+    """The tokens of a text, in order, with their contributions. `print` shows lines with bars."""
 
     __slots__ = ()
 
@@ -130,7 +131,7 @@ class Explained:
     if no part of the score has a place; `notes` says why.
     """
     notes: tuple[str, ...] = ()
-    """What has no parts or no place, and why."""
+    """Reasons why members have no parts or no place."""
     confidence: Tensor | None = None
     """The maximum softmax probability, `(N,)`. Gram divides by it: one factor for all its taps."""
     class_names: tuple[str, ...] = ()
@@ -363,7 +364,7 @@ def member_of(part: Contribution, finite: Tensor, taps: tuple[Tap, ...]) -> Memb
 
 @dataclass(frozen=True)
 class Pass:
-    """One pass over a batch, and what was measured of it."""
+    """One pass over a batch with its observations and measurements."""
 
     network: Network
     inputs: Inputs
@@ -415,7 +416,7 @@ class Pass:
                     term = contribution.terms[example, number]
                     tap_shares = contribution.part.shares_at(observation, contribution.rule, example, number)
                     total = tap_shares.amount.sum()
-                    # The shares of a tap that does not deviate are all zero.
+                    # All shares are zero if a tap does not deviate.
                     amount = tap_shares.amount * torch.where(total == 0, 0, term / total)
                     channel = contribution.part.channels_at(tap)[tap_shares.channel]
                     yield tap.name, tap_shares._replace(amount=amount, channel=channel), contribution.divisor
@@ -429,7 +430,7 @@ class Pass:
         if places.sizes:
             self._share(places, members, only_positive=True)
             heat = places.map()
-            if heat is None:  # what is unusual has no place, if anything is: other taps may have places
+            if heat is None:  # no tap with a positive contribution has places: other taps may have them
                 self._share(places, members, only_positive=False)
                 heat = places.map()
         if heat is None:
@@ -442,7 +443,7 @@ class Pass:
     def _share(self, places: Places, members: Sequence[Member], only_positive: bool) -> None:
         """Run the network again, and share the positive contributions of taps among their pixels.
 
-        Every member with a term at a tap says how unusual its pixels are. The mean of what they say counts.
+        Every member with a term at a tap gives the shares of its pixels. Their mean counts.
         """
         watched: dict[int, Tap] = {}
         amounts: dict[int, Tensor] = {}
@@ -478,5 +479,5 @@ class Pass:
 def _mean_shares(
     views: Sequence[Callable[[Tensor, Tensor | slice], Tensor]], maps: Tensor, rows: Tensor | slice
 ) -> Tensor:
-    """The shares of pixels, `(N, pixels)`, in the mean over what detectors say of them."""
+    """The shares of pixels, `(N, pixels)`: the mean over detectors."""
     return torch.stack([shares(view(maps, rows)) for view in views]).mean(0)

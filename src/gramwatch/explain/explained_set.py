@@ -1,4 +1,4 @@
-"""explain_set: why the images of a whole set are unusual, by tap and class, and which are alike in why."""
+"""explain_set: why the images of a set are unusual, by tap and class, in groups of similar reasons."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -37,7 +37,7 @@ class Apart:
 
 @dataclass(frozen=True)
 class Cluster:
-    """Images that are alike in why they are unusual."""
+    """Images that are unusual for similar reasons."""
 
     examples: list[int]
     """Their numbers in the set. The most typical one is first."""
@@ -73,7 +73,7 @@ class ExplainedSet:
         return f"ExplainedSet: {len(self)} images, {flagged} out-of-distribution, {len(self.columns)} columns"
 
     def __getitem__(self, examples: Sequence[int]) -> "ExplainedSet":
-        """Some of the images."""
+        """The explanation of the chosen images."""
         names = ("contributions", "members", "score", "p_value", "is_ood", "predicted")
         rows = torch.tensor(examples, dtype=torch.long)
         return replace(self, **{name: getattr(self, name)[rows] for name in names})
@@ -105,7 +105,7 @@ class ExplainedSet:
         return sorted(differences, key=lambda difference: -abs(difference.auroc - 0.5))[:most]
 
     def clusters(self, count: int | None = None, *, flagged: bool = True, seed: int = 0) -> list[Cluster]:
-        """Groups of images that are alike in why they are unusual, largest first.
+        """Groups of images that are unusual for similar reasons, largest first.
 
         Images are compared by the shares of their positive contributions. Similar shares mean similar
         reasons, however unusual an image is.

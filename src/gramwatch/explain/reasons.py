@@ -37,7 +37,10 @@ def sentences(one: Any) -> list[str]:
 
 
 def compared(one: Any) -> str:
-    """How many calibration examples score at least as high. The smallest p-value says no more than "none"."""
+    """The comparison with calibration examples, in words.
+
+    The smallest p-value means only that none scores as high.
+    """
     higher, among = _higher(one), int(one.ranking[0])
     score = "none" if not higher else f"{higher:,}"
     verb = "score this high or higher" if higher > 1 else "scores this high"
@@ -50,7 +53,7 @@ def _higher(one: Any) -> int:
 
 
 def _first(one: Any, part: Any) -> str:
-    """What the largest part is, and where it lies."""
+    """The sentence about the largest part: its member, taps and channels."""
     score, total = float(one.detection.score[0]), float(part.total[0])
     share = one.percentages(0).get(part.name)
     if len(one.parts) == 1:
@@ -65,7 +68,7 @@ def _first(one: Any, part: Any) -> str:
 
 
 def _balance(one: Any, part: Any) -> str:
-    """What the other members do to the score of an input that is not flagged. They may cancel the largest."""
+    """The sentence about other members of an input that is not flagged. They may cancel the largest part."""
     if len(one.parts) == 1:
         return ""
     score = float(one.detection.score[0])
@@ -120,7 +123,7 @@ def _which(one: Any, channels: Sequence[Any], names: Sequence[str]) -> str:
 
 
 def _thing(one: Any) -> str:
-    """What the inputs are called: sequences of whole numbers are texts."""
+    """The word for the inputs. Sequences of whole numbers are texts."""
     inputs = one.images
     numbers = inputs is not None and inputs.ndim == 2 and not inputs.is_floating_point()
     return "text" if numbers or one.mask is not None else "image"
@@ -132,7 +135,7 @@ def _class(one: Any) -> str:
 
 
 def _rest(one: Any, said: Sequence[Any]) -> str:
-    """What the other members say."""
+    """The sentence about the other members."""
     others = [part for part in one.parts if part not in said]
     above = [part.title for part in others if float(part.total[0]) > 0]
     ordinary = [part.title for part in others if float(part.total[0]) <= 0]
@@ -252,7 +255,7 @@ def _furthest(one: Any) -> list[Any]:
 
 
 def _mapped(one: Any) -> str:
-    """What the map shows: the members that have taps, and their share of the score."""
+    """The caption of the map: the members that have taps, and their share of the score."""
     placed = [part for part in one.parts if part.terms is not None]
     title = f"map of {_joined([part.title for part in placed])}"
     shares = one.percentages(0)
@@ -286,7 +289,7 @@ def _images(left: Any, middle: Any, picture: Any, heat: Tensor | None, notes: Se
 
 
 def _bars(axes: Any, names: Sequence[str], values: Sequence[float], title: str) -> None:
-    """Horizontal bars: what is unusual is red."""
+    """Horizontal bars. Unusual ones are red."""
     plain(axes)
     values = [value if value == value else 0.0 for value in values]
     colours = [OUTSIDE if value > 0 else INSIDE for value in values]

@@ -43,9 +43,9 @@ ADAPTERS: dict[str, Any] = {
     "logits": str | int | None,
     "mask": str | Literal[False] | None,
 }
-"""What a file may say of the adapters of a network. None: a function, which must be given again."""
+"""The types of the adapters in a file. None stands for a function, which must be given again."""
 _PIECE = 2**22
-"""The number of values that are checked at once."""
+"""The number of values in one check."""
 
 
 # --- what a file must hold ---------------------------------------------------------------------------
@@ -53,7 +53,7 @@ _PIECE = 2**22
 
 @dataclass(frozen=True)
 class Rule:
-    """A condition on the numbers of a tensor, in words and as a test."""
+    """A condition on the values of a tensor, in words and as a test."""
 
     text: str
     holds: Callable[[Tensor], bool]

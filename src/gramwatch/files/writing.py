@@ -31,7 +31,7 @@ def check_writable(path: str | PathLike[str]) -> None:
 
 @contextmanager
 def replacing(path: str | PathLike[str]) -> Iterator[Path]:
-    """Give a place to write to, then move what is there to `path`. A failure leaves the old file whole.
+    """Yield a temporary path for writing, then move the file to `path`. A failure leaves the old file whole.
 
     The place is in a new folder beside `path`, and has the name of the file that is replaced. Files there
     whose names begin with that name belong to it, and are moved before it. If `path` is a link, the file that
@@ -92,7 +92,7 @@ def _check_replaceable(target: Path) -> None:
 
 
 def _leftover(target: Path) -> str:
-    """The beginning of the names of what is temporary beside a target."""
+    """The prefix of temporary names beside a target."""
     return f".gramwatch-{_short_hash(target.name)}-"
 
 
@@ -107,7 +107,7 @@ def _short_hash(text: str) -> str:
 
 
 def _remove_leftovers(target: Path) -> None:
-    """Remove what is temporary beside this target if its process has ended, or if it is over a day old.
+    """Remove temporary files beside this target whose process has ended, or that are over a day old.
 
     It is a folder, or an empty file of `check_writable`. Earlier versions left files.
     """

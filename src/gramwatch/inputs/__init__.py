@@ -1,1 +1,1 @@
-"""What comes in: batches of any nesting, images of files and named sets, preprocessing, networks by name."""
+"""Inputs: batches of any nesting, images of files and named sets, preprocessing, networks by name."""

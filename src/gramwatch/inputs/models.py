@@ -56,7 +56,7 @@ def runs_code(name: str) -> bool:
 
 @contextmanager
 def without_input() -> Iterator[None]:
-    """Let standard input be at its end, for Python and for programs that it starts."""
+    """Close standard input inside this block, for Python and for programs that it starts."""
     before, kept = sys.stdin, None
     with Path(os.devnull).open() as nothing:
         with suppress(OSError):  # it is closed already
@@ -148,7 +148,7 @@ def _published(package: str, name: str) -> Model:
 
 
 def usual_preprocessing(name: str, network: nn.Module) -> Preprocessing | None:
-    """What timm or torchvision do before this network; None for other networks."""
+    """The preprocessing of timm or torchvision for this network; None for other networks."""
     package, _, short = name.partition(":")
     if package == "torchvision":
         return _of_torchvision(imported("torchvision").models.get_model_weights(short).DEFAULT.transforms())

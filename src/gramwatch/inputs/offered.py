@@ -1,4 +1,4 @@
-"""What installed packages add to this library by entry points: `gramwatch-lab` adds sets and networks."""
+"""Additions of installed packages by entry points: `gramwatch-lab` adds sets and networks."""
 
 from collections.abc import Iterator, Mapping
 from functools import cached_property

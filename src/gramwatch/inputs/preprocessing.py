@@ -1,4 +1,4 @@
-"""From an image to a network's input: resize, crop, scale, normalise. And comparing two such ways.
+"""From an image to a network's input: resize, crop, scale, normalise. Also the comparison of two ways.
 
 The steps are those of timm, torchvision and Hugging Face's image processors: Pillow resizes the image, the
 middle is cut out, pixels become floats from 0 to 1, and each channel is normalised.
@@ -38,7 +38,7 @@ class Preprocessing:
     resize: str
     """One of `FILTERS`."""
     mean: tuple[float, ...]
-    """Of each channel. One channel: the image is made grey."""
+    """The mean of each channel. With one channel, images become grey."""
     std: tuple[float, ...]
 
     def __post_init__(self) -> None:
@@ -122,7 +122,7 @@ class Preprocessing:
         )
 
     def differences(self, other: "Preprocessing") -> list[str]:
-        """In what another way differs: `"resize: bilinear, not nearest"`, with this one's value first."""
+        """Differences from another preprocessing, own values first: `"resize: bilinear, not nearest"`."""
         mine, theirs = asdict(self), asdict(other)
         return [
             f"{name}: {_shown(mine[name])}, not {_shown(theirs[name])}"

@@ -32,7 +32,7 @@ class Read:
     inputs: Tensor | None
     """C x H x W. None if it could not be read."""
     change: str = ""
-    """What resizing did: see `Preprocessing.change_of`."""
+    """The change by resizing: see `Preprocessing.change_of`."""
     note: str = ""
     error: str = ""
 
@@ -48,7 +48,7 @@ class Batch:
 
 @dataclass
 class Tally:
-    """What was read: how many images, what resizing did to them, and the first errors."""
+    """Counts of the images that were read, of the changes by resizing, and the first errors."""
 
     read: int = 0
     unreadable: set[str] = field(default_factory=set)
@@ -83,7 +83,7 @@ class Tally:
         return len(self.unreadable)
 
     def usual(self) -> str:
-        """What resizing did to most images: `"kept"`, `"reduced"` or `"enlarged"`."""
+        """The change by resizing of most images: `"kept"`, `"reduced"` or `"enlarged"`."""
         return self.changes.most_common(1)[0][0] if self.changes else ""
 
 
@@ -164,7 +164,7 @@ class Inputs:
 
 
 class _Chunks:
-    """Keys in lists of a given length, as they come."""
+    """Keys in lists of a given length, in their order."""
 
     def __init__(self, keys: Iterable[str], length: int) -> None:
         self.keys, self.length = keys, length
@@ -186,7 +186,7 @@ def _together(images: list[Read]) -> Batch:
 
 
 def _leave_interrupts_to_the_main_process(_: int) -> None:
-    """On Ctrl-C the main process alone speaks. It ends the workers.
+    """On Ctrl-C only the main process prints. It ends the workers.
 
     A thread of the worker hands tensors over. If the main process is interrupted while it takes one, the
     thread calls `sys.excepthook`. Nothing else in a worker does.

@@ -119,6 +119,6 @@ SOURCES = {name: _source(name) for name in _MAKERS}
 
 
 def outliers(name: str, count: int = 10_000, size: int = 32, channels: int = 3, seed: int = 0) -> Tensor:
-    """The images of a made-up set, uint8."""
+    """The images of a synthetic set, uint8."""
     values = _MAKERS[name][2](count, (channels, size, size), seed)
     return (values * 255).round().to(torch.uint8)

@@ -95,7 +95,7 @@ class GuardCallback(Callback):  # type: ignore[misc]
         self.path_: Path | None = None
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Refuse, before training, what cannot work after it."""
+        """Refuse, before training, settings that cannot work after it."""
         if stage != "fit":
             return
         if trainer.world_size > 1:

@@ -1,4 +1,4 @@
-"""What all pictures have in common: their width, their letters, and the lines above what is drawn.
+"""The frame of all pictures: width, letters, and the lines of text above the drawing.
 
 Pages show a picture about 800 pixels wide. At `WIDTH` inches, a letter of `SMALL` points
 is ten pixels high there.
@@ -24,7 +24,7 @@ _LEADING = 1.35
 
 @dataclass(frozen=True)
 class Words:
-    """What stands above a picture."""
+    """The lines of text above a picture."""
 
     title: str
     seen: str = ""
@@ -44,7 +44,7 @@ class Words:
 
 @dataclass
 class Frame:
-    """A figure whose words, legend and caption have their room, and `axes`, which have the rest."""
+    """A figure with room for words, legend and caption. The rest belongs to `axes`."""
 
     figure: Any
     axes: Any
@@ -157,7 +157,7 @@ def _lines(words: Words) -> list[tuple[str, float, dict[str, Any]]]:
 
 
 def _keys_per_line(legend: Sequence[Any]) -> int:
-    """As many as fit side by side. The legend fills column after column, each as wide as its widest entry."""
+    """The number of columns that fit side by side. Each column is as wide as its widest entry."""
     widths = [text_width(handle.get_label(), TEXT) + 0.45 for handle in legend]  # with the mark and the gap
     for columns in range(len(widths), 1, -1):
         lines = -(-len(widths) // columns)

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 INK, SOFT, FAINT, BAND = "#22262c", "#5b6470", "#dcdfe4", "#f3f4f6"
 """Text, captions, grids and stripes."""
 INSIDE, OUTSIDE = "#5f7d8c", "#b3261e"
-"""In-distribution and flagged: what an image is, where no method is meant."""
+"""The colours of in-distribution and flagged images, where no method is meant."""
 OTHER = "#8a6d3b"
-"""Some other method, which a picture names."""
+"""The colour of any other method that a picture names."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def _plain(name: str) -> str:
 
 
 def _shaded(colour: str, share: float) -> str:
-    """A colour mixed with white, or with black where the share is negative; the other way if it is light."""
+    """A colour mixed with white, or with black if the share is negative. Light colours: the other way."""
     parts = [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
     light = sum(parts) > 3 * 140
     towards = 255 if (share > 0) != light else 0

@@ -70,7 +70,7 @@ def thumbnail(image: Any, side: int = SIDE) -> str:
 
 
 def network_input(inputs: Tensor, preprocessing: Preprocessing) -> Any:
-    """The input of a network as a picture: what a map belongs to."""
+    """The input of a network as a picture, to show beside its map."""
     from PIL import Image
 
     pixels = (255 * pixels_of(inputs, preprocessing)).round().clamp(0, 255).byte()

@@ -25,12 +25,12 @@ DARK, BRIGHT = 0.02, 0.98
 
 @dataclass(frozen=True)
 class Cause:
-    """What is odd about an image, in words."""
+    """A visible fault of an image, in words."""
 
     name: str
     """One or two words: a title."""
     about: str
-    """What was seen, as the end of a sentence about images: "have less fine detail"."""
+    """The observation as the end of a sentence about images: "have less fine detail"."""
 
 
 BLURRED = Cause("Blurred or smooth", "have less fine detail")
@@ -58,7 +58,7 @@ TAILS: Mapping[str, tuple[Cause | None, Cause | None]] = {
         Cause("High in contrast", "have more contrast"),
     ),
 }
-"""What it means if a statistic is far below and far above that of ordinary images. None: nothing is named.
+"""The causes of a statistic far below and far above that of ordinary images. None: no cause.
 
 Causes stand before their effects: noise adds detail, and dark images have less contrast.
 """
@@ -84,7 +84,7 @@ def statistics(images: Tensor) -> dict[str, Tensor]:
 
 
 def _log(values: Tensor) -> Tensor:
-    """The logarithm, which hardly tells apart what is smaller than a step of 8-bit pixels."""
+    """The logarithm with a floor. Values below a step of 8-bit pixels become almost equal."""
     return (values + 1 / 255).log()
 
 
@@ -101,7 +101,7 @@ def _steps(grey: Tensor) -> Tensor:
 
 
 def _grain(grey: Tensor) -> Tensor:
-    """What remains of the quieter half of the pixels after constant and sloping areas are taken away."""
+    """The noise in the quieter half of the pixels, after constant and sloping areas are removed."""
     if min(grey.shape[1:]) < 3:
         return torch.zeros(len(grey), dtype=grey.dtype, device=grey.device)
     rest = grey.diff(n=2, dim=1).diff(n=2, dim=2).abs().flatten(1) / 6  # 6: its deviation under noise of one
@@ -123,7 +123,7 @@ class Ordinary:
         return cls({name: _pair(column.double().quantile(ends)) for name, column in values.items()})
 
     def causes(self, values: Mapping[str, Tensor]) -> list[list[Cause]]:
-        """What is odd about each of N images, causes before their effects."""
+        """The visible faults of each of N images, causes before their effects."""
         told: list[dict[Cause, None]] = [{} for _ in next(iter(values.values()))]
         for name, tails in TAILS.items():
             if name not in values or name not in self.ranges:

@@ -18,7 +18,7 @@ SETS = ("#5b87a0", "#e08a1e", "#3aa17e", "#b279c9", "#c4a000", "#d1553f", "#7d8f
 """The colours of sets."""
 BINS, P_BINS = 40, 20
 TICKS = [n * 10.0**e for e in range(-12, 13) for n in (1, 2, 5)]
-"""Where the scale of scores may have labels, and the same below zero."""
+"""The possible labels of the scale of scores, also with a minus."""
 MOST_ROWS = 30
 """The most bars of a chart."""
 
@@ -31,7 +31,7 @@ class Chart:
     """Its identifier on the page."""
     title: str
     about: str
-    """What it shows, in one or two sentences. Screen readers read it in place of the chart."""
+    """The content of the chart in one or two sentences. Screen readers read it in place of the chart."""
     spec: dict[str, Any]
     columns: Sequence[str]
     rows: Sequence[Sequence[Any]]
@@ -88,7 +88,7 @@ def score_edges(values: Numbers) -> tuple[Numbers, float]:
 
 
 def score_chart(scores: Scores, threshold: float | None, calibration: Numbers | None) -> Chart:
-    """How scores are distributed, with the threshold and the scores of calibration images."""
+    """The distribution of scores, with the threshold and the scores of calibration images."""
     finite = np.isfinite(scores.score)
     known = [scores.score[finite]] + ([] if calibration is None else [calibration])
     edges, constant = score_edges(np.concatenate(known))
@@ -110,7 +110,7 @@ def score_chart(scores: Scores, threshold: float | None, calibration: Numbers | 
 
 
 def p_value_chart(scores: Scores, alpha: float | None) -> Chart:
-    """How p-values are distributed, with the threshold and what chance would give."""
+    """The distribution of p-values, with the threshold and the distribution by chance."""
     alt = altair()
     edges = np.linspace(0, 1, P_BINS + 1)
     rows: list[list[Any]] = []

@@ -1,4 +1,4 @@
-"""What explanations add to a page: sentences, maps, groups, layers by class, what tells sets apart."""
+"""The explanations on a page: sentences, maps, groups, layers by class, and layers that separate sets."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -38,7 +38,7 @@ KINDS = {
     "the image itself": "Unusual images, whatever they show",
     "the course of the features": "Unusual features on the way through the network",
 }
-"""The title of a group by what the member sees that adds most to its scores."""
+"""The title of a group, by the member with the largest contribution."""
 AT_ONCE = 8
 """Images that are explained together with their maps."""
 
@@ -55,7 +55,7 @@ class Explainer:
     seed: int = 0
 
     def reasons(self, images: int) -> Reasons:
-        """Everything that explanations add. `images` of the most suspicious get sentences and a map."""
+        """All explanations for a page. The `images` most suspicious images get sentences and a map."""
         sentences, maps = self._each(self.scores.by_score[:images])
         finite = np.isfinite(self.scores.score)
         rows, explanation = self._set(self._drawn(finite & self.scores.is_ood, MOST))
@@ -122,7 +122,7 @@ class Explainer:
         return (read, explanation) if len(read) == len(explanation) else ([], None)
 
     def _differences(self, rows: list[int], explanation: ExplainedSet) -> Iterator[str]:
-        """Say if images score otherwise now than in the table."""
+        """Say if the scores of images differ from those in the table."""
         then, now = self.scores.score[rows], explanation.score.double().numpy()
         count = int((np.abs(then - now) > 0.01 * (1 + np.abs(then))).sum())
         if count:
@@ -183,7 +183,7 @@ class Explainer:
         return {name: torch.cat([part[name] for part in measured]) for name in names}
 
     def _kind(self, explanation: ExplainedSet) -> tuple[str, str]:
-        """What adds most to the scores of some images: in plain words, and the member with its share."""
+        """The largest contribution to the scores of images: in plain words, and the member with its share."""
         positive = explanation.members.clamp_min(0).mean(0)
         share, number = (positive / positive.sum().clamp_min(1e-12)).max(0)
         name = explanation.member_names[int(number)]
@@ -207,7 +207,7 @@ class Explainer:
         ]
 
     def _apart(self, finite: Truths) -> list[tuple[str, str, str, float]]:
-        """The layers that tell each set from the first one."""
+        """The layers that separate each set from the first one."""
         if len(self.scores.names) < 2:
             return []
         sets = [
@@ -225,7 +225,7 @@ class Explainer:
 
 
 def _how_grouped(explained_count: int, flagged: int) -> str:
-    """How the groups were found."""
+    """The way in which groups were made, in words."""
     which = f"All {flagged:,} flagged images"
     if explained_count < flagged:
         which = f"{explained_count:,} of {flagged:,} flagged images, drawn at random,"
@@ -236,6 +236,6 @@ def _how_grouped(explained_count: int, flagged: int) -> str:
 
 
 def _layers_of(taps: Sequence[tuple[str, str, float]]) -> str:
-    """The layers that are further above those of other groups than any."""
+    """The layers whose contributions exceed those of other groups most, in words."""
     named = [f"{tap} ({member})" if tap else member for member, tap, value in taps if value > 0]
     return f"More than elsewhere comes from {', '.join(named)}." if named else ""

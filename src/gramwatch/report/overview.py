@@ -1,4 +1,4 @@
-"""One picture of what a detector makes of several sets: examples, their scores, and the threshold."""
+"""One picture of the verdicts of a detector on several sets: examples, their scores, and the threshold."""
 
 from collections.abc import Mapping
 from os import PathLike

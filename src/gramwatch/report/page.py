@@ -34,7 +34,7 @@ MOST_ERRORS = 20
 
 @dataclass(frozen=True)
 class About:
-    """What the file of the guard says."""
+    """The facts in the guard's file."""
 
     facts: Sequence[tuple[str, str]] = ()
     """Names and values, such as the network and what it was fitted on."""
@@ -49,19 +49,19 @@ class About:
 
 @dataclass(frozen=True)
 class Group:
-    """Images that are alike in why they were flagged."""
+    """Images that were flagged for similar reasons."""
 
     title: str
     images: Sequence[int]
     """Their numbers in the table. The most typical are first."""
     about: str = ""
     details: str = ""
-    """What only a reader who knows the network understands: members and layers. It is folded away."""
+    """Details for readers who know the network: members and layers. They are folded away."""
 
 
 @dataclass(frozen=True)
 class Reasons:
-    """What explanations add to the page."""
+    """The explanations on the page."""
 
     sentences: Mapping[int, Sequence[str]] = field(default_factory=dict)
     """By the number of the image in the table."""
@@ -73,7 +73,7 @@ class Reasons:
     cells: Sequence[tuple[str, str, str, float]] = ()
     """Mean contributions of flagged images: class, member, tap, value."""
     apart: Sequence[tuple[str, str, str, float]] = ()
-    """What tells a set from the first one: set, member, tap, AUROC."""
+    """The layers that separate a set from the first one: set, member, tap, AUROC."""
     notes: Sequence[str] = ()
 
 
@@ -389,7 +389,7 @@ class _Builder:
     # --- images --------------------------------------------------------------------------------------
 
     def groups(self) -> list[dict[str, Any]]:
-        """The groups with their pictures: those of explanations, or else by which members are unusual."""
+        """The groups with their pictures: those of explanations, or else groups by unusual members."""
         every_group = self.reasons.groups or by_members(self.scores, self.alpha)
         everyone = max(1, sum(len(group.images) for group in every_group))
         return [

@@ -1,7 +1,7 @@
 """Monitor: a stream of detections, and an alarm when the stream has changed.
 
-The statistics are in `sequential`. What is here connects them to a detector, keeps account of what drives the
-evidence, and saves all of it.
+The statistics are in `sequential`. This module connects them to a detector, counts which members and classes
+drive the evidence, and saves the state.
 """
 
 import hashlib
@@ -33,7 +33,8 @@ from gramwatch.stream.sequential import (
 
 Reference = Literal["online", "fixed"]
 Draw = Literal["scores", "seed"]
-"""What lots and parts are drawn by: the seed and the calibration scores, or the seed alone (version 0.1)."""
+"""The sources of the seed of lots and parts: the seed and the calibration scores, or the seed alone (version
+0.1)."""
 GRID_EXAMPLES = 100
 """The most calibration examples that set the grid and do not rank."""
 POINTS = 1024
@@ -42,20 +43,20 @@ POINTS = 1024
 
 @dataclass(frozen=True)
 class Driver:
-    """What a part or a class contributes to the evidence."""
+    """The contribution of a part or a class to the evidence."""
 
     name: str | int
     """The name of a member, or the number of a predicted class."""
     images: int
     """Images since the change began, of this class."""
     flagged: int
-    """How many of them this part, or for a class the detector, flags: `p <= 1 - level`."""
+    """The number of them that this part flags, `p <= 1 - level`. For a class: that the detector flags."""
     expected: float
-    """How many it would flag if nothing had changed: `(1 - level) images`."""
+    """The number expected without a change: `(1 - level) images`."""
 
     @property
     def excess(self) -> float:
-        """How many more it flags than expected."""
+        """The number of flagged images above the expected number."""
         return self.flagged - self.expected
 
 
@@ -130,12 +131,12 @@ class Monitor:
     # --- the reference -------------------------------------------------------------------------------
 
     def _calibrate(self, detector: Calibrated) -> None:
-        """Take over from the detector what scores are compared with."""
+        """Copy from the detector the scores that stream scores are compared with."""
         calibration = detector.calibration()
         if calibration.rule.standardises and not calibration.how["split"]:
             warn("the detector was calibrated with split=False: no false-alarm rate of a monitor is promised")
         scores = calibration.scores[:, 0].double().cpu().numpy()
-        order = scores.argsort(kind="stable")  # a file may hold them sorted: the choice must not depend on it
+        order = scores.argsort(kind="stable")  # the order in the file must not decide
         scores = scores[order]
         self._group_of: Ints = calibration.ranks.group_of.cpu().numpy()
         groups = np.zeros(len(scores), np.int64)
@@ -160,7 +161,7 @@ class Monitor:
         self._examples = len(ranking)
 
     def _redraw(self, detector: Calibrated, draw: Draw) -> None:
-        """Go on as a file was begun, and say what its draw is worth."""
+        """Continue the draw that a file began. Say if its promise is weaker."""
         self._draw = draw
         self._calibrate(detector)
         self._begin()
@@ -201,16 +202,16 @@ class Monitor:
 
     @property
     def _entropy(self) -> list[int]:
-        """What parts and lots are drawn by.
+        """The seed of the draws of parts and lots.
 
-        Parts are drawn from sorted scores. By the seed alone, all monitors of a size would take out the same
-        order statistics, and the rest would not be exchangeable with the stream. Nor are lots uniform if all
-        monitors have the same. The checksum makes both as good as random over calibration sets.
+        Parts are drawn from sorted scores. With the seed alone, all monitors of a size would take out the
+        same order statistics. The rest would not be exchangeable with the stream. Lots would not be uniform
+        if all monitors had the same ones. The checksum makes both as good as random over calibration sets.
         """
         return [self.seed, int(self._checksum, 16)] if self._draw == "scores" else [self.seed]
 
     def _lots(self, used: int) -> np.random.Generator:
-        """The random numbers after so many images. Seed, calibration and number are all there is to save."""
+        """The random numbers after `used` images. They follow from the seed and the calibration."""
         bits = np.random.PCG64(np.random.SeedSequence([*self._entropy, self.replica[0]]))
         return np.random.Generator(bits.advance(used))
 
@@ -263,7 +264,7 @@ class Monitor:
             )
 
     def _count(self, fresh: NDArray[np.bool_], predicted: int, flagged: bool, parts: Ints) -> None:
-        """Count what is flagged, for each bet since it last started anew; after an alarm without end."""
+        """Count flagged images for each bet since its last restart. An alarm ends the restarts."""
         if self._alarm is None:
             self._parts[fresh] = 0
             self._classes[fresh] = 0
@@ -320,13 +321,13 @@ class Monitor:
 
     @property
     def parts(self) -> list[Driver]:
-        """What each member of a guard flags `since` then, the largest excess first."""
+        """The flagged images of each member of a guard since the change, largest excess first."""
         images, flagged = self._evidence.time - self._start, self._parts[self._best]
         return self._drivers(self._names, [images] * len(flagged), flagged)
 
     @property
     def classes(self) -> list[Driver]:
-        """What the detector flags of each predicted class `since` then, the largest excess first."""
+        """The flagged images of each predicted class since the change, largest excess first."""
         images, flagged = self._classes[self._best].T
         seen = images.nonzero()[0]
         return self._drivers(seen.tolist(), images[seen], flagged[seen])

@@ -1,4 +1,4 @@
-"""The routes of the page: the page itself, what it says about its guard, and an image to judge."""
+"""The routes of the page: the page itself, the facts about its guard, and an image to judge."""
 
 import asyncio
 import socket
@@ -109,7 +109,7 @@ class Desk:
         self.waiting = 0
 
     async def judged(self, request: Request) -> dict[str, Any]:
-        """What the page shows of the image of a request. Raises a `RefusalError`."""
+        """The verdict on the image of a request, for the page. Raises a `RefusalError`."""
         if self.waiting >= MOST_WAITING:
             raise busy()
         self.waiting += 1

@@ -1,4 +1,4 @@
-"""From the bytes of an image to what the page shows: verdict, map, sentences."""
+"""From the bytes of an image to verdict, map and sentences for the page."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ SIDE = 320
 
 @dataclass(frozen=True)
 class Examiner:
-    """A calibrated detector, and what it needs to judge and explain the bytes of an image."""
+    """A calibrated detector with preprocessing and class names. It judges and explains image files."""
 
     detector: Detector
     preprocessing: Preprocessing
@@ -54,7 +54,7 @@ class Examiner:
         }
 
     def _members(self, explanation: Explained) -> list[dict[str, Any]]:
-        """What each member adds to the score, largest first."""
+        """The contributions of the members to the score, largest first."""
         if not bool(explanation.finite[0]):
             return []
         parts = explanation.detection.parts or {}

@@ -1,4 +1,4 @@
-"""What the page says before an image is given, and the images to try."""
+"""The facts on the page before an image is given, and the images to try."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class Example:
 
 @dataclass(frozen=True)
 class Shown:
-    """What the page says about its guard."""
+    """The facts about the guard on the page."""
 
     title: str
     about: str = ""

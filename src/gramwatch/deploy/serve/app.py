@@ -35,7 +35,7 @@ from gramwatch.files.version import __version__
 from gramwatch.stream.monitor import Monitor
 
 SAVE_SECONDS = 60.0
-"""How often the state of the monitor is saved."""
+"""Seconds between two saves of the monitor's state."""
 _REFUSED: dict[int | str, dict[str, Any]] = {
     status: {"model": Failure, "description": text}
     for status, text in {
@@ -120,7 +120,7 @@ def _bearer(token: str) -> Callable[..., None]:
 
 
 def _open_routes(service: Service, name: str) -> APIRouter:
-    """What is here, and health. They need no token."""
+    """The routes about the service and its health. They need no token."""
     router = APIRouter(tags=["health"])
     routes = {
         "POST /score": "an image file, a form with files, or JSON: the verdicts",
@@ -190,7 +190,7 @@ def _add_plain(router: APIRouter, service: Service) -> None:
 
 
 def _images_in(kind: str) -> Callable[[bytes], list[bytes]]:
-    """What reads the images of a body with this Content-Type."""
+    """The reader of bodies with this Content-Type."""
     match kind.partition(";")[0].strip().lower():
         case "application/json":
             return protocol.several_images
@@ -271,7 +271,7 @@ def _add_inference(router: APIRouter, service: Service, name: str) -> None:
 
 
 def _without_refs(schema: Any, inner: Mapping[str, Any]) -> Any:
-    """A schema with its parts in their places."""
+    """A schema with its references replaced by the parts they name."""
     if isinstance(schema, list):
         return [_without_refs(part, inner) for part in schema]
     if not isinstance(schema, dict):

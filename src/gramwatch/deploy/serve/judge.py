@@ -36,7 +36,7 @@ class Asked(NamedTuple):
 
 @dataclass
 class Judge:
-    """A guard, and what it needs to judge the bytes of an image.
+    """A guard with preprocessing, class names and monitor: it judges the bytes of an image.
 
     `read` and `prepared` may run in several threads. All else runs in one thread.
     """
@@ -64,11 +64,11 @@ class Judge:
         return self.classes[number] if number < len(self.classes) else str(number)
 
     def read(self, data: bytes, most_pixels: int) -> Tensor:
-        """What the detector takes, from the bytes of an image file. Raises a `DataError` if it is none."""
+        """The detector's input from the bytes of an image file. Raises a `DataError` if they are no image."""
         return self.prepared(decoding.begun(BytesIO(data), most_pixels))
 
     def prepared(self, image: Any) -> Tensor:
-        """What the detector takes, from an image that `decoding.begun` opened."""
+        """The detector's input from an image that `decoding.begun` opened."""
         whole = decoding.decoded(image, self.preprocessing.grey)
         return self.preprocessing.pixels(whole) if self.takes_pixels else self.preprocessing(whole)
 

@@ -1,4 +1,4 @@
-"""What the service accepts, and how it refuses the rest."""
+"""The limits of the service, and its refusals."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -59,5 +59,5 @@ class RefusalError(Exception):
 
 
 def busy() -> RefusalError:
-    """Too much waits already."""
+    """The refusal if the queue is full."""
     return RefusalError(429, "too many images wait: try again later", {"Retry-After": "1"})

@@ -1,4 +1,4 @@
-"""What Prometheus reads at `/metrics`."""
+"""The metrics of the service for Prometheus, at `/metrics`."""
 
 import time
 from collections.abc import Sequence

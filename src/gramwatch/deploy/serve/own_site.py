@@ -1,4 +1,4 @@
-"""Middleware that refuses what a website elsewhere lets a browser ask of this machine.
+"""Middleware that refuses requests that another website makes a browser send to this machine.
 
 A page of any site may post to `http://127.0.0.1:8000`, and the browser sends it. A site may also give its own
 name the address of this machine (DNS rebinding), and then read the answers.
@@ -18,7 +18,7 @@ READS = ("GET", "HEAD", "OPTIONS")
 
 
 class OwnSite:
-    """Answers to programs, and to pages of this site. To pages of others it says no.
+    """Accepts requests of programs and of pages of this site. Refuses those of other pages.
 
     Args:
         app: the application.

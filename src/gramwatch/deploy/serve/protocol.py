@@ -31,7 +31,7 @@ class Images(BaseModel):
 
 
 class AtTap(BaseModel):
-    """What a watched tensor adds to the score of a member."""
+    """The contribution of a watched tensor to the score of a member."""
 
     member: str
     tap: str
@@ -71,7 +71,7 @@ class Answer(BaseModel):
 
 
 class Failure(BaseModel):
-    """Why there is no answer."""
+    """The reason of a refusal."""
 
     error: str
 
@@ -149,7 +149,7 @@ class Encoded(BaseModel):
 
 
 class Wanted(BaseModel):
-    """The name of an output that is asked for."""
+    """The name of a requested output."""
 
     name: str
     parameters: dict[str, Any] = {}
@@ -172,7 +172,7 @@ class InferenceRequest(BaseModel):
         return asked
 
     def chosen(self, types: Mapping[str, Datatype]) -> dict[str, Datatype]:
-        """The outputs that are asked for, or all."""
+        """The requested outputs; all, if none are requested."""
         names = [output.name for output in self.outputs] or list(types)
         if unknown := [name for name in names if name not in types]:
             raise RefusalError(400, f"there is no output {unknown[0]!r:.80}: choose from {', '.join(types)}")

@@ -23,7 +23,7 @@ Result = TypeVar("Result")
 
 
 class Wish(NamedTuple):
-    """What a request asks for."""
+    """The images of a request, and whether reasons are wanted."""
 
     images: list[bytes]
     """Image files."""
@@ -46,7 +46,7 @@ LARGE = 16 * 2**20
 MOST_DECODERS = 8
 """The most threads that decode. They bound the memory for it."""
 MOST_READS = 10_000
-"""Pieces of which the header of an image file may consist. To read millions of small ones takes seconds."""
+"""The most pieces of the header of an image file. Reading millions of small ones takes seconds."""
 
 
 class ImageFile(BytesIO):
@@ -72,7 +72,7 @@ class Begun(NamedTuple):
     size: int
     """Its bytes."""
     image: Any
-    """As `decoding.begun` opened it."""
+    """The image that `decoding.begun` opened."""
     work: int
     """How long it takes to decode, in pixels of a common image."""
 
@@ -127,13 +127,13 @@ class Service:
             self.metrics.failed_saves.inc()
 
     async def save_regularly(self, seconds: float) -> None:
-        """Keep the state of the monitor again and again."""
+        """Save the state of the monitor at regular intervals."""
         while True:
             await asyncio.sleep(seconds)
             await self.save()
 
     async def in_judges_thread(self, work: Callable[[], Result]) -> Result:
-        """Run something between two batches, when the monitor is not at work."""
+        """Run a function between two batches, when the monitor is idle."""
         return await asyncio.get_running_loop().run_in_executor(self._judging, work)
 
     # --- one request ---------------------------------------------------------------------------------
@@ -261,7 +261,7 @@ class Service:
 
         def ended(jobs: "asyncio.Future[Any]") -> None:
             self._leave(taken)
-            jobs.exception()  # it is seen, also if nobody waits any more
+            jobs.exception()  # marks the error as seen, also if nobody waits any more
 
         jobs.add_done_callback(ended)
         done, _ = await asyncio.wait([jobs], timeout=until - time.monotonic())
@@ -290,7 +290,7 @@ class Service:
 
 
 def too_late() -> RefusalError:
-    """The time of a request is over."""
+    """The refusal of a request whose time is over."""
     return RefusalError(503, "the verdict takes too long", {"Retry-After": "1"})
 
 
