@@ -1,11 +1,11 @@
 """What a guard costs in the ways people run networks, in parts of the network's own forward pass.
 
-    python -m lab.benchmarks.ways                     # on the CPU: ResNet-34, ResNet-50, ViT-B/16, ConvNeXt-T
-    python -m lab.benchmarks.ways --device cuda       # float32; bfloat16 channels last; bfloat16 compiled
+    python -m lab.benchmarks.ways                     # on the CPU: 1 and 32 images, 1 and 2 threads
+    python -m lab.benchmarks.ways --device cuda       # bfloat16 channels last: the table of docs/performance.md
     python -m lab.benchmarks.ways --device cuda --networks ResNet-50 --ways compiled --fit
     python -m lab.benchmarks.document ways-cpu.json ways-cuda.json
 
-In each round the network runs alone, then a guard, then a guard with full effort, and on a GPU a guard that
+In each round the network runs alone, then a guard, and on a GPU the network as a CUDA graph, and a guard that
 records the pass; every other round goes backwards. A compiled network is compared with itself, compiled.
 Printed are medians over the rounds, with quartiles. On a GPU there is also the time that the GPU itself was
 busy, which a slow host leaves alone. `--fit` adds a whole fit, in times the plain pass over the same images,
@@ -18,8 +18,9 @@ The results are written to a file after each network. A further run adds to it.
 import argparse
 import copy
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +29,6 @@ from torch import Tensor, nn
 
 from gramwatch import GramwatchWarning, Guard
 from gramwatch.inputs.foreign import import_torchvision
-from gramwatch_lab.networks import resnet34
 from lab.benchmarks.breakdown import kernel_seconds
 from lab.benchmarks.guard import rows_of
 from lab.benchmarks.measure import Clock, machine, ratios, save, summary
@@ -40,16 +40,19 @@ class Case(NamedTuple):
     """A network, the pixels along a side of its images, and how many are judged at once."""
 
     make: str
-    size: int
-    batch: dict[str, int]
+    size: int = 224
+    cpu: tuple[int, ...] = (1, 32)
+    cuda: tuple[int, ...] = (128,)
 
 
-_IMAGENET = {"cpu": 8, "cuda": 128}
 CASES = {
-    "ResNet-34 (CIFAR)": Case("resnet34", 32, {"cpu": 64, "cuda": 256}),
-    "ResNet-50": Case("resnet50", 224, _IMAGENET),
-    "ViT-B/16": Case("vit_base_patch16_224", 224, _IMAGENET),
-    "ConvNeXt-T": Case("convnext_tiny", 224, _IMAGENET),
+    "ResNet-50": Case("resnet50", cuda=(128, 8, 1)),
+    "EfficientNet-B0": Case("efficientnet_b0"),
+    "DenseNet-121": Case("densenet121", cpu=()),
+    "MobileNetV3-L": Case("mobilenetv3_large_100"),
+    "Swin-T": Case("swin_tiny_patch4_window7_224", cpu=()),
+    "ViT-B/16": Case("vit_base_patch16_224"),
+    "ConvNeXt-T": Case("convnext_tiny"),
 }
 FIT_BATCHES = 20
 """How many batches a fit takes."""
@@ -62,21 +65,18 @@ SHOWN = 20
 def build(case: Case, device: torch.device) -> nn.Module:
     """The network with random weights, in evaluation mode."""
     torch.manual_seed(0)
-    if case.size < 100:
-        model: nn.Module = resnet34()
-    else:
-        import_torchvision()
-        import timm
+    import_torchvision()
+    import timm
 
-        options = {"zero_init_last": False} if case.make.startswith("resnet") else {}
-        model = timm.create_model(case.make, pretrained=False, num_classes=CLASSES, **options)
+    options = {"zero_init_last": False} if case.make.startswith("resnet") else {}
+    model: nn.Module = timm.create_model(case.make, pretrained=False, num_classes=CLASSES, **options)
     model = model.to(device)
     settle(model, images(8, case.size).to(device))
     return model.eval()
 
 
 class Subject:
-    """A network run in one way, with a batch and with guards."""
+    """A network run in one way, with a batch and a guard."""
 
     def __init__(self, case: Case, way: str, device: torch.device, batch: int) -> None:
         self.case, self.way, self.device, self.batch = case, way, device, batch
@@ -87,37 +87,37 @@ class Subject:
         if way == "compiled":
             self.model = torch.compile(self.model)  # type: ignore[assignment]
         self.x = self.batch_of(3)
-        self.guard = self.guarding("lean")
+        needed = max(1, 64 // batch)
+        self.guard = Guard(self.model, rehearse=False)  # weights do not change what a call costs
+        self.guard.fit([self.batch_of(10 + i) for i in range(needed)], progress=False)
+        self.guard.calibrate([self.batch_of(20 + i) for i in range(needed)], progress=False)
 
     def batch_of(self, seed: int) -> Tensor:
         x = images(self.batch, self.case.size, seed).to(self.device, self.dtype)
         return x if self.way == "float32" else x.contiguous(memory_format=torch.channels_last)
 
-    def guarding(self, effort: str) -> Guard:
-        """A fitted and calibrated guard."""
-        needed = max(1, 64 // self.batch)
-        guard = Guard(self.model, effort=effort)
-        guard.fit([self.batch_of(10 + i) for i in range(needed)], progress=False)
-        return guard.calibrate([self.batch_of(20 + i) for i in range(needed)], progress=False)
-
     def plain(self) -> None:
         with torch.inference_mode():
             self.model(self.x)
 
-    def functions(self, full: bool) -> dict[str, Callable[[], Any]]:
-        """What is timed."""
-        functions: dict[str, Callable[[], Any]] = {
-            "plain": self.plain,
-            "guard": partial(self.guard, self.x),
-        }
-        if full:
-            functions["full"] = partial(self.guarding("full"), self.x)
+    def plain_graph(self) -> Callable[[], None]:
+        """The plain pass as a CUDA graph."""
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self.plain()
+        return graph.replay
+
+    def functions(self) -> dict[str, Callable[[], Any]]:
+        """What is timed, after some calls that are not."""
+        functions: dict[str, Callable[[], Any]] = {"plain": self.plain, "guard": partial(self.guard, self.x)}
         if self.device.type == "cuda":
             recorded = copy.copy(self.guard)
             recorded.record_pass = True
             functions["recorded"] = partial(recorded, self.x)
         for function in list(functions.values()) * (6 if self.device.type == "cuda" else 1):
             function()
+        if self.device.type == "cuda":
+            functions["graph"] = self.plain_graph()
         return functions
 
     def fit_ratios(self, clock: Clock, rounds: int) -> dict[str, Any]:
@@ -164,32 +164,39 @@ def four_ways(images: Tensor) -> list[Tensor]:
     return [batch.contiguous(memory_format=form) for batch in turned]
 
 
-def row(name: str, way: str, args: argparse.Namespace) -> dict[str, Any]:
+def row(name: str, way: str, batch: int, args: argparse.Namespace) -> dict[str, Any]:
     """What is kept of one network in one way."""
-    device, case = torch.device(args.device), CASES[name]
-    clock, batch = Clock(device), args.batch or case.batch[device.type]
-    subject = Subject(case, way, device, batch)
-    functions = subject.functions(args.full)
+    device = torch.device(args.device)
+    clock, subject = Clock(device), Subject(CASES[name], way, device, batch)
+    functions = subject.functions()
     times = clock.in_turns(functions, args.rounds)
-    plain = times.pop("plain")
-    figures: dict[str, Any] = {"network": name, "way": way, "batch": batch, "plain_seconds": summary(plain)}
-    figures["members"] = len(subject.guard.members)
-    for function_name, seconds in times.items():
-        figures[function_name] = summary([x - 1 for x in ratios(seconds, plain)])
+    figures: dict[str, Any] = {
+        "network": name,
+        "way": way,
+        "batch": batch,
+        "threads": torch.get_num_threads(),
+        "members": len(subject.guard.members),
+        "plain_seconds": summary(times["plain"]),
+        "guard": extra(times["guard"], times["plain"]),
+    }
     if clock.cuda:
-        kernels = {function_name: kernel_seconds(function) for function_name, function in functions.items()}
-        busy = {function_name: sum(seconds.values()) for function_name, seconds in kernels.items()}
+        figures["graph_seconds"] = summary(times["graph"])
+        figures["recorded"] = extra(times["recorded"], times["plain"])
+        figures["recorded_over_graph"] = extra(times["recorded"], times["graph"])
+        kernels = {key: kernel_seconds(function) for key, function in functions.items()}
+        busy = {key: sum(seconds.values()) for key, seconds in kernels.items()}
         figures["busy_plain_seconds"] = busy["plain"]
-        figures |= {
-            f"busy_{function_name}": busy[function_name] / busy["plain"] - 1
-            for function_name in busy
-            if function_name != "plain"
-        }
+        figures["busy_guard"] = busy["guard"] / busy["plain"] - 1
         if args.kernels:
             show_kernels(name, way, kernels["plain"], kernels["guard"])
     if args.fit:
         figures |= subject.fit_ratios(clock, 5)
     return figures
+
+
+def extra(times: Sequence[float], plain: Sequence[float]) -> dict[str, float]:
+    """The extra over the plain pass of the same round: median and quartiles."""
+    return summary([ratio - 1 for ratio in ratios(times, plain)])
 
 
 def show_kernels(name: str, way: str, plain: dict[str, float], guard: dict[str, float]) -> None:
@@ -203,8 +210,8 @@ def show_kernels(name: str, way: str, plain: dict[str, float], guard: dict[str, 
 
 
 def added(rows: list[dict[str, Any]], new: dict[str, Any]) -> list[dict[str, Any]]:
-    """The rows with a new one, in place of an older one of the same network, way, batch and members."""
-    key = ("network", "way", "batch", "members")
+    """The rows with a new one, in place of an older one of the same network, way, batch and threads."""
+    key = ("network", "way", "batch", "threads", "members")
     kept = [row for row in rows if any(row[k] != new[k] for k in key)]
     return [*kept, new]
 
@@ -213,10 +220,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--networks", nargs="*", choices=list(CASES), default=list(CASES))
-    parser.add_argument("--ways", nargs="*", choices=list(WAYS), help="default: all, on the CPU float32")
-    parser.add_argument("--batch", type=int, default=0, help="images at once, if not as many as usual")
+    parser.add_argument("--ways", nargs="*", choices=list(WAYS), help="default: bfloat16, on the CPU float32")
+    parser.add_argument("--batch", nargs="*", type=int, help="images at once, if not as many as usual")
+    parser.add_argument("--threads", nargs="*", type=int, help="default: 1 and 2 on the CPU")
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--full", action="store_true", help="measure a guard with full effort, too")
     parser.add_argument("--fit", action="store_true", help="measure a fit, too")
     parser.add_argument("--kernels", action="store_true", help="print where the GPU's time goes")
     parser.add_argument("--output", type=Path, help="default: ways-cpu.json or ways-cuda.json")
@@ -225,12 +232,21 @@ def main() -> None:
     for serious in ("(?s).*uncompiled", "(?s).*cannot be used"):
         warnings.filterwarnings("error", serious, GramwatchWarning)
     device = torch.device(args.device)
+    on_cuda = device.type == "cuda"
     output = args.output or Path(f"ways-{device.type}.json")
     rows = rows_of(output)
     for name in args.networks:
-        for way in args.ways or (WAYS if device.type == "cuda" else ["float32"]):
-            rows = added(rows, row(name, way, args))
+        batches = args.batch or (CASES[name].cuda if on_cuda else CASES[name].cpu)
+        ways = args.ways or (["bfloat16"] if on_cuda else ["float32"])
+        threads = args.threads or ([torch.get_num_threads()] if on_cuda else [1, 2])
+        for way, batch, count in product(ways, batches, threads):
+            torch.set_num_threads(count)
+            rows = added(rows, row(name, way, batch, args))
             save(output, {"kind": "ways", **machine(device), "strict": False, "rows": rows})
+            print(
+                f"{name}, {way}, batch {batch}, threads {count}: {rows[-1]['guard']['median']:+.3f}",
+                flush=True,
+            )
     print(ways_table([{"device": device.type, "device_name": "", "rows": rows}]))
     print(f"\nwritten to {output}")
 
