@@ -7,7 +7,6 @@ from torch import Tensor, nn
 
 from gramwatch.inputs.batches import Inputs
 from gramwatch.methods.base import Method, Record
-from gramwatch.methods.dirichlet import concentrations, differential_entropy, expected_log_probability
 from gramwatch.methods.perturb import (
     Scale,
     checked_eps,
@@ -18,6 +17,7 @@ from gramwatch.methods.perturb import (
     step,
 )
 from gramwatch.observe.observation import Observation
+from gramwatch_lab.methods.dirichlet import concentrations, differential_entropy, expected_log_probability
 
 MOST = 1000.0
 """The largest concentration, in training and in judging, as in the code released with the paper."""
