@@ -111,6 +111,8 @@ class Method(Detector):
         self.width_: Tensor | None = None  # of the features, after `fit`
         self._known_width: tuple[Tensor | None, int] = (None, 0)
         self.tuned_: Tensor | None = None  # true after `tune`, by methods that have it
+        for name in self.kept:
+            setattr(self, name, None)
         super().__init__(model, level=level, inputs=inputs, logits=logits, mask=mask)
 
     def _begin(self) -> None:
@@ -242,11 +244,7 @@ class Method(Detector):
 
     def _merge(self, other: Any) -> None:
         if self.learns:
-            self._add_learnt(other)
-
-    def _add_learnt(self, other: Any) -> None:
-        """Add the states of another method. By default the fields in `kept` say how."""
-        self.add_states(other.state())
+            self.add_states(other.state())
 
     def add_states(self, states: Mapping[str, Tensor]) -> None:
         """Add the states of further training examples. The fields in `kept` say how.
@@ -332,11 +330,6 @@ class Method(Detector):
         """The observation of one forward pass."""
         inputs = on_device(inputs, self.model)
         return self.planned(inputs)(inputs)[0]
-
-    def differentiable(self, inputs: Inputs) -> Observation:
-        """The observation of one forward pass. It can be differentiated with respect to the inputs."""
-        inputs = on_device(inputs, self.model)
-        return self.planned(inputs.detach()).differentiable(inputs)[0]
 
     @torch.inference_mode()
     def judged(self, observation: Observation) -> Tensor:

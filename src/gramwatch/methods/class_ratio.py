@@ -43,6 +43,6 @@ class ClassRatio(UnitMahalanobis):
 
     def score(self, observation: Observation) -> Tensor:
         """The ratio of the two distances."""
-        ((gaussian, features),) = self._at_taps(observation)
-        nearest, middle = gaussian.distances(features)
+        (last,) = self._at_taps(observation)
+        nearest, middle = last.gaussian.distances(last.features)
         return (nearest / middle.clamp_min(TINY)).sqrt()

@@ -11,17 +11,7 @@ from gramwatch.files.artifact import FINITE, Field
 from gramwatch.inputs.batches import Inputs
 from gramwatch.methods.base import Record
 from gramwatch.methods.gaussians import ClassDistances
-from gramwatch.methods.perturb import (
-    Scale,
-    checked_eps,
-    checked_scale,
-    gradient,
-    inputs_of,
-    leaf_of,
-    separation,
-    single_images,
-    step,
-)
+from gramwatch.methods.perturb import Scale, StepMethod, checked_eps, gradient, inputs_of, separation
 from gramwatch.observe.observation import Observation
 
 STEPS = (0.0, 0.01, 0.005, 0.002, 0.0014, 0.001, 0.0005)
@@ -30,7 +20,7 @@ JOINS = ("equal", "normalised", "regression")
 _FEWEST = 20  # of each kind to tune on: half of them, in five folds
 
 
-class Mahalanobis(ClassDistances):
+class Mahalanobis(StepMethod, ClassDistances):
     """The distance to the nearest class mean, at every tap (Lee et al., 2018, Eq. 1 and 2, Algorithm 1).
 
     The features are the means of the channels over the pixels. Classes are the labels if the loader has them,
@@ -70,20 +60,17 @@ class Mahalanobis(ClassDistances):
         "bias_": Field((), torch.float64, FINITE, optional=True),
     }
 
+    weights_: Tensor | None
+    """The weights of the taps, after `tune`."""
+    bias_: Tensor | None
+
     def __init__(
         self, model: nn.Module, *, join: str = "equal", eps: float = 0.0, scale: Scale = None, **options: Any
     ) -> None:
-        super().__init__(model, **options)
+        super().__init__(model, eps=eps, scale=scale, **options)
         if join not in JOINS:
             raise ValueError(f"join must be one of {', '.join(JOINS)}, got {join!r}")
-        self.join, self.eps, self.scale = join, checked_eps(eps), checked_scale(scale)
-        self.weights_: Tensor | None = None  # of each tap, after `tune`
-        self.bias_: Tensor | None = None
-
-    @property
-    def gradients(self) -> bool:
-        """Whether there is a step, which needs gradients."""
-        return self.eps > 0
+        self.join = join
 
     def finish(self, left_out: int = 0) -> None:
         """Compute class means and covariances from the sums, and forget an earlier `tune`."""
@@ -145,9 +132,7 @@ class Mahalanobis(ClassDistances):
                 distances = self.distances(seen)
             assert seen.finite is not None
             return seen.logits, [distances] * len(steps), seen.finite
-        images = single_images(inputs, self.model, self.name)
-        leaf, given = leaf_of(images)
-        seen = self.differentiable(given)
+        images, leaf, seen = self.differentiable(inputs)
         assert seen.finite is not None
         taps, finite = len(seen.channel_means), seen.finite
         columns: list[list[Tensor]] = [[] for _ in steps]
@@ -157,10 +142,15 @@ class Mahalanobis(ClassDistances):
             away = gradient(distance, leaf, self.name, keep=tap + 1 < taps)
             with torch.inference_mode():
                 for column, eps in zip(columns, steps, strict=True):
-                    moved = self.observe(step(images, away, -eps, self.scale)) if eps else seen
+                    moved = self.moved(images, away, -eps) if eps else seen
                     column.append(self._distance(tap, moved) if eps else distance.detach())
                     finite = finite if moved.finite is None else finite & moved.finite
         return seen.logits.detach(), [torch.stack(column, 1) for column in columns], finite
+
+    def _distance(self, tap: int, observation: Observation) -> Tensor:
+        """The distance of each example to the nearest class at one tap, `(N,)`."""
+        at_tap = self._at_taps(observation)[tap]
+        return at_tap.gaussian.distances(at_tap.features)[0]
 
     # --- tune ----------------------------------------------------------------------------------------
 

@@ -9,11 +9,44 @@ from torch.nn.functional import cross_entropy
 
 from gramwatch.errors import InputError
 from gramwatch.inputs.batches import Inputs, on_device
+from gramwatch.methods.base import Method
 from gramwatch.numerics import metrics
+from gramwatch.observe.observation import Observation
 from gramwatch.watch import Network, call, judging, unwrap
 
 Scale = float | Sequence[float] | None
 """The divisor of a step: none, one number, or one for each channel of the inputs."""
+
+
+class StepMethod(Method):
+    """A method that moves its inputs one step along the sign of a gradient before it judges them.
+
+    Args:
+        model: any classifier that returns logits.
+        eps: the size of the step. With zero no gradient is needed.
+        scale: the divisor of the step, one number or one for each channel of the inputs.
+        options: the arguments of every `Method`.
+
+    """
+
+    def __init__(self, model: nn.Module, *, eps: float, scale: Scale, **options: Any) -> None:
+        super().__init__(model, **options)
+        self.eps, self.scale = checked_eps(eps), checked_scale(scale)
+
+    @property
+    def gradients(self) -> bool:
+        """Whether there is a step, which needs gradients."""
+        return self.eps > 0
+
+    def differentiable(self, inputs: Inputs) -> tuple[Tensor, Tensor, Observation]:
+        """The inputs as images, a leaf to differentiate by, and the observation of the leaf."""
+        images = single_images(inputs, self.model, self.name)
+        leaf, given = leaf_of(images)
+        return images, leaf, self.planned(given.detach()).differentiable(given)[0]
+
+    def moved(self, images: Tensor, gradient: Tensor, eps: float) -> Observation:
+        """The observation of the images after a step."""
+        return self.observe(step(images, gradient, eps, self.scale))
 
 
 def single_images(inputs: Inputs, model: nn.Module, name: str) -> Tensor:

@@ -1,9 +1,9 @@
 """Relative Mahalanobis++: Mahalanobis++ minus the distance of the direction to all training data."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from gramwatch.files.artifact import FINITE, Field
 from gramwatch.methods.base import Record
@@ -39,10 +39,10 @@ class RelativeMahalanobisPP(MahalanobisPP):
         "background_whitening_": Field(("width", "directions"), torch.float64, FINITE),
     }
 
-    def __init__(self, model: nn.Module, **options: Any) -> None:
-        super().__init__(model, **options)
-        self.mean_: Tensor | None = None  # of all training examples
-        self.background_whitening_: Tensor | None = None  # of the covariance about that mean
+    mean_: Tensor | None
+    """The mean of all training examples."""
+    background_whitening_: Tensor | None
+    """The whitening of the covariance about that mean."""
 
     @torch.inference_mode(False)
     @torch.no_grad()
@@ -59,7 +59,8 @@ class RelativeMahalanobisPP(MahalanobisPP):
 
     def score(self, observation: Observation) -> Tensor:
         """The squared distance to the nearest class minus the squared distance to all training data."""
-        ((_, features),) = self._at_taps(observation)
-        mean, whitening = (self.on(features.device, name) for name in ("mean_", "background_whitening_"))
-        background = ((features - mean) @ whitening).square().sum(1)
-        return super().score(observation) - background
+        (only,) = self._at_taps(observation)
+        device = only.features.device
+        mean, whitening = (self.on(device, name) for name in ("mean_", "background_whitening_"))
+        background = ((only.features - mean) @ whitening).square().sum(1)
+        return only.gaussian.distances(only.features)[0] - background
