@@ -40,7 +40,7 @@ class KNN(BankMethod):
 
     def score(self, observation: Observation) -> Tensor:
         """The distance to the k-th nearest training example."""
-        return self._nearest(unit(features_of(observation, self.name)))
+        return self._nearest(observation)
 
     def _measure(self, near: Tensor, queries: Tensor) -> Tensor:
         # The difference keeps all digits. 2 - 2 u.v loses those in which near neighbours differ.

@@ -42,7 +42,7 @@ class NNGuide(BankMethod):
     def score(self, observation: Observation) -> Tensor:
         """Minus the confidence, which is minus the energy, times the guidance."""
         confidence = -energy(observation.logits)
-        return -confidence * self._nearest(unit(features_of(observation, self.name)))
+        return -confidence * self._nearest(observation)
 
     def _measure(self, near: Tensor, queries: Tensor) -> Tensor:
         products = (near @ queries.unsqueeze(2)).squeeze(2)
