@@ -159,10 +159,12 @@ def register(method: _M) -> _M:
     return method
 
 
-_PLACES = {title: name for name, title in METHODS._own.items()} | {"fgsm": "perturb"}
-"""The modules of this package, by the names that they define."""
+_NAMES = {title: name for name, title in METHODS._own.items()}
+"""The methods of this package: their names, by those of their classes."""
+_PLACES = _NAMES | {"fgsm": "perturb"}
+"""The modules of this package, by the names that are imported from them when they are asked for."""
 
-__all__ = ["METHODS", "TRAINED", "Record", "Method", "register", *sorted(_PLACES)]
+__all__ = ["METHODS", "TRAINED", "Record", "Method", "fgsm", "register", *sorted(_NAMES)]
 
 _old = old_names(__name__)
 

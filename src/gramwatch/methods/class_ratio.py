@@ -44,5 +44,4 @@ class ClassRatio(UnitMahalanobis):
     def score(self, observation: Observation) -> Tensor:
         """The ratio of the two distances."""
         (last,) = self._at_taps(observation)
-        nearest, middle = last.gaussian.distances(last.features)
-        return (nearest / middle.clamp_min(TINY)).sqrt()
+        return (last.nearest / last.middle.clamp_min(TINY)).sqrt()

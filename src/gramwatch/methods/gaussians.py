@@ -263,22 +263,26 @@ class ClassDistances(Method):
             return (features_of(observation, self.name),)
         return observation.channel_means
 
-    def _at_taps(self, observation: Observation) -> "list[_AtTap]":
-        """At each tap, the features in float64, of length one if `unit`, and the classes."""
+    def _at_taps(self, observation: Observation, which: slice = slice(None)) -> "list[_AtTap]":
+        """The features of a batch at each tap, or at some, and their distances from the classes."""
         taps, at_taps = self._compared(observation), []
         fitted = self._fitted_on(observation.logits.device, taps)
-        for means, gaussian in zip(taps, fitted.gaussians, strict=True):
+        for means, gaussian in zip(taps[which], fitted.gaussians[which], strict=True):
             features = means.double()
             length: Tensor | None = None
             if self.unit:
                 length = torch.linalg.vector_norm(features, dim=1, keepdim=True)
                 features = features / length.clamp_min(TINY)
-            at_taps.append(_AtTap(gaussian, features, length))
+            # Few operations: on a GPU each one costs a launch.
+            white = torch.addmm(gaussian.shift, features, gaussian.whitening)
+            parts = torch.addmm(gaussian.squares, white, gaussian.points.T, alpha=-2)
+            squared = (parts + white.square().sum(1, keepdim=True)).clamp_min(0)
+            at_taps.append(_AtTap(gaussian, features, length, squared[:, :-1].amin(1), squared[:, -1]))
         return at_taps
 
     def distances(self, observation: Observation) -> Tensor:
         """The distance of each example to the nearest class at each tap, `(N, taps)`; Eq. 2 without sign."""
-        return torch.stack([tap.gaussian.distances(tap.features)[0] for tap in self._at_taps(observation)], 1)
+        return torch.stack([at_tap.nearest for at_tap in self._at_taps(observation)], 1)
 
     def _over_expectation(self, distances: Tensor) -> Tensor:
         """The distances at each tap, `(N, taps)`, divided by their expectation.
@@ -300,7 +304,8 @@ class ClassDistances(Method):
         """What channels add to the squared distance at a tap: `d_i (S^-1 d)_i`, which may be negative."""
         if self.sums_ is None or self.counts_ is None or self.widths_ is None or self.origins_ is None:
             raise InputError(f"{self.name} was saved without its sums: its channels cannot be explained")
-        gaussian, features, _ = self._at_taps(observation[example : example + 1])[tap]
+        (at_tap,) = self._at_taps(observation[example : example + 1], slice(tap, tap + 1))
+        gaussian, features = at_tap.gaussian, at_tap.features
         number, difference = gaussian.nearest(features)
         assert self.classes_ is not None
         nearest = int(self.classes_[int(number)])
@@ -358,21 +363,11 @@ class Gaussian(NamedTuple):
         points = torch.cat([centres, centres.mean(0, keepdim=True)])
         return Gaussian(-(origin @ whitening), whitening, points, points.square().sum(1), expected)
 
-    # Few operations: on a GPU each one costs a launch.
-
     def nearest(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """The number of the nearest class `(N,)`, and the whitened difference from its mean, `(N, rank)`."""
         white = torch.addmm(self.shift, features, self.whitening)
-        parts = torch.addmm(self.squares, white, self.points.T, alpha=-2)
-        nearest = parts[:, :-1].argmin(1)
+        nearest = torch.addmm(self.squares, white, self.points.T, alpha=-2)[:, :-1].argmin(1)
         return nearest, white - self.points[nearest]
-
-    def distances(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """The squared distances to the nearest class and to the middle of all classes, `(N,)` each."""
-        white = torch.addmm(self.shift, features, self.whitening)
-        parts = torch.addmm(self.squares, white, self.points.T, alpha=-2)
-        squared = (parts + white.square().sum(1, keepdim=True)).clamp_min(0)
-        return squared[:, :-1].amin(1), squared[:, -1]
 
 
 class _AtTap(NamedTuple):
@@ -384,6 +379,10 @@ class _AtTap(NamedTuple):
     """`(N, width)`, float64."""
     length: Tensor | None
     """The length of the features before they were scaled to length one, `(N, 1)`. None: they were not."""
+    nearest: Tensor
+    """The squared distance to the nearest class, `(N,)`."""
+    middle: Tensor
+    """The squared distance to the middle of all classes, `(N,)`."""
 
 
 class _Fitted(NamedTuple):

@@ -137,20 +137,17 @@ class Mahalanobis(StepMethod, ClassDistances):
         taps, finite = len(seen.channel_means), seen.finite
         columns: list[list[Tensor]] = [[] for _ in steps]
         for tap in range(taps):
+            only = slice(tap, tap + 1)
             with torch.inference_mode(False), torch.enable_grad():
-                distance = self._distance(tap, seen)
-            away = gradient(distance, leaf, self.name, keep=tap + 1 < taps)
+                (at_tap,) = self._at_taps(seen, only)
+            away = gradient(at_tap.nearest, leaf, self.name, keep=tap + 1 < taps)
             with torch.inference_mode():
                 for column, eps in zip(columns, steps, strict=True):
                     moved = self.moved(images, away, -eps) if eps else seen
-                    column.append(self._distance(tap, moved) if eps else distance.detach())
+                    (after,) = self._at_taps(moved, only) if eps else (at_tap,)
+                    column.append(after.nearest.detach())
                     finite = finite if moved.finite is None else finite & moved.finite
         return seen.logits.detach(), [torch.stack(column, 1) for column in columns], finite
-
-    def _distance(self, tap: int, observation: Observation) -> Tensor:
-        """The distance of each example to the nearest class at one tap, `(N,)`."""
-        at_tap = self._at_taps(observation)[tap]
-        return at_tap.gaussian.distances(at_tap.features)[0]
 
     # --- tune ----------------------------------------------------------------------------------------
 

@@ -35,4 +35,4 @@ class MahalanobisPP(ClassDistances):
     def score(self, observation: Observation) -> Tensor:
         """The squared distance to the nearest class."""
         (only,) = self._at_taps(observation)
-        return only.gaussian.distances(only.features)[0]
+        return only.nearest

@@ -206,10 +206,10 @@ class Profile(ClassDistances):
             numbers = self._measured_together(observation)
         else:
             columns = []
-            for tap in self._at_taps(observation):
-                assert tap.length is not None
-                distance, _ = tap.gaussian.distances(tap.features)
-                columns += [distance / tap.gaussian.expected, tap.length.squeeze(1).square()]
+            for at_tap in self._at_taps(observation):
+                assert at_tap.length is not None
+                distance = at_tap.nearest / at_tap.gaussian.expected
+                columns += [distance, at_tap.length.squeeze(1).square()]
             numbers = torch.stack(columns, 1)
         profile = numbers.clamp_min(TINY).log()
         finite = profile.isfinite().all(1)

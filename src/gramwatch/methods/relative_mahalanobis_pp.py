@@ -63,4 +63,4 @@ class RelativeMahalanobisPP(MahalanobisPP):
         device = only.features.device
         mean, whitening = (self.on(device, name) for name in ("mean_", "background_whitening_"))
         background = ((only.features - mean) @ whitening).square().sum(1)
-        return only.gaussian.distances(only.features)[0] - background
+        return only.nearest - background
