@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.amp.autocast_mode import is_autocast_available
 
+from gramwatch.detect.counted import mixed
 from gramwatch.errors import InputError, TapError, warn
 from gramwatch.files.artifact import FINITE, NOT_NEGATIVE, Field
 from gramwatch.methods.base import Method
@@ -162,22 +163,15 @@ def sample_keys(checksums: Tensor, seed: int) -> Tensor:
         seed: the seed of the sample.
 
     """
-    salt = _scrambled(torch.tensor(seed, device=checksums.device))
-    return _scrambled(checksums ^ salt) & (2**63 - 1)
+    salt = mixed(torch.tensor(seed, device=checksums.device))
+    return mixed(checksums ^ salt) & (2**63 - 1)
 
 
 def checksums_of(rows: Tensor) -> Tensor:
     """The checksum of each row `(N, D)`, float32: `(N,)`."""
     bits = rows.contiguous().view(torch.int32).long()
-    columns = _scrambled(torch.arange(rows.shape[1], device=rows.device)) | 1
+    columns = mixed(torch.arange(rows.shape[1], device=rows.device)) | 1
     return (bits * columns).sum(1)
-
-
-def _scrambled(x: Tensor) -> Tensor:
-    """The finaliser of SplitMix64 (Steele, Lea & Flood, 2014), on 64 bits that overflow."""
-    x = (x ^ (x >> 30 & (2**34 - 1))) * (0xBF58476D1CE4E5B9 - 2**64)
-    x = (x ^ (x >> 27 & (2**37 - 1))) * (0x94D049BB133111EB - 2**64)
-    return x ^ (x >> 31 & (2**33 - 1))
 
 
 class BankMethod(Method):

@@ -435,10 +435,10 @@ class _Group(NamedTuple):
         at_once = max(1, COPIED // self.products[0].numel())
         parts = (t.split(at_once) for t in (self.origins, self.by_class, self.products))
         for origins, by_class, products in zip(*parts, strict=True):
-            yield from _whitened(origins, by_class[:, present], products, counts[present])
+            yield from whitened(origins, by_class[:, present], products, counts[present])
 
 
-def _whitened(
+def whitened(
     origins: Tensor, by_class: Tensor, products: Tensor, counts: Tensor
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Eq. 1 for taps of the same width: `(width, rank)` and `(classes, rank)` for each tap."""
@@ -533,30 +533,22 @@ class _Sums:
                 f"labels from {low} to {high} were given, the network has classes 0 to {known - 1}"
             )
 
-    def of_one_class(self) -> "_Sums":
-        """The same sums without regard to classes."""
-        groups = [
-            _Group(group.taps, group.origins, group.by_class.sum(1, keepdim=True), group.products)
-            for group in self.groups
-        ]
-        return _Sums(self.widths, self.counts.sum(0, keepdim=True), groups)
-
     def whitened(self, present: Tensor) -> list[tuple[Tensor, Tensor]]:
         """For each tap, the inverse root of the covariance about the class means, and the whitened means."""
-        found = {
-            tap: whitened
+        fitted = {
+            tap: of_tap
             for group in self.groups
-            for tap, whitened in zip(group.taps, group.whitened(self.counts, present), strict=True)
+            for tap, of_tap in zip(group.taps, group.whitened(self.counts, present), strict=True)
         }
-        return [found[tap] for tap in range(len(self.widths))]
+        return [fitted[tap] for tap in range(len(self.widths))]
 
 
 def _taps_by_width(widths: Iterable[int]) -> dict[int, list[int]]:
     """The numbers of the taps of each width."""
-    found: dict[int, list[int]] = {}
+    taps: dict[int, list[int]] = {}
     for tap, width in enumerate(widths):
-        found.setdefault(width, []).append(tap)
-    return found
+        taps.setdefault(width, []).append(tap)
+    return taps
 
 
 def by_width(taps: Sequence[Tensor], unit: bool) -> list[Tensor]:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from gramwatch.files.artifact import FINITE, Field
 from gramwatch.methods.base import Record
+from gramwatch.methods.gaussians import whitened
 from gramwatch.methods.mahalanobis_pp import MahalanobisPP
 from gramwatch.observe.observation import Observation
 
@@ -51,10 +52,10 @@ class RelativeMahalanobisPP(MahalanobisPP):
         super().finish(left_out)
         sums = self._seen(torch.device("cpu"))
         assert sums is not None
-        whole = sums.of_one_class()
-        (group,) = whole.groups
-        self.mean_ = (group.origins + group.by_class[:, 0] / whole.counts).flatten()
-        ((whitening, _),) = whole.whitened(torch.zeros(1, dtype=torch.int64))
+        (group,) = sums.groups
+        total, count = group.by_class.sum(1, keepdim=True), sums.counts.sum(0, keepdim=True)
+        self.mean_ = (group.origins + total[:, 0] / count).flatten()
+        ((whitening, _),) = whitened(group.origins, total, group.products, count)
         self.background_whitening_ = whitening.contiguous()  # as after loading: equal to the last bit
 
     def score(self, observation: Observation) -> Tensor:
