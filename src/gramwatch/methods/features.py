@@ -269,17 +269,12 @@ class BankMethod(Method):
     def _measure(self, near: Tensor, queries: Tensor) -> Tensor:
         """One number for each query `(n, D)`, from its candidates `(n, near, D)`, in float64."""
 
-    def _nearest(self, observation: Observation, piece: int = PIECE) -> Tensor:
-        """The numbers of a batch, `(N,)`, from its neighbours in the bank, in bounded memory.
+    def score(self, observation: Observation) -> Tensor:
+        """What `_measure` says of the neighbours in the bank, `(N,)`, in bounded memory.
 
         The search is in float32 or float64, by matrix products in pieces. If `faiss` is installed and the
-        features are on the CPU, `faiss` does it. The search returns a few more entries than the k nearest, so
-        that rounding loses none. `_measure` looks at these in float64.
-
-        Args:
-            observation: the batch.
-            piece: the number of products, and of values of neighbours, in memory at a time.
-
+        features are on the CPU, `faiss` does it. There are a few more candidates than the k nearest, so that
+        rounding loses none. `_measure` looks at them in float64.
         """
         queries = unit(features_of(observation, self.name))
         bank = self.on(queries.device, "bank_")
@@ -295,8 +290,8 @@ class BankMethod(Method):
             indices = self._index.search(queries.contiguous().numpy(), wanted)[1]
             candidates = torch.from_numpy(indices).long()
         else:
-            candidates = largest_products(queries, bank, wanted, piece)
-        rows = max(1, min(piece, NEAR) // (wanted * bank.shape[1]))
+            candidates = largest_products(queries, bank, wanted, PIECE)
+        rows = max(1, min(PIECE, NEAR) // (wanted * bank.shape[1]))
         parts = zip(queries.split(rows), candidates.split(rows), strict=True)
         return torch.cat([self._measure(bank[near].double(), part.double()) for part, near in parts])
 
