@@ -219,7 +219,6 @@ class ClassDistances(Method):
 
     # --- judge ---------------------------------------------------------------------------------------
 
-    @torch.inference_mode(False)
     def _fitted_on(self, device: torch.device, taps: Sequence[Tensor] | None = None) -> "_Fitted":
         """The fitted distributions of all taps on a device. The copy is kept there.
 
@@ -230,24 +229,7 @@ class ClassDistances(Method):
         """
         fitted = self._cached
         if fitted is None or fitted.device != device or fitted.whitening is not self.whitening_:
-            if self.widths_ is None or self.ranks_ is None or self.classes_ is None:
-                raise NotFittedError(f"{self.name} is not fitted: call detector.fit(train_loader) first")
-            assert self.origins_ is not None
-            assert self.whitening_ is not None
-            assert self.centres_ is not None
-            widths, ranks, classes = self.widths_.tolist(), self.ranks_.tolist(), len(self.classes_)
-            origins = _usable(self.origins_, device).split(widths)
-            sizes = [width * rank for width, rank in zip(widths, ranks, strict=True)]
-            whitening = _usable(self.whitening_, device).split(sizes)
-            centres = _usable(self.centres_, device).split([classes * rank for rank in ranks])
-            expected = _usable(self.ranks_.clamp_min(1).double(), device)
-            gaussians = [
-                Gaussian.of(origin, w.view(width, rank), c.view(classes, rank), of_tap)
-                for origin, w, c, of_tap, width, rank in zip(
-                    origins, whitening, centres, expected, widths, ranks, strict=True
-                )
-            ]
-            self._cached = fitted = _Fitted(device, self.whitening_, widths, gaussians, expected)
+            self._cached = fitted = self._copied_to(device)
         if taps is not None and [means.shape[1] for means in taps] != fitted.widths:
             now, then = [means.shape[1] for means in taps], fitted.widths
             raise InputError(
@@ -256,6 +238,31 @@ class ClassDistances(Method):
                 "a first batch of a size that the fit saw"
             )
         return fitted
+
+    @torch.inference_mode(False)
+    def _copied_to(self, device: torch.device) -> "_Fitted":
+        """The fitted distributions of all taps, from the kept tensors."""
+        if self.widths_ is None or self.ranks_ is None or self.classes_ is None:
+            raise NotFittedError(f"{self.name} is not fitted: call detector.fit(train_loader) first")
+        assert self.origins_ is not None
+        assert self.whitening_ is not None
+        assert self.centres_ is not None
+        widths, ranks, classes = self.widths_.tolist(), self.ranks_.tolist(), len(self.classes_)
+        sizes = [width * rank for width, rank in zip(widths, ranks, strict=True)]
+        expected = _usable(self.ranks_.clamp_min(1).double(), device)
+        by_tap = zip(
+            _usable(self.origins_, device).split(widths),
+            _usable(self.whitening_, device).split(sizes),
+            _usable(self.centres_, device).split([classes * rank for rank in ranks]),
+            expected,
+            ranks,
+            strict=True,
+        )
+        gaussians = [
+            Gaussian.of(origin, whitening.view(len(origin), rank), centres.view(classes, rank), of_tap)
+            for origin, whitening, centres, of_tap, rank in by_tap
+        ]
+        return _Fitted(device, self.whitening_, widths, gaussians, expected)
 
     def _compared(self, observation: Observation) -> Sequence[Tensor]:
         """The tensors that are compared with the classes, `(N, width)` for each tap."""
