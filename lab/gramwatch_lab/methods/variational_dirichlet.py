@@ -70,7 +70,7 @@ class VariationalDirichletScore(StepMethod):
         """The logits of a batch, and its scores after the step."""
         if not self.gradients:
             return super().score_inputs(inputs)
-        images, leaf, seen = self.differentiable(inputs)
+        images, leaf, seen = self.observed_leaf(inputs)
         with torch.inference_mode(False), torch.enable_grad():
             alpha = concentrations(seen.logits.double(), MOST)
             value = expected_log_probability(alpha, seen.predicted)

@@ -280,7 +280,7 @@ class Method(Detector):
             first[1:] = keys[1:] != keys[:-1]
             rows = order[first][: self.most_examples]
             joined |= {name: joined[name][rows] for name, rule in how.items() if rule == "sample"}
-        vars(self).update(joined)
+        self._set(joined)
 
     # --- judge ---------------------------------------------------------------------------------------
 
@@ -327,6 +327,11 @@ class Method(Detector):
         """The observation of one forward pass."""
         inputs = on_device(inputs, self.model)
         return self.planned(inputs)(inputs)[0]
+
+    def differentiable(self, inputs: Inputs) -> Observation:
+        """The observation of one forward pass. It can be differentiated with respect to the inputs."""
+        inputs = on_device(inputs, self.model)
+        return self.planned(inputs.detach()).differentiable(inputs)[0]
 
     @torch.inference_mode()
     def judged(self, observation: Observation) -> Tensor:
@@ -410,7 +415,7 @@ class Method(Detector):
             for size, field in zip(tensor.shape, fields[name].shape, strict=True):
                 if field == "width" and size != int(state["width_"]):
                     raise ValueError(f"{name} is of {size} features, not of {int(state['width_'])}")
-        vars(self).update(state)
+        self._set(state)
         self._check_state()
         self._fitted = all(name in state or field.optional for name, field in fields.items())
 
@@ -428,12 +433,15 @@ class Method(Detector):
 
     def take_over(self, before: "Method") -> None:
         """Continue from the state of another detector."""
-        vars(self).update(before.state())
+        self._set(before.state())
 
     def adopt(self, finished: "Method") -> None:
         """Take over the finished fit of another detector."""
         super().adopt(finished)
         self._fitted = finished.is_fitted
+
+    def _set(self, state: Mapping[str, Tensor]) -> None:
+        vars(self).update(state)
 
 
 class _Sample:

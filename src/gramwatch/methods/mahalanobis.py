@@ -132,7 +132,7 @@ class Mahalanobis(StepMethod, ClassDistances):
                 distances = self.distances(seen)
             assert seen.finite is not None
             return seen.logits, [distances] * len(steps), seen.finite
-        images, leaf, seen = self.differentiable(inputs)
+        images, leaf, seen = self.observed_leaf(inputs)
         assert seen.finite is not None
         taps, finite = len(seen.channel_means), seen.finite
         columns: list[list[Tensor]] = [[] for _ in steps]

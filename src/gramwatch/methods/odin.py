@@ -128,7 +128,7 @@ class ODIN(StepMethod):
         self, inputs: Inputs, temperatures: Sequence[float], steps: Sequence[float]
     ) -> tuple[Tensor, Tensor]:
         """The logits of the unmoved batch, and the scores for all temperatures and steps."""
-        images, leaf, seen = self.differentiable(inputs)
+        images, leaf, seen = self.observed_leaf(inputs)
         columns = []
         for number, temperature in enumerate(temperatures):
             # Times T: the sign stays the same, and the gradient does not vanish in half precision.

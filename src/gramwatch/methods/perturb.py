@@ -38,11 +38,11 @@ class StepMethod(Method):
         """Whether there is a step, which needs gradients."""
         return self.eps > 0
 
-    def differentiable(self, inputs: Inputs) -> tuple[Tensor, Tensor, Observation]:
+    def observed_leaf(self, inputs: Inputs) -> tuple[Tensor, Tensor, Observation]:
         """The inputs as images, a leaf to differentiate by, and the observation of the leaf."""
         images = single_images(inputs, self.model, self.name)
         leaf, given = leaf_of(images)
-        return images, leaf, self.planned(given.detach()).differentiable(given)[0]
+        return images, leaf, self.differentiable(given)
 
     def moved(self, images: Tensor, gradient: Tensor, eps: float) -> Observation:
         """The observation of the images after a step."""
