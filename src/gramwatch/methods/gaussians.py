@@ -176,21 +176,21 @@ class ClassDistances(Method):
             return
         widths: list[int] = self.widths_.tolist()
         ranks: list[int] = widths if self.ranks_ is None else self.ranks_.tolist()
-        classes = 0 if self.classes_ is None else len(self.classes_)
-        every = 0 if self.counts_ is None else len(self.counts_)
+        present = 0 if self.classes_ is None else len(self.classes_)
+        classes = 0 if self.counts_ is None else len(self.counts_)
         pairs = list(zip(widths, ranks, strict=True))
         wanted = {
             "origins_": sum(widths),
-            "sums_": every * sum(widths),
+            "sums_": classes * sum(widths),
             "products_": sum(width * width for width in widths),
             "whitening_": sum(width * rank for width, rank in pairs),
-            "centres_": classes * sum(ranks),
+            "centres_": present * sum(ranks),
         }
         for name, size in wanted.items():
             tensor = getattr(self, name)
             if tensor is not None and len(tensor) != size:
                 raise ValueError(f"{name} has {len(tensor):,} numbers, not {size:,}")
-        if any(rank > width for width, rank in pairs) or (self.ranks_ is not None and not classes):
+        if any(rank > width for width, rank in pairs) or (self.ranks_ is not None and not present):
             raise ValueError("its covariance has more directions than channels, or there is no class")
 
     def _merge(self, other: Any) -> None:

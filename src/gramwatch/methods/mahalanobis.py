@@ -93,7 +93,9 @@ class Mahalanobis(StepMethod, ClassDistances):
 
     def terms(self, observation: Observation) -> Tensor:
         """The distances as they are joined, `(N, taps)`. A regression also has a bias."""
-        distances = self.distances(observation)
+        return self._terms(self.distances(observation))
+
+    def _terms(self, distances: Tensor) -> Tensor:
         if self.join == "equal":
             return distances
         if self.join == "normalised":
@@ -102,10 +104,8 @@ class Mahalanobis(StepMethod, ClassDistances):
         return distances * self.weights_.to(distances)
 
     def _joined(self, distances: Tensor) -> Tensor:
-        if self.join == "equal":
-            return distances.sum(1)
-        if self.join == "normalised":
-            return self._over_expectation(distances).sum(1)
+        if self.join != "regression":
+            return self._terms(distances).sum(1)
         if self.weights_ is None or self.bias_ is None:
             raise NotFittedError(
                 f"{self.name} with join='regression' has no weights yet: call "
