@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import gramwatch
 from gramwatch import methods
@@ -41,10 +41,8 @@ class LogitGap(Method):
         "count_": Field(("classes",), torch.float64, NOT_NEGATIVE, reduce="sum"),
     }
 
-    def __init__(self, model: nn.Module, **options: Any) -> None:
-        super().__init__(model, **options)
-        self.sums_: Tensor | None = None  # of the gaps of each predicted class
-        self.count_: Tensor | None = None  # of its examples
+    sums_: Tensor | None  # of the gaps of each predicted class
+    count_: Tensor | None  # of its examples
 
     def take(self, observation: Observation) -> Tensor:
         """Add the gaps of one batch of training examples; how many were left out."""

@@ -600,6 +600,14 @@ def test_a_file_of_an_unknown_method_says_what_to_do(tmp_path):
         Guard(plain_network(), members=["own_gap"])
 
 
+def test_a_file_of_a_method_of_the_lab_says_what_to_install(tmp_path, monkeypatch):
+    path = tmp_path / "trained.safetensors"
+    ready(CASES["semantic"]).save(path)
+    monkeypatch.setattr("gramwatch.guard.guard.TRAINED", {})
+    with pytest.raises(gramwatch.ArtifactError, match=r"'semantic', .*pip install gramwatch-lab"):
+        gramwatch.load(path, semantic_network())
+
+
 def test_what_cannot_be_registered_is_refused_in_words():
     with pytest.raises(TypeError, match="no subclass"):
         register(nn.Linear)

@@ -7,9 +7,9 @@ from typing import Any
 
 from gramwatch.detect.measurement import calibration_needs
 from gramwatch.detect.threshold import range_of_rates
-from gramwatch.methods import methods_table
 from gramwatch_lab.figures import across
 from gramwatch_lab.figures.calibration import IMAGES
+from gramwatch_lab.methods.table import methods_table
 from gramwatch_lab.paper import false_alarms
 from lab.benchmarks import (
     calibrations,

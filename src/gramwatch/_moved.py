@@ -34,6 +34,10 @@ _SAME_NAME = {
     "gramwatch.deploy": "export exported serve live",
     "gramwatch.integrate": "lightning ray_data",
     "gramwatch_lab": "paper training",
+    "gramwatch_lab.methods": """
+        methods.dirichlet methods.outlier_exposure methods.prior_network methods.semantic
+        methods.variational_dirichlet
+    """,
     "gramwatch_lab.networks": """
         networks.cifar_resnet networks.convnet networks.densenet networks.mlp networks.resnet
         networks.wide_resnet
@@ -78,6 +82,11 @@ NAMES = {
     "gramwatch.methods": {
         "RIVALS": "gramwatch.methods:METHODS",
         "Rival": "gramwatch.methods.base:Method",
+        "OutlierExposureScore": "gramwatch_lab.methods.outlier_exposure",
+        "PriorNetworkScore": "gramwatch_lab.methods.prior_network",
+        "SemanticScore": "gramwatch_lab.methods.semantic",
+        "VariationalDirichletScore": "gramwatch_lab.methods.variational_dirichlet",
+        "methods_table": "gramwatch_lab.methods.table",
     },
     "gramwatch.inputs.networks": {
         "": "gramwatch_lab.networks",

@@ -17,6 +17,7 @@ from gramwatch.detect.measurement import halves
 from gramwatch.errors import InputError, NotFittedError
 from gramwatch.explain.reasons import compared
 from gramwatch.methods import METHODS, TRAINED
+from gramwatch.methods.gaussians import ClassDistances
 from tests.guarded import images as guarded_images
 from tests.guarded import made
 from tests.test_contract import CASES, guard, images, ready
@@ -237,7 +238,8 @@ def test_pixels_are_unusual_by_their_own_distance(name):
     for tap, means in enumerate(seen.channel_means):
         spread = torch.randn(4, means.shape[1], 9, generator=torch.Generator().manual_seed(tap))
         maps = (means.unsqueeze(2) + 0.1 * spread).double()
-        nearest = detector._nearest(tap, detector._at_taps(seen)[tap][1]).mean.double()
+        shares = [ClassDistances.shares_at(detector, seen, None, example, tap) for example in range(4)]
+        nearest = torch.stack([of_example.low for of_example in shares])
         length = means.double().norm(dim=1) if detector.unit else torch.ones(4).double()
         gaussian = detector._fitted_on(means.device).gaussians[tap]
         away = (maps / length[:, None, None] - nearest.unsqueeze(2)).transpose(1, 2) @ gaussian.whitening

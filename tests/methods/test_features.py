@@ -27,7 +27,7 @@ from gramwatch.methods import (
     RelativeMahalanobisPP,
     ViM,
 )
-from gramwatch.methods.features import Neighbours, largest_products, unit
+from gramwatch.methods.features import largest_products, unit
 from gramwatch.observe.observation import Head, Observation
 from gramwatch.watch import Look
 from tests.methods.observed import CLASSES, SMALL, WIDTH, Net, double, fitted, observed, oracle_relative
@@ -378,14 +378,17 @@ def test_bank_in_pieces() -> None:
 @pytest.mark.parametrize("method", [KNN, NNGuide])
 @pytest.mark.parametrize("piece", [1, 333, 5000])
 def test_pieces_change_nothing(
-    method: type[Method], piece: int, net: Net, training: Observation, new: Observation
+    method: type[Method],
+    piece: int,
+    net: Net,
+    training: Observation,
+    new: Observation,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     detector = fitted(method, net, training)
-    assert isinstance(detector, KNN | NNGuide)
-    assert new.features is not None
-    queries = unit(new.features)
-    measured = detector._nearest(queries, piece)
-    torch.testing.assert_close(measured, detector._nearest(queries), rtol=1e-12, atol=1e-12)
+    whole = detector.score(new)
+    monkeypatch.setattr("gramwatch.methods.features.PIECE", piece)
+    torch.testing.assert_close(detector.score(new), whole, rtol=1e-12, atol=1e-12)
 
 
 class FlatIndex:
@@ -473,12 +476,12 @@ def test_feature_of_zeros(net: Net, training: Observation) -> None:
     assert fitted(NNGuide, net, training).judged(nothing) == 0
 
 
-def test_the_bank_moves_with_the_device() -> None:
-    bank = torch.randn(5, 3)
-    neighbours = Neighbours(bank)
-    assert neighbours.on(torch.device("cpu")) is bank
-    assert neighbours.on(torch.device("meta")).device.type == "meta"
-    assert neighbours.on(torch.device("cpu")) is not None
+def test_the_bank_moves_with_the_device(net: Net, training: Observation) -> None:
+    detector = fitted(KNN, net, training)
+    assert isinstance(detector, KNN)
+    assert detector.on(torch.device("cpu"), "bank_") is detector.bank_
+    assert detector.on(torch.device("meta"), "bank_").device.type == "meta"
+    assert detector.on(torch.device("cpu"), "bank_") is not None
 
 
 # --- fDBD and NCI ---------------------------------------------------------------------------------------

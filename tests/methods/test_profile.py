@@ -155,11 +155,10 @@ def test_all_taps_at_once_give_what_one_after_the_other_gives():
     """On a GPU all taps are measured at once."""
     detector = Profile(made(), taps="all").fit(images(400, 0).split(50), progress=False)
     observation = detector.observe(images(8, 3))
-    taps, ready = observation.channel_means, detector._fitted_on(observation.logits.device)
-    gaussians, expected = ready.gaussians, ready.expected
-    apart = detector.profile(observation)
+    gaussians = detector._fitted_on(observation.logits.device).gaussians
+    apart = detector.measured(observation).values
     assert len({len(gaussian.whitening) for gaussian in gaussians}) > 1
-    together = detector._measured_together(taps, gaussians, expected)
+    together = detector._measured_together(observation)
     torch.testing.assert_close(together.log(), apart, rtol=1e-9, atol=1e-9)
 
 

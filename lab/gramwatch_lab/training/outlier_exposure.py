@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gramwatch.errors import TrainingError
-from gramwatch.methods.outlier_exposure import OutlierExposureScore
+from gramwatch_lab.methods.outlier_exposure import OutlierExposureScore
 from gramwatch_lab.training.base import Network, Objective, both_logits
 
 

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from gramwatch.errors import TrainingError
-from gramwatch.methods.dirichlet import concentrations, kl_divergence
-from gramwatch.methods.prior_network import PriorNetworkScore
+from gramwatch_lab.methods.dirichlet import concentrations, kl_divergence
+from gramwatch_lab.methods.prior_network import PriorNetworkScore
 from gramwatch_lab.training.base import Network, Objective, both_logits
 
 MOST = 1e6

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gramwatch.errors import TrainingError
-from gramwatch.methods.semantic import SemanticHead, SemanticScore
+from gramwatch_lab.methods.semantic import SemanticHead, SemanticScore
 from gramwatch_lab.training.base import Network, Objective
 
 

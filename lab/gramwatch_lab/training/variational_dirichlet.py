@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from gramwatch.errors import TrainingError
-from gramwatch.methods.dirichlet import concentrations, expected_log_probability, kl_divergence
-from gramwatch.methods.variational_dirichlet import MOST, VariationalDirichletScore
+from gramwatch_lab.methods.dirichlet import concentrations, expected_log_probability, kl_divergence
+from gramwatch_lab.methods.variational_dirichlet import MOST, VariationalDirichletScore
 from gramwatch_lab.training.base import Network, Objective
 
 PRIORS = ("wrong_classes", "all")

@@ -7,9 +7,9 @@ import gramwatch
 from gramwatch.inputs import networks
 from gramwatch.inputs.datasets import CATALOGUE, ImageSet
 from gramwatch.methods import TRAINED
-from gramwatch.methods.semantic import SemanticHead
 from gramwatch_lab import training
 from gramwatch_lab.datasets.scenes import CLASSES
+from gramwatch_lab.methods.semantic import SemanticHead
 from lab.tests.training.small import whole
 from tests.inputs.files import write_scenes
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from gramwatch import TrainingError
-from gramwatch.methods.semantic import SemanticHead
+from gramwatch_lab.methods.semantic import SemanticHead
 from gramwatch_lab.training import objective_of
 from gramwatch_lab.training.semantic import random_vectors, read_vectors
 from lab.tests.training.small import small_mlp

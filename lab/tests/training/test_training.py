@@ -12,13 +12,14 @@ from gramwatch import InputError
 from gramwatch.errors import TrainingError
 from gramwatch.evaluation.evaluate import Together, fit_together
 from gramwatch.files import artifact
-from gramwatch.methods import METHODS, MSP, TRAINED, methods_table
+from gramwatch.methods import METHODS, MSP, TRAINED
 from gramwatch.numerics import metrics
 from gramwatch.observe.needs import Needs
 from gramwatch.observe.observation import Observation
 from gramwatch.observe.plan import Plan
 from gramwatch.watch import Network, find_head
 from gramwatch_lab import training
+from gramwatch_lab.methods.table import methods_table
 from gramwatch_lab.training import OBJECTIVES, objective_of, train
 from lab.tests.training.small import small_mlp
 

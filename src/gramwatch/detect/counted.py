@@ -35,9 +35,9 @@ def checksums(inputs: Inputs) -> Tensor:
         if t.ndim and t.shape[0] == total:
             values = _whole_numbers(t.detach())
             own = (values * _factors(values.shape[1], values.device)).sum(1)
-            result = own if result is None else _mixed(result) + own
+            result = own if result is None else mixed(result) + own
     assert result is not None  # the first tensor has as many rows as there are examples
-    return _mixed(result)
+    return mixed(result)
 
 
 def _whole_numbers(t: Tensor) -> Tensor:
@@ -57,10 +57,10 @@ def _whole_numbers(t: Tensor) -> Tensor:
 def _factors(count: int, device: torch.device) -> Tensor:
     """Odd numbers without a pattern. They are made on the device: a copy would wait for a GPU."""
     with torch.inference_mode(False):
-        return _mixed(torch.arange(1, count + 1, device=device) * _ODD) | 1
+        return mixed(torch.arange(1, count + 1, device=device) * _ODD) | 1
 
 
-def _mixed(x: Tensor) -> Tensor:
+def mixed(x: Tensor) -> Tensor:
     """Every bit of an int64 spread over all of its bits (SplitMix64)."""
     for shift, factor in ((30, _FIRST), (27, _SECOND)):
         x = (x ^ ((x >> shift) & (2 ** (64 - shift) - 1))) * factor
@@ -128,7 +128,7 @@ class Read:
     def add(self, sums: Tensor) -> None:
         """Add the checksums of further examples."""
         places = torch.arange(self.number + 1, self.number + len(sums) + 1) * _ODD
-        added = int(_mixed(sums.cpu() + places).sum())
+        added = int(mixed(sums.cpu() + places).sum())
         self.checksum = (self.checksum + added) % 2**64
         self.number += len(sums)
 

@@ -33,7 +33,7 @@ from gramwatch.guard.rehearsal import check_facts, check_weights, rehearse
 from gramwatch.inputs import image_numbers
 from gramwatch.inputs.adapters import InputsAdapter, LogitsAdapter, MaskAdapter
 from gramwatch.inputs.batches import Inputs, on_device
-from gramwatch.methods import METHODS, TRAINED
+from gramwatch.methods import METHODS, OF_THE_LAB, TRAINED
 from gramwatch.methods.gram import GramDetector
 from gramwatch.observe.observation import Observation
 from gramwatch.watch import Look, Network, unwrap
@@ -53,6 +53,8 @@ def single(name: str) -> type[Detector]:
     """The detector class with this name in files, guards excepted; an error if there is none."""
     if name == GramDetector.name:
         return GramDetector
+    if name in OF_THE_LAB and name not in TRAINED:
+        raise ArtifactError(f"it holds a '{name}', which comes with gramwatch-lab: pip install gramwatch-lab")
     if name not in METHODS and name not in TRAINED:
         raise ArtifactError(
             f"it holds a {name!r:.60}, which this version does not know. If that is a method of your own, "

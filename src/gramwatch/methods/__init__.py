@@ -7,11 +7,13 @@ The file of a method is imported when the method is first asked for.
 
 import importlib
 from collections.abc import Iterator, Mapping, MutableMapping
+from functools import cached_property
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gramwatch._moved import old_names
+from gramwatch.inputs.offered import Offered
 from gramwatch.methods.base import Method, Record
-from gramwatch.methods.fgsm import fgsm
 
 if TYPE_CHECKING:
     from gramwatch.methods.ash import ASH
@@ -31,26 +33,35 @@ if TYPE_CHECKING:
     from gramwatch.methods.nci import NCI
     from gramwatch.methods.nnguide import NNGuide
     from gramwatch.methods.odin import ODIN
-    from gramwatch.methods.outlier_exposure import OutlierExposureScore
-    from gramwatch.methods.prior_network import PriorNetworkScore
+    from gramwatch.methods.perturb import fgsm
     from gramwatch.methods.profile import Profile
     from gramwatch.methods.react import ReAct
     from gramwatch.methods.relative_mahalanobis import RelativeMahalanobis
     from gramwatch.methods.relative_mahalanobis_pp import RelativeMahalanobisPP
     from gramwatch.methods.scale import SCALE
-    from gramwatch.methods.semantic import SemanticScore
     from gramwatch.methods.unit_mahalanobis import UnitMahalanobis
-    from gramwatch.methods.variational_dirichlet import VariationalDirichletScore
     from gramwatch.methods.vim import ViM
 
 _M = TypeVar("_M", bound=type[Method])
 
 
 class Registry(MutableMapping[str, type[Method]]):
-    """Methods by their names. A name is that of the method's file, too."""
+    """Methods by their names.
 
-    def __init__(self, classes: Mapping[str, str]) -> None:
-        self._classes: dict[str, str | type[Method]] = dict(classes)
+    Args:
+        own: the names of classes of this package. A method and its file have one name.
+        others: the methods of other packages.
+
+    """
+
+    def __init__(
+        self, own: Mapping[str, str], others: Mapping[str, type[Method]] = MappingProxyType({})
+    ) -> None:
+        self._own, self._others = own, others
+
+    @cached_property
+    def _classes(self) -> dict[str, str | type[Method]]:
+        return {**self._own, **self._others}
 
     def __getitem__(self, name: str) -> type[Method]:
         method = self._classes[name]
@@ -108,15 +119,11 @@ METHODS: Registry = Registry(
 )
 """The methods for any network, by their names."""
 
-TRAINED: Registry = Registry(
-    {
-        "outlier_exposure": "OutlierExposureScore",
-        "prior_network": "PriorNetworkScore",
-        "variational_dirichlet": "VariationalDirichletScore",
-        "semantic": "SemanticScore",
-    }
-)
-"""The methods for networks trained for them, by their names. `gramwatch_lab.training` has the same names."""
+TRAINED: Registry = Registry({}, Offered("gramwatch.methods"))
+"""The methods for networks trained for them, by their names: those of `gramwatch-lab`, if it is installed."""
+
+OF_THE_LAB = ("outlier_exposure", "prior_network", "variational_dirichlet", "semantic")
+"""The methods whose files need `gramwatch-lab`."""
 
 _RESERVED = ("gram", "guard")
 """Names of detectors that are not methods."""
@@ -142,7 +149,8 @@ def register(method: _M) -> _M:
     for attribute, kind in (("name", str), ("record", Record)):
         if not isinstance(getattr(method, attribute, None), kind):
             raise TypeError(f"{method.__name__} needs a class attribute '{attribute}', a {kind.__name__}")
-    name, before = method.name, (METHODS | TRAINED).get(method.name)
+    name = method.name
+    before = METHODS.get(name) or TRAINED.get(name)
     if not name.isidentifier() or name in _RESERVED:
         raise ValueError(f"a method cannot be called {name!r}: choose a name like 'logit_gap'")
     if before is not None and before.__qualname__ != method.__qualname__:
@@ -151,52 +159,18 @@ def register(method: _M) -> _M:
     return method
 
 
-def methods_table() -> str:
-    """The paper's Table 1, extended: what each method needs, in Markdown."""
-    rows = [
-        "| method | name | training data | outliers | gradients | retraining | cost beside the pass |",
-        "| --- | --- | :---: | :---: | :---: | :---: | --- |",
-        "| [**Guard**](../guard.md) | `guard` | yes | no | no | no | that of Gram and a little more |",
-        "| **Gram** | `gram` | yes | no | no | no | a few passes over each watched tensor |",
-    ]
-    for name, method in (METHODS | TRAINED).items():
-        record = method.record
-        outliers = ("in training" if record.retraining else "to be tuned") if record.outliers else "no"
-        fitted, gradients, retraining = (
-            "yes" if needed else "no" for needed in (record.fitted, record.gradients, record.retraining)
-        )
-        cells = (
-            f"[{record.title}]({name}.md)",
-            f"`{name}`",
-            fitted,
-            outliers,
-            gradients,
-            retraining,
-            record.cost,
-        )
-        rows.append("| " + " | ".join(cells) + " |")
-    return "\n".join(rows)
-
-
-_NAMES = {str(title): name for registry in (METHODS, TRAINED) for name, title in registry._classes.items()}
+_NAMES = {title: name for name, title in METHODS._own.items()}
 """The methods of this package: their names, by those of their classes."""
+_PLACES = _NAMES | {"fgsm": "perturb"}
+"""The modules of this package, by the names that are imported from them when they are asked for."""
 
-__all__ = [
-    "METHODS",
-    "TRAINED",
-    "Record",
-    "Method",
-    "fgsm",
-    "methods_table",
-    "register",
-    *sorted(_NAMES),
-]
+__all__ = ["METHODS", "TRAINED", "Record", "Method", "fgsm", "register", *sorted(_NAMES)]
 
 _old = old_names(__name__)
 
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        if name in _NAMES:
-            return (METHODS if _NAMES[name] in METHODS else TRAINED)[_NAMES[name]]
+        if name in _PLACES:
+            return getattr(importlib.import_module(f"gramwatch.methods.{_PLACES[name]}"), name)
         return _old(name)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from gramwatch.methods.base import Record
-from gramwatch.methods.shaping import PercentileShaping, kept, sharpening
+from gramwatch.methods.shaping import PercentileShaping, sharpening
 from gramwatch.observe.observation import Head
 
 
@@ -48,8 +48,7 @@ class ASH(PercentileShaping):
 
     def logits(self, features: Tensor, head: Head) -> Tensor:
         """The logits of the pruned features."""
-        width = features.shape[1]
-        largest, where = features.topk(kept(width, self.percentile_of(width)))
+        largest, where = self.largest(features)
         if self.variant == "s":
             largest = largest * sharpening(features, largest)
         elif self.variant == "b":

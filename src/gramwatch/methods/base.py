@@ -111,6 +111,8 @@ class Method(Detector):
         self.width_: Tensor | None = None  # of the features, after `fit`
         self._known_width: tuple[Tensor | None, int] = (None, 0)
         self.tuned_: Tensor | None = None  # true after `tune`, by methods that have it
+        for name in self.kept:
+            setattr(self, name, None)
         super().__init__(model, level=level, inputs=inputs, logits=logits, mask=mask)
 
     def _begin(self) -> None:
@@ -200,23 +202,21 @@ class Method(Detector):
         return 0 if observation.finite is None else (~observation.finite).sum()
 
     def finish(self, left_out: int = 0) -> None:
-        """Learn from the batches that were taken in."""
-        if self.learns:
-            self._learn()
+        """Learn from the sample of the batches that were taken in. Running states are complete already."""
+        if self.learns and not self._has_states:
+            if self._sample is None or not len(self._sample):
+                raise InputError(f"{self.name} has seen no finite training example: there is nothing to fit")
+            with torch.inference_mode():
+                self._fit(self._sample.observation())
+            self._sample = None
         self._fitted = True
 
-    def _learn(self) -> None:
-        """Learn from the sample. A running method has learnt its states already."""
-        seen: Tensor | None = getattr(self, "count_", None)
-        learnt = any(getattr(self, name, None) is not None for name in self.kept)
-        if self.running and learnt and (seen is None or seen.any()):
-            return
-        if self._sample is None or not len(self._sample):
-            raise InputError(f"{self.name} has seen no finite training example: there is nothing to fit")
-        training = self._sample.observation()
-        with torch.inference_mode():
-            self._fit(training)
-        self._sample = None
+    @property
+    def _has_states(self) -> bool:
+        """Whether it has learnt running states, of one example at least."""
+        count: Tensor | None = getattr(self, "count_", None)
+        learnt = any(getattr(self, name) is not None for name in self.kept)
+        return self.running and learnt and (count is None or bool(count.any()))
 
     def reset(self) -> "Method":
         """Forget all training and calibration data. Settings stay."""
@@ -242,11 +242,7 @@ class Method(Detector):
 
     def _merge(self, other: Any) -> None:
         if self.learns:
-            self._add_learnt(other)
-
-    def _add_learnt(self, other: Any) -> None:
-        """Add the states of another method. By default the fields in `kept` say how."""
-        self.add_states(other.state())
+            self.add_states(other.state())
 
     def add_states(self, states: Mapping[str, Tensor]) -> None:
         """Add the states of further training examples. The fields in `kept` say how.
@@ -267,17 +263,16 @@ class Method(Detector):
                     f"{self.name} was saved without {missing.get(name, name)}, so nothing can be added: fit "
                     "a new one"
                 )
-            if begun:
-                before[name] = before[name].to(states[name].device)
         joined = {name: states[name] for name in how}
         for name, rule in how.items() if begun else ():
+            old, new = before[name].to(states[name].device), states[name]
             if rule == "mean":
-                share = states["count_"] / (before["count_"] + states["count_"]).clamp_min(1).double()
-                joined[name] = before[name] + (states[name] - before[name]) * share
+                count = before["count_"].to(new.device) + states["count_"]
+                joined[name] = old + (new - old) * (states["count_"] / count.clamp_min(1).double())
             elif rule == "sample":
-                joined[name] = torch.cat([before[name], states[name]])
+                joined[name] = torch.cat([old, new])
             else:
-                joined[name] = REDUCTIONS[rule](before[name], states[name])
+                joined[name] = REDUCTIONS[rule](old, new)
         if "sample" in how.values():
             order = joined["keys_"].argsort(stable=True)
             keys = joined["keys_"][order]
@@ -446,8 +441,7 @@ class Method(Detector):
         self._fitted = finished.is_fitted
 
     def _set(self, state: Mapping[str, Tensor]) -> None:
-        for name, tensor in state.items():
-            setattr(self, name, tensor)
+        vars(self).update(state)
 
 
 class _Sample:

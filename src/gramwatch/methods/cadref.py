@@ -9,7 +9,7 @@ from gramwatch.errors import warn
 from gramwatch.files.artifact import FINITE, NOT_NEGATIVE, Field
 from gramwatch.methods.base import Record
 from gramwatch.methods.energy import energy
-from gramwatch.methods.features import TINY, HeadMethod, features_of, head_of
+from gramwatch.methods.features import TINY, HeadMethod, features_of, finite_of, head_of
 from gramwatch.observe.observation import Observation
 
 LEAST = 0.01
@@ -47,11 +47,15 @@ class CADRef(HeadMethod):
         "confidence_": Field((), torch.float64, FINITE, reduce="sum"),
     }
 
+    count_: Tensor | None
+    """The number of examples of each predicted class."""
+    sums_: Tensor | None
+    """The sum of their features."""
+    confidence_: Tensor | None
+    """The confidence, summed over all examples."""
+
     def __init__(self, model: nn.Module, **options: Any) -> None:
         super().__init__(model, **options)
-        self.count_: Tensor | None = None  # of the examples of each predicted class
-        self.sums_: Tensor | None = None  # of their features
-        self.confidence_: Tensor | None = None  # summed over all examples
         self._of: Tensor | None = None  # the sums that `_kept` was computed from
         self._kept = torch.empty(0), torch.empty(0)
 
@@ -59,9 +63,7 @@ class CADRef(HeadMethod):
         """Take in one batch. This never waits for a GPU."""
         head_of(observation, self.name)
         features, logits = features_of(observation, self.name), observation.logits
-        finite = observation.finite
-        if finite is None:
-            finite = torch.ones(len(features), dtype=torch.bool, device=features.device)
+        finite = finite_of(observation)
         classes = logits.shape[1]
         rows = torch.where(finite.unsqueeze(1), features, 0).double()
         sums = rows.new_zeros(classes, rows.shape[1]).index_add_(0, observation.predicted, rows)

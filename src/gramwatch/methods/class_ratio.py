@@ -43,6 +43,5 @@ class ClassRatio(UnitMahalanobis):
 
     def score(self, observation: Observation) -> Tensor:
         """The ratio of the two distances."""
-        ((gaussian, features),) = self._at_taps(observation)
-        nearest, middle = gaussian.distances(features)
-        return (nearest / middle.clamp_min(TINY)).sqrt()
+        (last,) = self._at_taps(observation)
+        return (last.nearest / last.middle.clamp_min(TINY)).sqrt()

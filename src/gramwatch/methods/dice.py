@@ -36,13 +36,13 @@ class DICE(Shaping):
     )
     settings = ("sparsity",)
     kept: ClassVar = {"mask_": Field(("classes", "width"), torch.bool)}
+    mask_: Tensor | None
 
     def __init__(self, model: nn.Module, *, sparsity: float = 0.7, **options: Any) -> None:
         super().__init__(model, **options)
         if not 0 <= sparsity < 1:
             raise ValueError(f"sparsity must lie in [0, 1), got {sparsity}")
         self.sparsity = float(sparsity)
-        self.mask_: Tensor | None = None
 
     def _fit(self, training: Observation) -> None:
         features, head = features_of(training, self.name), head_of(training, self.name)

@@ -2,15 +2,13 @@
 
 from abc import abstractmethod
 from contextlib import nullcontext
-from dataclasses import dataclass
-from functools import cached_property
-from types import ModuleType
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.amp.autocast_mode import is_autocast_available
 
+from gramwatch.detect.counted import mixed
 from gramwatch.errors import InputError, TapError, warn
 from gramwatch.files.artifact import FINITE, NOT_NEGATIVE, Field
 from gramwatch.methods.base import Method
@@ -45,9 +43,11 @@ def head_of(observation: Observation, name: str) -> Head:
     return observation.head
 
 
-def mean_of(training: Observation, name: str) -> Tensor:
-    """The mean of the training features, `(D,)`, in float64."""
-    return features_of(training, name).mean(0, dtype=torch.float64)
+def finite_of(observation: Observation) -> Tensor:
+    """Whether the examples are finite, `(N,)`."""
+    if observation.finite is None:
+        return torch.ones(len(observation), dtype=torch.bool, device=observation.logits.device)
+    return observation.finite
 
 
 def unit(features: Tensor) -> Tensor:
@@ -100,74 +100,19 @@ class MeanMethod(HeadMethod):
         "count_": Field((), torch.int64, NOT_NEGATIVE, optional=True, reduce="sum"),
     }
 
-    def __init__(self, model: nn.Module, **options: Any) -> None:
-        super().__init__(model, **options)
-        self.mean_: Tensor | None = None
-        self.count_: Tensor | None = None  # of the examples behind the mean
+    mean_: Tensor | None
+    count_: Tensor | None
+    """The number of examples behind the mean."""
 
     def take(self, observation: Observation) -> Tensor | int:
         """Take in one batch. This never waits for a GPU."""
         head_of(observation, self.name)
         features = features_of(observation, self.name)
-        finite = observation.finite
-        if finite is None:
-            finite = torch.ones(len(features), dtype=torch.bool, device=features.device)
+        finite = finite_of(observation)
         count = finite.sum()
         total = torch.where(finite.unsqueeze(1), features, 0.0).sum(0, dtype=torch.float64)
         self.add_states({"mean_": total / count.clamp_min(1), "count_": count})
         return len(features) - count
-
-
-class Neighbours:
-    """The entries of a bank with the largest inner products with a query, exactly, in bounded memory.
-
-    The search is in float32, by matrix products in pieces. If `faiss` is installed and the features are on
-    the CPU, `faiss` does it. The search returns a few more entries than asked for, so that rounding loses
-    none. The caller measures these entries in float64.
-
-    Args:
-        bank: `(M, D)`, float32.
-
-    """
-
-    def __init__(self, bank: Tensor) -> None:
-        self.bank = bank
-        self._moved = bank
-
-    def on(self, device: torch.device) -> Tensor:
-        """The bank on a device. The copy is kept there."""
-        if self._moved.device != device:
-            self._moved = self.bank.to(device)
-        return self._moved
-
-    def candidates(self, queries: Tensor, k: int, piece: int = PIECE) -> Tensor:
-        """The indices of a few more than the k entries with the largest products, `(N, candidates)`."""
-        wanted = min(len(self.bank), k + k // 4 + 8)
-        if torch.compiler.is_exporting():
-            return (queries @ self.on(queries.device).T).topk(wanted, dim=1).indices
-        if queries.device.type == "cpu" and self._index is not None:
-            indices = self._index.search(queries.contiguous().numpy(), wanted)[1]
-            return torch.from_numpy(indices).long()
-        bank = self.bank if self.bank.device == queries.device else self.on(queries.device)
-        return largest_products(queries, bank, wanted, piece)
-
-    @cached_property
-    def _index(self) -> Any:
-        faiss = _faiss()
-        if faiss is None:
-            return None
-        index = faiss.IndexFlatIP(self.bank.shape[1])
-        index.add(self.bank.cpu().contiguous().numpy())
-        return index
-
-
-def _faiss() -> ModuleType | None:
-    try:
-        import faiss
-    except ImportError:
-        return None
-    module: ModuleType = faiss
-    return module
 
 
 def largest_products(queries: Tensor, bank: Tensor, k: int, piece: int = PIECE) -> Tensor:
@@ -207,23 +152,6 @@ def largest_products(queries: Tensor, bank: Tensor, k: int, piece: int = PIECE) 
     return torch.cat(parts)
 
 
-def warn_of_few(name: str, examples: int, k: int) -> None:
-    """Warn of fewer training examples than k neighbours."""
-    if examples < k:
-        warn(
-            f"{name} has {examples} training example(s), fewer than the k={k} neighbours it looks for: it "
-            "takes them all. Fit on more data"
-        )
-
-
-def check_k(k: int, most_examples: int) -> None:
-    """Refuse a number of neighbours that the bank cannot hold."""
-    if k < 1:
-        raise ValueError(f"k must be at least 1, got {k}")
-    if most_examples < k:
-        raise ValueError(f"most_examples={most_examples} leaves fewer training examples than k={k}")
-
-
 def sample_keys(checksums: Tensor, seed: int) -> Tensor:
     """A random key for each example: those with the smallest keys are a uniform sample, `(N,)`.
 
@@ -235,40 +163,15 @@ def sample_keys(checksums: Tensor, seed: int) -> Tensor:
         seed: the seed of the sample.
 
     """
-    salt = _scrambled(torch.tensor(seed, device=checksums.device))
-    return _scrambled(checksums ^ salt) & (2**63 - 1)
+    salt = mixed(torch.tensor(seed, device=checksums.device))
+    return mixed(checksums ^ salt) & (2**63 - 1)
 
 
 def checksums_of(rows: Tensor) -> Tensor:
     """The checksum of each row `(N, D)`, float32: `(N,)`."""
     bits = rows.contiguous().view(torch.int32).long()
-    columns = _scrambled(torch.arange(rows.shape[1], device=rows.device)) | 1
+    columns = mixed(torch.arange(rows.shape[1], device=rows.device)) | 1
     return (bits * columns).sum(1)
-
-
-def _scrambled(x: Tensor) -> Tensor:
-    """The finaliser of SplitMix64 (Steele, Lea & Flood, 2014), on 64 bits that overflow."""
-    x = (x ^ (x >> 30 & (2**34 - 1))) * (0xBF58476D1CE4E5B9 - 2**64)
-    x = (x ^ (x >> 27 & (2**37 - 1))) * (0x94D049BB133111EB - 2**64)
-    return x ^ (x >> 31 & (2**33 - 1))
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """The rows of one batch, on its device."""
-
-    rows: Tensor
-    checksums: Tensor
-    finite: Tensor | None
-    """Whether a row is finite, `(N,)`; None: all are."""
-
-    def kept(self) -> tuple[Tensor, Tensor]:
-        """The finite rows and their checksums, on the CPU."""
-        both = self.rows.cpu(), self.checksums.cpu()
-        return both if self.finite is None else (both[0][self.finite.cpu()], both[1][self.finite.cpu()])
-
-    def __len__(self) -> int:
-        return len(self.rows)
 
 
 class BankMethod(Method):
@@ -293,17 +196,26 @@ class BankMethod(Method):
         "count_": Field((), torch.int64, NOT_NEGATIVE, optional=True, reduce="sum"),
     }
 
+    bank_: Tensor | None
+    keys_: Tensor | None
+    """The keys of the examples in the bank, ascending."""
+    count_: Tensor | None
+    """The number of all examples that the bank is a sample of."""
+
     def __init__(self, model: nn.Module, *, k: int, **options: Any) -> None:
         super().__init__(model, **options)
-        check_k(k, self.most_examples)
+        if k < 1:
+            raise ValueError(f"k must be at least 1, got {k}")
+        if self.most_examples < k:
+            raise ValueError(f"most_examples={self.most_examples} leaves fewer training examples than k={k}")
         self.k = k
-        self.bank_: Tensor | None = None
-        self.keys_: Tensor | None = None  # of the examples in the bank, ascending
-        self.count_: Tensor | None = None  # of all examples that the bank is a sample of
-        self._neighbours: Neighbours | None = None
 
     def _begin(self) -> None:
-        self._waiting: list[_Rows] = []  # not in the bank yet
+        self._waiting: list[tuple[Tensor, Tensor, Tensor]] = []
+        """Rows that are not in the bank yet, their checksums, and whether they are finite, by batch."""
+        self._indexed: Tensor | None = None
+        """The bank that `_index` was built from."""
+        self._index: Any = None
         super()._begin()
 
     @abstractmethod
@@ -316,22 +228,22 @@ class BankMethod(Method):
         Batches wait on their device. A step that adds them to the bank sorts it, and waits for a GPU. So
         steps are few.
         """
-        rows = self._bank(observation)
+        rows, finite = self._bank(observation), finite_of(observation)
         checksums = checksums_of(rows) if observation.checksums is None else observation.checksums
-        self._waiting.append(_Rows(rows, checksums, observation.finite))
-        if sum(map(len, self._waiting)) >= min(self.most_examples, MOST_WAITING):
+        self._waiting.append((rows, checksums, finite))
+        if sum(len(rows) for rows, _, _ in self._waiting) >= min(self.most_examples, MOST_WAITING):
             self._add_waiting()
-        return 0 if observation.finite is None else (~observation.finite).sum()
+        return 0 if observation.finite is None else (~finite).sum()
 
     def _add_waiting(self) -> None:
         """Let the examples that wait take part in the sample."""
         if self._waiting:
-            parts = zip(*(batch.kept() for batch in self._waiting), strict=True)
-            rows, checksums = (torch.cat(part) for part in parts)
-            keys = sample_keys(checksums, self.seed)
+            columns = zip(*self._waiting, strict=True)
+            rows, checksums, finite = (torch.cat([part.cpu() for part in parts]) for parts in columns)
+            keys = sample_keys(checksums[finite], self.seed)
             self._waiting = []
-            if len(rows):
-                self.add_states({"bank_": rows, "keys_": keys, "count_": torch.tensor(len(keys))})
+            if len(keys):
+                self.add_states({"bank_": rows[finite], "keys_": keys, "count_": torch.tensor(len(keys))})
 
     def state(self) -> dict[str, Tensor]:
         """The fitted tensors by name. During a fit they include all examples so far."""
@@ -346,24 +258,50 @@ class BankMethod(Method):
     def finish(self, left_out: int = 0) -> None:
         """Complete the sample."""
         self._add_waiting()
-        if self.bank_ is not None:
-            warn_of_few(self.name, len(self.bank_), self.k)
+        if self.bank_ is not None and len(self.bank_) < self.k:
+            warn(
+                f"{self.name} has {len(self.bank_)} training example(s), fewer than the k={self.k} "
+                "neighbours it looks for: it takes them all. Fit on more data"
+            )
         super().finish(left_out)
 
     @abstractmethod
     def _measure(self, near: Tensor, queries: Tensor) -> Tensor:
         """One number for each query `(n, D)`, from its candidates `(n, near, D)`, in float64."""
 
-    def _nearest(self, queries: Tensor, piece: int = PIECE) -> Tensor:
-        """The numbers of queries `(N, D)`, so many products or distances at a time."""
-        assert self.bank_ is not None
-        neighbours = self._neighbours
-        if neighbours is None or neighbours.bank is not self.bank_:
-            neighbours = self._neighbours = Neighbours(self.bank_)
-        candidates = neighbours.candidates(queries, min(self.k, len(self.bank_)), piece)
-        bank = neighbours.bank if neighbours.bank.device == queries.device else neighbours.on(queries.device)
+    def score(self, observation: Observation) -> Tensor:
+        """What `_measure` says of the neighbours in the bank, `(N,)`, in bounded memory.
+
+        The search is in float32 or float64, by matrix products in pieces. If `faiss` is installed and the
+        features are on the CPU, `faiss` does it. There are a few more candidates than the k nearest, so that
+        rounding loses none. `_measure` looks at them in float64.
+        """
+        queries = unit(features_of(observation, self.name))
+        bank = self.on(queries.device, "bank_")
+        k = min(self.k, len(bank))
+        wanted = min(len(bank), k + k // 4 + 8)
         if torch.compiler.is_exporting():
-            return self._measure(bank[candidates].double(), queries.double())
-        rows = max(1, min(piece, NEAR) // (candidates.shape[1] * bank.shape[1]))
+            near = (queries @ bank.T).topk(wanted, dim=1).indices
+            return self._measure(bank[near].double(), queries.double())
+        on_cpu = queries.device.type == "cpu"
+        if on_cpu and self._indexed is not self.bank_:
+            self._indexed, self._index = self.bank_, _faiss_index(bank)
+        if on_cpu and self._index is not None:
+            indices = self._index.search(queries.contiguous().numpy(), wanted)[1]
+            candidates = torch.from_numpy(indices).long()
+        else:
+            candidates = largest_products(queries, bank, wanted, PIECE)
+        rows = max(1, min(PIECE, NEAR) // (wanted * bank.shape[1]))
         parts = zip(queries.split(rows), candidates.split(rows), strict=True)
         return torch.cat([self._measure(bank[near].double(), part.double()) for part, near in parts])
+
+
+def _faiss_index(bank: Tensor) -> Any:
+    """An index of `faiss` that searches by inner products. None if `faiss` is not installed."""
+    try:
+        import faiss
+    except ImportError:
+        return None
+    index = faiss.IndexFlatIP(bank.shape[1])
+    index.add(bank.cpu().contiguous().numpy())
+    return index

@@ -6,16 +6,16 @@ their kin. The equations are those of Lee et al. (2018).
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from gramwatch.detect.parts import Shares
 from gramwatch.errors import InputError, NotFittedError
 from gramwatch.files.artifact import FINITE, NOT_NEGATIVE, POSITIVE, Field
 from gramwatch.methods.base import Method
-from gramwatch.methods.features import TINY
+from gramwatch.methods.features import TINY, features_of
 from gramwatch.observe.needs import Needs
 from gramwatch.observe.observation import Observation
 from gramwatch.observe.plan import Plan
@@ -32,11 +32,15 @@ class ClassDistances(Method):
     """
 
     looks_at = frozenset({"channel_means"})
+    """What is compared with the classes: the channel means of all taps, or the penultimate features."""
     running = True
     which: ClassVar[tuple[int | None, int | None]] = (None, None)
     """Which of the taps count, as the bounds of a slice. If none is left, all taps count."""
     unit: ClassVar[bool] = False
     """Whether features are scaled to length one."""
+    classes_by: ClassVar[Literal["labels", "predictions", "none"]] = "labels"
+    """The classes of training examples: labels if the loader has them, else predictions; predictions; or one
+    class for all."""
     kept: ClassVar = {
         "widths_": Field(("taps",), torch.int64, POSITIVE),
         "counts_": Field(("all classes",), torch.float64, NOT_NEGATIVE, optional=True),
@@ -49,17 +53,24 @@ class ClassDistances(Method):
         "centres_": Field(("centres",), torch.float64, FINITE),
     }
 
-    def __init__(self, model: nn.Module, **options: Any) -> None:
-        super().__init__(model, **options)
-        self.widths_: Tensor | None = None  # of each tap
-        self.counts_: Tensor | None = None  # of the examples of each class
-        self.sums_: Tensor | None = None  # of each class and tap, about its origin, one tap after the other
-        self.products_: Tensor | None = None  # (width, width) of each tap, about its origin, likewise
-        self.ranks_: Tensor | None = None  # of each tap's covariance
-        self.classes_: Tensor | None = None  # the classes of the training data
-        self.origins_: Tensor | None = None  # of each tap, one after the other
-        self.whitening_: Tensor | None = None  # (width, rank) of each tap, one after the other
-        self.centres_: Tensor | None = None  # (classes, rank) of each tap, whitened, one after the other
+    widths_: Tensor | None
+    """The channels of each tap."""
+    counts_: Tensor | None
+    """The number of examples of each class."""
+    sums_: Tensor | None
+    """The sums of each class and tap, about the origin of the tap, one tap after the other."""
+    products_: Tensor | None
+    """The sums of outer products of each tap, `(width, width)`, about its origin, likewise."""
+    ranks_: Tensor | None
+    """The ranks of the covariances."""
+    classes_: Tensor | None
+    """The classes of the training data."""
+    origins_: Tensor | None
+    """The origins of the taps, one after the other."""
+    whitening_: Tensor | None
+    """W of each tap, `(width, rank)`, one after the other."""
+    centres_: Tensor | None
+    """The whitened class means of each tap, `(classes, rank)`, one after the other."""
 
     @property
     def needs(self) -> Needs:
@@ -83,16 +94,16 @@ class ClassDistances(Method):
         finite = observation.finite
         if self._sums is None and finite is not None and not finite.any():
             return len(observation)
-        features = self._compared(observation)
-        grouped, classes = by_width(features, self.unit), self._classes(observation)
+        taps, logits = self._compared(observation), observation.logits
+        features = by_width(taps, self.unit)
+        classes = observation.classes if self.classes_by == "labels" else observation.predicted
+        if self.classes_by == "none":
+            classes = classes.new_zeros(len(classes))
         if self._sums is None:
-            self._sums = self._seen(observation.logits.device) or _Sums.begun(
-                [tensor.shape[1] for tensor in features],
-                grouped,
-                finite,
-                self._number_of_classes(observation),
-            )
-        self._sums.add(grouped, classes, finite, given=classes is observation.labels)
+            known = 1 if self.classes_by == "none" else logits.shape[1]
+            widths = [means.shape[1] for means in taps]
+            self._sums = self._seen(logits.device) or _Sums.begun(widths, features, finite, known)
+        self._sums.add(features, classes, finite, given=classes is observation.labels)
         return 0 if finite is None else (~finite).sum()
 
     @torch.inference_mode(False)
@@ -126,10 +137,9 @@ class ClassDistances(Method):
         """Keep the sums in the form of the file, on their device."""
         sums.check()
         self.widths_, self.counts_ = torch.tensor(sums.widths), sums.counts.clone()
-        groups = [(group.taps, group) for group in sums.groups]
-        self.origins_ = _side_by_side([(taps, group.origins) for taps, group in groups])
-        self.sums_ = _side_by_side([(taps, group.by_class) for taps, group in groups])
-        self.products_ = _side_by_side([(taps, group.products) for taps, group in groups])
+        self.origins_ = _side_by_side((group.taps, group.origins) for group in sums.groups)
+        self.sums_ = _side_by_side((group.taps, group.by_class) for group in sums.groups)
+        self.products_ = _side_by_side((group.taps, group.products) for group in sums.groups)
 
     def _seen(self, device: torch.device) -> "_Sums | None":
         """The kept sums on a device. None before the first batch."""
@@ -140,24 +150,20 @@ class ClassDistances(Method):
                 f"{self.name} was saved without its sums, so nothing can be added: fit a new one"
             )
         widths, classes = self.widths_.tolist(), len(self.counts_)
-        place = torch.device("cpu") if device.type == "mps" else device
-        origins = self.origins_.split(widths)
-        sums = self.sums_.split([classes * width for width in widths])
-        products = self.products_.split([width * width for width in widths])
-
-        def stacked(parts: Sequence[Tensor], taps: Sequence[int], *shape: int) -> Tensor:
-            return torch.stack([parts[tap] for tap in taps]).view(len(taps), *shape).to(place)
-
-        groups = [
-            _Group(
-                taps,
-                stacked(origins, taps, width),
-                stacked(sums, taps, classes, width),
-                stacked(products, taps, width, width),
+        by_tap = zip(
+            self.origins_.split(widths),
+            self.sums_.split([classes * width for width in widths]),
+            self.products_.split([width * width for width in widths]),
+            strict=True,
+        )
+        parts, groups = list(by_tap), []
+        for width, taps in _taps_by_width(widths).items():
+            origins, sums, products = (
+                torch.stack(stack).to(device) for stack in zip(*(parts[tap] for tap in taps), strict=True)
             )
-            for width, taps in _taps_by_width(widths).items()
-        ]
-        return _Sums(widths, self.counts_.to(place, copy=True), groups)
+            shape = len(taps), -1, width
+            groups.append(_Group(taps, origins, sums.view(shape), products.view(shape)))
+        return _Sums(widths, self.counts_.to(device, copy=True), groups)
 
     def state(self) -> dict[str, Tensor]:
         """The fitted tensors by name. During a fit they include the sums so far."""
@@ -170,24 +176,24 @@ class ClassDistances(Method):
             return
         widths: list[int] = self.widths_.tolist()
         ranks: list[int] = widths if self.ranks_ is None else self.ranks_.tolist()
-        classes = 0 if self.classes_ is None else len(self.classes_)
-        every = 0 if self.counts_ is None else len(self.counts_)
+        present = 0 if self.classes_ is None else len(self.classes_)
+        classes = 0 if self.counts_ is None else len(self.counts_)
         pairs = list(zip(widths, ranks, strict=True))
         wanted = {
             "origins_": sum(widths),
-            "sums_": every * sum(widths),
+            "sums_": classes * sum(widths),
             "products_": sum(width * width for width in widths),
             "whitening_": sum(width * rank for width, rank in pairs),
-            "centres_": classes * sum(ranks),
+            "centres_": present * sum(ranks),
         }
         for name, size in wanted.items():
             tensor = getattr(self, name)
             if tensor is not None and len(tensor) != size:
                 raise ValueError(f"{name} has {len(tensor):,} numbers, not {size:,}")
-        if any(rank > width for width, rank in pairs) or (self.ranks_ is not None and not classes):
+        if any(rank > width for width, rank in pairs) or (self.ranks_ is not None and not present):
             raise ValueError("its covariance has more directions than channels, or there is no class")
 
-    def _add_learnt(self, other: Method) -> None:
+    def _merge(self, other: Any) -> None:
         self.add_unfinished(other)
         self.finish()
 
@@ -211,54 +217,79 @@ class ClassDistances(Method):
         self._sums = None
         super().take_over(before)
 
-    @torch.inference_mode(False)
-    def _fitted_on(self, device: torch.device) -> "_Fitted":
-        """The fitted distributions of all taps on a device. The copy is kept there."""
-        cached = self._cached
-        if cached is None or cached.device != device or cached.whitening is not self.whitening_:
-            if self.widths_ is None or self.ranks_ is None or self.classes_ is None:
-                raise NotFittedError(f"{self.name} is not fitted: call detector.fit(train_loader) first")
-            assert self.origins_ is not None
-            assert self.whitening_ is not None
-            assert self.centres_ is not None
-            widths, ranks, classes = self.widths_.tolist(), self.ranks_.tolist(), len(self.classes_)
-            origins = _usable(self.origins_, device).split(widths)
-            sizes = [width * rank for width, rank in zip(widths, ranks, strict=True)]
-            whitening = _usable(self.whitening_, device).split(sizes)
-            centres = _usable(self.centres_, device).split([classes * rank for rank in ranks])
-            parts = zip(origins, whitening, centres, widths, ranks, strict=True)
-            gaussians = [Gaussian.of(o, w.view(width, r), c.view(classes, r)) for o, w, c, width, r in parts]
-            expected = _usable(self.ranks_.clamp_min(1).double(), device)
-            self._cached = cached = _Fitted(device, self.whitening_, widths, gaussians, expected)
-        return cached
-
     # --- judge ---------------------------------------------------------------------------------------
 
-    def _number_of_classes(self, observation: Observation) -> int:
-        return observation.logits.shape[1]
+    def _fitted_on(self, device: torch.device, taps: Sequence[Tensor] | None = None) -> "_Fitted":
+        """The fitted distributions of all taps on a device. The copy is kept there.
 
-    def _classes(self, observation: Observation) -> Tensor:
-        """The classes of training examples: labels if the loader has them, else predictions."""
-        return observation.classes
+        Args:
+            device: the device.
+            taps: what is compared with them. Another number of taps or channels is an error.
+
+        """
+        fitted = self._cached
+        if fitted is None or fitted.device != device or fitted.whitening is not self.whitening_:
+            self._cached = fitted = self._copied_to(device)
+        if taps is not None and [means.shape[1] for means in taps] != fitted.widths:
+            now, then = [means.shape[1] for means in taps], fitted.widths
+            raise InputError(
+                f"{self.name} was fitted on {len(then)} tap(s) with {sum(then)} channels in all, {len(now)} "
+                f"tap(s) with {sum(now)} channels were given. Taps are found at the first batch: give "
+                "a first batch of a size that the fit saw"
+            )
+        return fitted
+
+    @torch.inference_mode(False)
+    def _copied_to(self, device: torch.device) -> "_Fitted":
+        """The fitted distributions of all taps, from the kept tensors."""
+        if self.widths_ is None or self.ranks_ is None or self.classes_ is None:
+            raise NotFittedError(f"{self.name} is not fitted: call detector.fit(train_loader) first")
+        assert self.origins_ is not None
+        assert self.whitening_ is not None
+        assert self.centres_ is not None
+        widths, ranks, classes = self.widths_.tolist(), self.ranks_.tolist(), len(self.classes_)
+        sizes = [width * rank for width, rank in zip(widths, ranks, strict=True)]
+        expected = _usable(self.ranks_.clamp_min(1).double(), device)
+        by_tap = zip(
+            _usable(self.origins_, device).split(widths),
+            _usable(self.whitening_, device).split(sizes),
+            _usable(self.centres_, device).split([classes * rank for rank in ranks]),
+            expected,
+            ranks,
+            strict=True,
+        )
+        gaussians = [
+            Gaussian.of(origin, whitening.view(len(origin), rank), centres.view(classes, rank), of_tap)
+            for origin, whitening, centres, of_tap, rank in by_tap
+        ]
+        return _Fitted(device, self.whitening_, widths, gaussians, expected)
 
     def _compared(self, observation: Observation) -> Sequence[Tensor]:
-        """The tensors that are compared with the classes, `(N, width)` for each tap: the channel means."""
+        """The tensors that are compared with the classes, `(N, width)` for each tap."""
+        if "features" in self.looks_at:
+            return (features_of(observation, self.name),)
         return observation.channel_means
 
-    def _at_taps(self, observation: Observation) -> "list[tuple[Gaussian, Tensor]]":
-        """For each tap, the fitted distribution and the features, in float64, and of length one if `unit`."""
-        compared = self._compared(observation)
-        fitted = self._fitted_on(observation.logits.device)
-        if [tensor.shape[1] for tensor in compared] != fitted.widths:
-            raise self._other_taps(compared, fitted)
-        features = [in_float64(tensor) for tensor in compared]
-        if self.unit:
-            features = [of_unit_length(f) for f in features]
-        return list(zip(fitted.gaussians, features, strict=True))
+    def _at_taps(self, observation: Observation, which: slice = slice(None)) -> "list[_AtTap]":
+        """The features of a batch at each tap, or at some, and their distances from the classes."""
+        taps, at_taps = self._compared(observation), []
+        fitted = self._fitted_on(observation.logits.device, taps)
+        for means, gaussian in zip(taps[which], fitted.gaussians[which], strict=True):
+            features = means.double()
+            length: Tensor | None = None
+            if self.unit:
+                length = torch.linalg.vector_norm(features, dim=1, keepdim=True)
+                features = features / length.clamp_min(TINY)
+            # Few operations: on a GPU each one costs a launch.
+            white = torch.addmm(gaussian.shift, features, gaussian.whitening)
+            parts = torch.addmm(gaussian.squares, white, gaussian.points.T, alpha=-2)
+            squared = (parts + white.square().sum(1, keepdim=True)).clamp_min(0)
+            at_taps.append(_AtTap(gaussian, features, length, squared[:, :-1].amin(1), squared[:, -1]))
+        return at_taps
 
     def distances(self, observation: Observation) -> Tensor:
         """The distance of each example to the nearest class at each tap, `(N, taps)`; Eq. 2 without sign."""
-        return torch.stack([gaussian.distances(f)[0] for gaussian, f in self._at_taps(observation)], 1)
+        return torch.stack([at_tap.nearest for at_tap in self._at_taps(observation)], 1)
 
     def _over_expectation(self, distances: Tensor) -> Tensor:
         """The distances at each tap, `(N, taps)`, divided by their expectation.
@@ -268,19 +299,6 @@ class ClassDistances(Method):
         """
         return distances / self._fitted_on(distances.device).expected
 
-    def _distance(self, tap: int, observation: Observation) -> Tensor:
-        gaussian, features = self._at_taps(observation)[tap]
-        return gaussian.distances(features)[0]
-
-    def _other_taps(self, compared: Sequence[Tensor], fitted: "_Fitted") -> InputError:
-        """The error if an observation is not of the taps of the fit."""
-        now, then = [tensor.shape[1] for tensor in compared], fitted.widths
-        return InputError(
-            f"{self.name} was fitted on {len(then)} tap(s) with {sum(then)} channels in all, {len(now)} "
-            f"tap(s) with {sum(now)} channels were given. Taps are found at the first batch: give "
-            "a first batch of a size that the fit saw"
-        )
-
     # --- explain -------------------------------------------------------------------------------------
 
     sees = "features"
@@ -289,38 +307,29 @@ class ClassDistances(Method):
         """The taps that count."""
         return tuple(plan.taps_of(self.needs) or ())
 
-    def _nearest(self, tap: int, features: Tensor) -> "_Nearest":
-        """The nearest class of features `(N, width)` at a tap, its mean, and `S^-1 d`."""
-        gaussian = self._fitted_on(features.device).gaussians[tap]
-        number, difference = gaussian.nearest(features)
-        assert self.classes_ is not None
-        classes = self.classes_.to(number.device)[number]
-        means, counts = self._class_means(tap)
-        pull = difference @ gaussian.whitening.T
-        return _Nearest(means.to(features)[classes], pull, counts.to(number.device)[classes])
-
-    def _class_means(self, tap: int) -> tuple[Tensor, Tensor]:
-        """The mean of each class at a tap, `(classes, width)`, and its number of training examples."""
-        if self.sums_ is None or self.counts_ is None or self.widths_ is None or self.origins_ is None:
-            raise InputError(f"{self.name} was saved without its sums: its channels cannot be explained")
-        classes, widths = len(self.counts_), self.widths_.tolist()
-        sums = self.sums_.split([classes * width for width in widths])[tap].view(classes, -1)
-        origin = self.origins_.split(widths)[tap]
-        return origin + sums / self.counts_.clamp_min(1).unsqueeze(1), self.counts_
-
     def shares_at(self, observation: Observation, rule: Any, example: int, tap: int) -> Shares:
         """What channels add to the squared distance at a tap: `d_i (S^-1 d)_i`, which may be negative."""
-        _, features = self._at_taps(observation[example : example + 1])[tap]
-        nearest = self._nearest(tap, features)
-        amount = ((features - nearest.mean) * nearest.pull).flatten().cpu()
+        if self.sums_ is None or self.counts_ is None or self.widths_ is None or self.origins_ is None:
+            raise InputError(f"{self.name} was saved without its sums: its channels cannot be explained")
+        (at_tap,) = self._at_taps(observation[example : example + 1], slice(tap, tap + 1))
+        gaussian, features = at_tap.gaussian, at_tap.features
+        number, difference = gaussian.nearest(features)
+        assert self.classes_ is not None
+        nearest = int(self.classes_[int(number)])
+        count, widths = self.counts_[nearest], self.widths_.tolist()
+        sums = self.sums_.split([len(self.counts_) * width for width in widths])[tap]
+        offset = sums.view(len(self.counts_), -1)[nearest] / count.clamp_min(1)
+        mean = (self.origins_.split(widths)[tap] + offset).to(features)
+        pull = difference @ gaussian.whitening.T
+        amount = ((features - mean) * pull).flatten().cpu()
         return Shares(
             amount=amount,
             channel=torch.arange(len(amount)),
             of=["distance"] * len(amount),
             value=features.flatten().cpu(),
-            low=nearest.mean.flatten().cpu(),
-            high=nearest.mean.flatten().cpu(),
-            examples=int(nearest.examples),
+            low=mean.cpu(),
+            high=mean.cpu(),
+            examples=int(count),
         )
 
     def unusual_at(self, observation: Observation, tap: int, maps: Tensor) -> Tensor:
@@ -328,28 +337,17 @@ class ClassDistances(Method):
 
         The distance of a pixel is that of its activations, in place of the channel means.
         """
-        means = in_float64(observation.channel_means[tap])
-        gaussian = self._fitted_on(means.device).gaussians[tap]
-        length = (
-            means.norm(dim=1, keepdim=True).clamp_min(TINY) if self.unit else torch.ones_like(means[:, :1])
-        )
-        nearest, _ = gaussian.nearest(means / length)
+        features = observation.channel_means[tap].double()
+        gaussian = self._fitted_on(features.device).gaussians[tap]
         white = gaussian.whitening.T.to(maps) @ maps  # as large as the maps: changed in place
-        white.div_(length.unsqueeze(2).to(maps))
+        if self.unit:
+            length = features.norm(dim=1, keepdim=True).clamp_min(TINY)
+            features = features / length
+            white.div_(length.unsqueeze(2).to(maps))
+        nearest, _ = gaussian.nearest(features)
         white.add_((gaussian.shift - gaussian.points[nearest]).unsqueeze(2).to(maps))
         distance = white.square_().sum(1)
         return (distance - distance.median(1, keepdim=True).values).clamp_min(0)
-
-
-class _Nearest(NamedTuple):
-    """The nearest classes of some features."""
-
-    mean: Tensor
-    """`(N, width)`"""
-    pull: Tensor
-    """`S^-1 (f - mean)`, `(N, width)`"""
-    examples: Tensor
-    """The numbers of training examples of the classes, `(N,)`."""
 
 
 class Gaussian(NamedTuple):
@@ -363,28 +361,35 @@ class Gaussian(NamedTuple):
     """The whitened class means, and in the last row their mean, `(classes + 1, rank)`."""
     squares: Tensor
     """The squared lengths of the points, `(classes + 1,)`."""
+    expected: Tensor
+    """The squared distance to expect, a scalar."""
 
     @staticmethod
-    def of(origin: Tensor, whitening: Tensor, centres: Tensor) -> "Gaussian":
+    def of(origin: Tensor, whitening: Tensor, centres: Tensor, expected: Tensor) -> "Gaussian":
         """From the kept tensors. The centres are relative to the origin."""
         points = torch.cat([centres, centres.mean(0, keepdim=True)])
-        return Gaussian(-(origin @ whitening), whitening, points, points.square().sum(1))
-
-    # Few operations: on a GPU each one costs a launch.
+        return Gaussian(-(origin @ whitening), whitening, points, points.square().sum(1), expected)
 
     def nearest(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """The number of the nearest class `(N,)`, and the whitened difference from its mean, `(N, rank)`."""
         white = torch.addmm(self.shift, features, self.whitening)
-        parts = torch.addmm(self.squares, white, self.points.T, alpha=-2)
-        nearest = parts[:, :-1].argmin(1)
+        nearest = torch.addmm(self.squares, white, self.points.T, alpha=-2)[:, :-1].argmin(1)
         return nearest, white - self.points[nearest]
 
-    def distances(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """The squared distances to the nearest class and to the middle of all classes, `(N,)` each."""
-        white = torch.addmm(self.shift, features, self.whitening)
-        parts = torch.addmm(self.squares, white, self.points.T, alpha=-2)
-        squared = (parts + white.square().sum(1, keepdim=True)).clamp_min(0)
-        return squared[:, :-1].amin(1), squared[:, -1]
+
+class _AtTap(NamedTuple):
+    """The features of a batch at one tap."""
+
+    gaussian: Gaussian
+    """The classes, as the features see them."""
+    features: Tensor
+    """`(N, width)`, float64."""
+    length: Tensor | None
+    """The length of the features before they were scaled to length one, `(N, 1)`. None: they were not."""
+    nearest: Tensor
+    """The squared distance to the nearest class, `(N,)`."""
+    middle: Tensor
+    """The squared distance to the middle of all classes, `(N,)`."""
 
 
 class _Fitted(NamedTuple):
@@ -437,10 +442,10 @@ class _Group(NamedTuple):
         at_once = max(1, COPIED // self.products[0].numel())
         parts = (t.split(at_once) for t in (self.origins, self.by_class, self.products))
         for origins, by_class, products in zip(*parts, strict=True):
-            yield from _whitened(origins, by_class[:, present], products, counts[present])
+            yield from whitened(origins, by_class[:, present], products, counts[present])
 
 
-def _whitened(
+def whitened(
     origins: Tensor, by_class: Tensor, products: Tensor, counts: Tensor
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Eq. 1 for taps of the same width: `(width, rank)` and `(classes, rank)` for each tap."""
@@ -535,43 +540,31 @@ class _Sums:
                 f"labels from {low} to {high} were given, the network has classes 0 to {known - 1}"
             )
 
-    def of_one_class(self) -> "_Sums":
-        """The same sums without regard to classes."""
-        groups = [
-            _Group(group.taps, group.origins, group.by_class.sum(1, keepdim=True), group.products)
-            for group in self.groups
-        ]
-        return _Sums(self.widths, self.counts.sum(0, keepdim=True), groups)
-
     def whitened(self, present: Tensor) -> list[tuple[Tensor, Tensor]]:
         """For each tap, the inverse root of the covariance about the class means, and the whitened means."""
-        found = {
-            tap: whitened
+        fitted = {
+            tap: of_tap
             for group in self.groups
-            for tap, whitened in zip(group.taps, group.whitened(self.counts, present), strict=True)
+            for tap, of_tap in zip(group.taps, group.whitened(self.counts, present), strict=True)
         }
-        return [found[tap] for tap in range(len(self.widths))]
+        return [fitted[tap] for tap in range(len(self.widths))]
 
 
 def _taps_by_width(widths: Iterable[int]) -> dict[int, list[int]]:
     """The numbers of the taps of each width."""
-    found: dict[int, list[int]] = {}
+    taps: dict[int, list[int]] = {}
     for tap, width in enumerate(widths):
-        found.setdefault(width, []).append(tap)
-    return found
+        taps.setdefault(width, []).append(tap)
+    return taps
 
 
 def by_width(taps: Sequence[Tensor], unit: bool) -> list[Tensor]:
     """The features of all taps in float64, `(taps, N, width)` for each width; with `unit`, of length one."""
     groups = _taps_by_width(means.shape[1] for means in taps).values()
-    features = [in_float64(torch.stack([taps[tap] for tap in group])) for group in groups]
-    return [of_unit_length(f) for f in features] if unit else features
-
-
-def of_unit_length(features: Tensor) -> Tensor:
-    """The features, along the last axis, scaled to length one."""
-    length: Tensor = torch.linalg.vector_norm(features, dim=-1, keepdim=True)
-    return features / length.clamp_min(TINY)
+    grouped = [torch.stack([taps[tap] for tap in group]).double() for group in groups]
+    if not unit:
+        return grouped
+    return [f / torch.linalg.vector_norm(f, dim=-1, keepdim=True).clamp_min(TINY) for f in grouped]
 
 
 def _side_by_side(groups: Iterable[tuple[Sequence[int], Tensor]]) -> Tensor:
@@ -584,8 +577,3 @@ def _usable(t: Tensor, device: torch.device) -> Tensor:
     """The tensor on a device. It can take part in gradients."""
     moved = t.to(device)
     return moved.clone() if moved.is_inference() else moved
-
-
-def in_float64(t: Tensor) -> Tensor:
-    """The tensor in float64. It moves to the CPU if its device has no float64."""
-    return (t.cpu() if t.device.type == "mps" else t).double()

@@ -38,11 +38,8 @@ class KNN(BankMethod):
     def _bank(self, training: Observation) -> Tensor:
         return unit(features_of(training, self.name))
 
-    def score(self, observation: Observation) -> Tensor:
-        """The distance to the k-th nearest training example."""
-        return self._nearest(unit(features_of(observation, self.name)))
-
     def _measure(self, near: Tensor, queries: Tensor) -> Tensor:
+        """The distance to the k-th nearest training example."""
         # The difference keeps all digits. 2 - 2 u.v loses those in which near neighbours differ.
         distances: Tensor = torch.linalg.vector_norm(near - queries.unsqueeze(1), dim=-1)
         return distances.topk(min(self.k, near.shape[1]), dim=1, largest=False).values[:, -1]

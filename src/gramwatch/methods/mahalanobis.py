@@ -11,17 +11,7 @@ from gramwatch.files.artifact import FINITE, Field
 from gramwatch.inputs.batches import Inputs
 from gramwatch.methods.base import Record
 from gramwatch.methods.gaussians import ClassDistances
-from gramwatch.methods.perturb import (
-    Scale,
-    checked_eps,
-    checked_scale,
-    gradient,
-    inputs_of,
-    leaf_of,
-    separation,
-    single_images,
-    step,
-)
+from gramwatch.methods.perturb import Scale, StepMethod, checked_eps, gradient, inputs_of, separation
 from gramwatch.observe.observation import Observation
 
 STEPS = (0.0, 0.01, 0.005, 0.002, 0.0014, 0.001, 0.0005)
@@ -30,7 +20,7 @@ JOINS = ("equal", "normalised", "regression")
 _FEWEST = 20  # of each kind to tune on: half of them, in five folds
 
 
-class Mahalanobis(ClassDistances):
+class Mahalanobis(StepMethod, ClassDistances):
     """The distance to the nearest class mean, at every tap (Lee et al., 2018, Eq. 1 and 2, Algorithm 1).
 
     The features are the means of the channels over the pixels. Classes are the labels if the loader has them,
@@ -70,20 +60,17 @@ class Mahalanobis(ClassDistances):
         "bias_": Field((), torch.float64, FINITE, optional=True),
     }
 
+    weights_: Tensor | None
+    """The weights of the taps, after `tune`."""
+    bias_: Tensor | None
+
     def __init__(
         self, model: nn.Module, *, join: str = "equal", eps: float = 0.0, scale: Scale = None, **options: Any
     ) -> None:
-        super().__init__(model, **options)
+        super().__init__(model, eps=eps, scale=scale, **options)
         if join not in JOINS:
             raise ValueError(f"join must be one of {', '.join(JOINS)}, got {join!r}")
-        self.join, self.eps, self.scale = join, checked_eps(eps), checked_scale(scale)
-        self.weights_: Tensor | None = None  # of each tap, after `tune`
-        self.bias_: Tensor | None = None
-
-    @property
-    def gradients(self) -> bool:
-        """Whether there is a step, which needs gradients."""
-        return self.eps > 0
+        self.join = join
 
     def finish(self, left_out: int = 0) -> None:
         """Compute class means and covariances from the sums, and forget an earlier `tune`."""
@@ -106,7 +93,9 @@ class Mahalanobis(ClassDistances):
 
     def terms(self, observation: Observation) -> Tensor:
         """The distances as they are joined, `(N, taps)`. A regression also has a bias."""
-        distances = self.distances(observation)
+        return self._terms(self.distances(observation))
+
+    def _terms(self, distances: Tensor) -> Tensor:
         if self.join == "equal":
             return distances
         if self.join == "normalised":
@@ -115,10 +104,8 @@ class Mahalanobis(ClassDistances):
         return distances * self.weights_.to(distances)
 
     def _joined(self, distances: Tensor) -> Tensor:
-        if self.join == "equal":
-            return distances.sum(1)
-        if self.join == "normalised":
-            return self._over_expectation(distances).sum(1)
+        if self.join != "regression":
+            return self._terms(distances).sum(1)
         if self.weights_ is None or self.bias_ is None:
             raise NotFittedError(
                 f"{self.name} with join='regression' has no weights yet: call "
@@ -145,20 +132,20 @@ class Mahalanobis(ClassDistances):
                 distances = self.distances(seen)
             assert seen.finite is not None
             return seen.logits, [distances] * len(steps), seen.finite
-        images = single_images(inputs, self.model, self.name)
-        leaf, given = leaf_of(images)
-        seen = self.differentiable(given)
+        images, leaf, seen = self.observed_leaf(inputs)
         assert seen.finite is not None
         taps, finite = len(seen.channel_means), seen.finite
         columns: list[list[Tensor]] = [[] for _ in steps]
         for tap in range(taps):
+            only = slice(tap, tap + 1)
             with torch.inference_mode(False), torch.enable_grad():
-                distance = self._distance(tap, seen)
-            away = gradient(distance, leaf, self.name, keep=tap + 1 < taps)
+                (at_tap,) = self._at_taps(seen, only)
+            away = gradient(at_tap.nearest, leaf, self.name, keep=tap + 1 < taps)
             with torch.inference_mode():
                 for column, eps in zip(columns, steps, strict=True):
-                    moved = self.observe(step(images, away, -eps, self.scale)) if eps else seen
-                    column.append(self._distance(tap, moved) if eps else distance.detach())
+                    moved = self.moved(images, away, -eps) if eps else seen
+                    (after,) = self._at_taps(moved, only) if eps else (at_tap,)
+                    column.append(after.nearest.detach())
                     finite = finite if moved.finite is None else finite & moved.finite
         return seen.logits.detach(), [torch.stack(column, 1) for column in columns], finite
 

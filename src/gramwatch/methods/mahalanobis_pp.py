@@ -1,11 +1,8 @@
 """Mahalanobis++: the distance of the penultimate features' direction to the nearest class."""
 
-from collections.abc import Sequence
-
 from torch import Tensor
 
 from gramwatch.methods.base import Record
-from gramwatch.methods.features import features_of
 from gramwatch.methods.gaussians import ClassDistances
 from gramwatch.observe.observation import Observation
 
@@ -35,10 +32,7 @@ class MahalanobisPP(ClassDistances):
     looks_at = frozenset({"features"})
     unit = True
 
-    def _compared(self, observation: Observation) -> Sequence[Tensor]:
-        return (features_of(observation, self.name),)
-
     def score(self, observation: Observation) -> Tensor:
         """The squared distance to the nearest class."""
-        ((gaussian, features),) = self._at_taps(observation)
-        return gaussian.distances(features)[0]
+        (only,) = self._at_taps(observation)
+        return only.nearest

@@ -42,8 +42,9 @@ class NNGuide(BankMethod):
     def score(self, observation: Observation) -> Tensor:
         """Minus the confidence, which is minus the energy, times the guidance."""
         confidence = -energy(observation.logits)
-        return -confidence * self._nearest(unit(features_of(observation, self.name)))
+        return -confidence * super().score(observation)
 
     def _measure(self, near: Tensor, queries: Tensor) -> Tensor:
+        """The mean of the k largest weighted similarities."""
         products = (near @ queries.unsqueeze(2)).squeeze(2)
         return products.topk(min(self.k, near.shape[1]), dim=1).values.mean(1)

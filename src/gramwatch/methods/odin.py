@@ -7,18 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from gramwatch.inputs.batches import Inputs
-from gramwatch.methods.base import Method, Record
-from gramwatch.methods.perturb import (
-    Scale,
-    checked_eps,
-    checked_scale,
-    gradient,
-    inputs_of,
-    leaf_of,
-    separation,
-    single_images,
-    step,
-)
+from gramwatch.methods.base import Record
+from gramwatch.methods.perturb import Scale, StepMethod, checked_eps, gradient, inputs_of, separation
 from gramwatch.observe.observation import Observation
 
 TEMPERATURES = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0)
@@ -27,7 +17,7 @@ STEPS = tuple(round(0.0002 * n, 4) for n in range(21))
 """The steps that the paper chooses from: 21 from 0 to 0.004."""
 
 
-class ODIN(Method):
+class ODIN(StepMethod):
     """The softmax probability after a step that raises it (Liang, Li & Srikant, 2018, Eq. 1 and 2).
 
     Args:
@@ -66,15 +56,10 @@ class ODIN(Method):
         scale: Scale = None,
         **options: Any,
     ) -> None:
-        super().__init__(model, **options)
+        super().__init__(model, eps=eps, scale=scale, **options)
         if not temperature > 0:
             raise ValueError(f"temperature must be positive, got {temperature}")
-        self.temperature, self.eps, self.scale = float(temperature), checked_eps(eps), checked_scale(scale)
-
-    @property
-    def gradients(self) -> bool:
-        """Whether there is a step, which needs gradients."""
-        return self.eps > 0
+        self.temperature = float(temperature)
 
     def score(self, observation: Observation) -> Tensor:
         """Minus the largest softmax probability; Eq. 1. The observation shows inputs after the step."""
@@ -143,9 +128,7 @@ class ODIN(Method):
         self, inputs: Inputs, temperatures: Sequence[float], steps: Sequence[float]
     ) -> tuple[Tensor, Tensor]:
         """The logits of the unmoved batch, and the scores for all temperatures and steps."""
-        images = single_images(inputs, self.model, self.name)
-        leaf, given = leaf_of(images)
-        seen = self.differentiable(given)
+        images, leaf, seen = self.observed_leaf(inputs)
         columns = []
         for number, temperature in enumerate(temperatures):
             # Times T: the sign stays the same, and the gradient does not vanish in half precision.
@@ -154,7 +137,7 @@ class ODIN(Method):
             towards = gradient(value, leaf, self.name, keep=number + 1 < len(temperatures))
             with torch.inference_mode():
                 for eps in steps:
-                    moved = self.observe(step(images, towards, eps, self.scale)) if eps else seen
+                    moved = self.moved(images, towards, eps) if eps else seen
                     score = _score(moved.logits, temperature)
                     columns.append(self._infinite_where_broken(score, moved.finite))
         scores = torch.stack(columns, 1).unflatten(1, (len(temperatures), len(steps)))

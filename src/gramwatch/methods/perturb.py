@@ -1,18 +1,52 @@
-"""Steps along the sign of a gradient, for the methods that move their inputs."""
+"""Steps along the sign of a gradient, for methods that move their inputs. Adversarial examples by FGSM."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from gramwatch.errors import InputError
 from gramwatch.inputs.batches import Inputs, on_device
+from gramwatch.methods.base import Method
 from gramwatch.numerics import metrics
-from gramwatch.watch import Network
+from gramwatch.observe.observation import Observation
+from gramwatch.watch import Network, call, judging, unwrap
 
 Scale = float | Sequence[float] | None
 """The divisor of a step: none, one number, or one for each channel of the inputs."""
+
+
+class StepMethod(Method):
+    """A method that moves its inputs one step along the sign of a gradient before it judges them.
+
+    Args:
+        model: any classifier that returns logits.
+        eps: the size of the step. With zero no gradient is needed.
+        scale: the divisor of the step, one number or one for each channel of the inputs.
+        options: the arguments of every `Method`.
+
+    """
+
+    def __init__(self, model: nn.Module, *, eps: float, scale: Scale, **options: Any) -> None:
+        super().__init__(model, **options)
+        self.eps, self.scale = checked_eps(eps), checked_scale(scale)
+
+    @property
+    def gradients(self) -> bool:
+        """Whether there is a step, which needs gradients."""
+        return self.eps > 0
+
+    def observed_leaf(self, inputs: Inputs) -> tuple[Tensor, Tensor, Observation]:
+        """The inputs as images, a leaf to differentiate by, and the observation of the leaf."""
+        images = single_images(inputs, self.model, self.name)
+        leaf, given = leaf_of(images)
+        return images, leaf, self.differentiable(given)
+
+    def moved(self, images: Tensor, gradient: Tensor, eps: float) -> Observation:
+        """The observation of the images after a step."""
+        return self.observe(step(images, gradient, eps, self.scale))
 
 
 def single_images(inputs: Inputs, model: nn.Module, name: str) -> Tensor:
@@ -103,3 +137,39 @@ def inputs_of(network: Network, loader: Iterable[Any], doing: str, progress: boo
 def separation(inside: Tensor, outside: Tensor) -> tuple[float, float]:
     """How well scores separate outliers: the pair of TNR at TPR 95 % and AUROC."""
     return metrics.tnr_at_tpr(inside.numpy(), outside.numpy()), metrics.auroc(inside.numpy(), outside.numpy())
+
+
+def fgsm(
+    model: nn.Module,
+    inputs: Tensor,
+    labels: Tensor | None = None,
+    eps: float = 0.05,
+    scale: Scale = None,
+) -> Tensor:
+    """Inputs moved by one step that makes the network less sure of their class (fast gradient sign).
+
+    `x + eps * sign(grad_x cross_entropy(f(x), y)) / scale` (Goodfellow, Shlens & Szegedy, ICLR 2015). The
+    network runs in evaluation mode and is left as it was. Nothing is clamped.
+
+    Args:
+        model: any classifier that returns logits.
+        inputs: a batch, one floating-point tensor. It is not modified.
+        labels: the true classes. Without them, the predicted classes are used.
+        eps: the size of the step. Lee et al. (2018) take 0.05 for images scaled to 0 ... 1.
+        scale: the divisor of the step, one number or one for each channel. With the standard deviations of
+            the normalisation, `eps` is in units of the images before it.
+
+    """
+    images = single_images(inputs, model, "fgsm")
+    leaf, given = leaf_of(images)
+    network, module = Network.of(model), unwrap(model)
+    with judging(module), torch.enable_grad():
+        logits = network.logits_of(call(module, given)).float()
+        classes = logits.argmax(1) if labels is None else labels.to(logits.device)
+        if classes.shape != logits.shape[:1] or classes.is_floating_point():
+            raise InputError(
+                f"labels have shape {tuple(classes.shape)} and dtype {classes.dtype}: expected "
+                f"{len(logits)} whole numbers"
+            )
+        loss = cross_entropy(logits, classes, reduction="sum")
+        return step(images, gradient(loss, leaf, "fgsm"), checked_eps(eps), checked_scale(scale)).detach()

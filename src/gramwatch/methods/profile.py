@@ -13,7 +13,7 @@ from gramwatch.files import artifact
 from gramwatch.files.artifact import FINITE, Field
 from gramwatch.methods.base import Record
 from gramwatch.methods.features import TINY
-from gramwatch.methods.gaussians import ClassDistances, Gaussian, in_float64
+from gramwatch.methods.gaussians import ClassDistances, Gaussian
 from gramwatch.numerics.samples import Sample
 from gramwatch.numerics.statistics import check_count
 from gramwatch.observe.needs import Needs
@@ -163,6 +163,7 @@ class Profile(ClassDistances):
     )
     settings = ("pixels",)
     unit = True
+    classes_by = "none"  # the distance is that from the mean of all training examples
     rule_kind = ProfileRule
 
     def __init__(
@@ -185,13 +186,6 @@ class Profile(ClassDistances):
         self._together: _Together | None = None
         super()._begin()
 
-    def _number_of_classes(self, observation: Observation) -> int:
-        return 1
-
-    def _classes(self, observation: Observation) -> Tensor:
-        """One class for all: the distance is that from the mean of all training examples."""
-        return observation.predicted.new_zeros(len(observation))
-
     @property
     def _counted(self) -> Sample:
         return Sample(self.pixels, MOST_CHANNELS)
@@ -202,48 +196,41 @@ class Profile(ClassDistances):
 
     # --- judge ---------------------------------------------------------------------------------------
 
-    def profile(self, observation: Observation) -> Tensor:
+    @torch.inference_mode()
+    def measured(self, observation: Observation) -> Measurement:
         """The profile of each example: distance and length at each tap, as logarithms, `(N, 2 x taps)`."""
-        taps, fitted = observation.channel_means, self._fitted_on(observation.logits.device)
-        if [means.shape[1] for means in taps] != fitted.widths:
-            raise self._other_taps(taps, fitted)
+        if not self._fitted:
+            self.check_fitted()
+        taps = observation.channel_means
         if taps and taps[0].is_cuda:
-            numbers = self._measured_together(taps, fitted.gaussians, fitted.expected)
+            numbers = self._measured_together(observation)
         else:
             columns = []
-            for means, gaussian, expected in zip(taps, fitted.gaussians, fitted.expected, strict=True):
-                features = in_float64(means)
-                length = features.norm(dim=1, keepdim=True)
-                distance, _ = gaussian.distances(features / length.clamp_min(TINY))
-                columns += [distance / expected, length.squeeze(1).square()]
+            for at_tap in self._at_taps(observation):
+                assert at_tap.length is not None
+                distance = at_tap.nearest / at_tap.gaussian.expected
+                columns += [distance, at_tap.length.squeeze(1).square()]
             numbers = torch.stack(columns, 1)
-        return numbers.clamp_min(TINY).log()
+        profile = numbers.clamp_min(TINY).log()
+        finite = profile.isfinite().all(1)
+        if observation.finite is not None:
+            finite = finite & observation.finite
+        return Measurement(profile, observation.logits, finite)
 
-    def _measured_together(
-        self, taps: Sequence[Tensor], gaussians: Sequence[Gaussian], expected: Tensor
-    ) -> Tensor:
+    def _measured_together(self, observation: Observation) -> Tensor:
         """Distance and length of all taps at once, `(N, 2 x taps)`: on a GPU, every launch costs time."""
+        taps = observation.channel_means
+        fitted = self._fitted_on(observation.logits.device, taps)
         cached = self._together
-        if cached is None or cached.gaussians is not gaussians:
-            self._together = cached = _Together.of(gaussians)
+        if cached is None or cached.gaussians is not fitted.gaussians:
+            self._together = cached = _Together.of(fitted.gaussians)
         by_tap = cached.padded(taps)
         length = torch.linalg.vector_norm(by_tap, dim=2, keepdim=True)
         # A product of float64 numbers takes a GPU less time than a quotient.
         unit = by_tap * length.clamp_min(TINY).reciprocal()
         white = torch.baddbmm(cached.shift, unit, cached.whitening)
-        distance = torch.linalg.vector_norm(white, dim=2).square() / expected.unsqueeze(1)
+        distance = torch.linalg.vector_norm(white, dim=2).square() / fitted.expected.unsqueeze(1)
         return torch.stack([distance, length.squeeze(2).square()], 1).flatten(0, 1).T
-
-    @torch.inference_mode()
-    def measured(self, observation: Observation) -> Measurement:
-        """The profile of each example."""
-        if not self._fitted:
-            self.check_fitted()
-        profile = self.profile(observation)
-        finite = profile.isfinite().all(1)
-        if observation.finite is not None:
-            finite = finite & observation.finite
-        return Measurement(profile, observation.logits, finite)
 
     # --- explain -------------------------------------------------------------------------------------
 
@@ -256,10 +243,9 @@ class Profile(ClassDistances):
         mean. The mean length of a channel is that of its direction, at the mean length of calibration data.
         """
         one = observation[example : example + 1]
-        looked_at = one.channel_means[tap]
         of_distance, of_length = rule.shares(self.measured(one))[0, 2 * tap : 2 * tap + 2].cpu()
         distance = super().shares_at(observation, rule, example, tap)
-        features = in_float64(looked_at).flatten().cpu()
+        features = one.channel_means[tap].double().flatten().cpu()
         squares, products = features.square(), distance.amount
         assert rule.mean_ is not None
         usual = distance.low * (rule.mean_[2 * tap + 1].cpu() / 2).exp()

@@ -1,10 +1,10 @@
 """ReAct: the energy after clipping large features."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from gramwatch.files.artifact import FINITE, Field
 from gramwatch.methods.base import Record
@@ -37,9 +37,7 @@ class ReAct(PercentileShaping):
     narrow, wide = 99.0, 90.0
     kept: ClassVar = {"clip_": Field((), torch.float64, FINITE)}
 
-    def __init__(self, model: nn.Module, *, percentile: float | None = None, **options: Any) -> None:
-        super().__init__(model, percentile=percentile, **options)
-        self.clip_: Tensor | None = None
+    clip_: Tensor | None
 
     def _fit(self, training: Observation) -> None:
         features = features_of(training, self.name)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from gramwatch.errors import InputError, warn
 from gramwatch.files.artifact import FINITE, Field
 from gramwatch.methods.base import Method, Record
-from gramwatch.methods.features import ROWS, features_of, mean_of, second_moment
+from gramwatch.methods.features import ROWS, features_of, second_moment
 from gramwatch.observe.observation import Observation
 
 SINGULAR = 1e-10
@@ -48,20 +48,21 @@ class RelativeMahalanobis(Method):
         "whitening_": Field(("width", "width"), torch.float64, FINITE),
         "background_whitening_": Field(("width", "width"), torch.float64, FINITE),
     }
+    mean_: Tensor | None
+    centres_: Tensor | None
+    """The class means, relative to the mean, whitened."""
+    whitening_: Tensor | None
+    background_whitening_: Tensor | None
 
     def __init__(self, model: nn.Module, *, shrinkage: float = 1e-3, **options: Any) -> None:
         super().__init__(model, **options)
         if not 0 < shrinkage <= 1:
             raise ValueError(f"shrinkage must lie between 0 and 1, got {shrinkage}")
         self.shrinkage = float(shrinkage)
-        self.mean_: Tensor | None = None
-        self.centres_: Tensor | None = None  # of the classes, relative to the mean, whitened
-        self.whitening_: Tensor | None = None
-        self.background_whitening_: Tensor | None = None
 
     def _fit(self, training: Observation) -> None:
-        mean = mean_of(training, self.name)
         features = features_of(training, self.name)
+        mean = features.mean(0, dtype=torch.float64)
         classes, which = training.classes.long().unique(return_inverse=True)
         sums = torch.zeros(len(classes), features.shape[1], dtype=torch.float64, device=features.device)
         for rows, row_classes in zip(features.split(ROWS), which.split(ROWS), strict=True):

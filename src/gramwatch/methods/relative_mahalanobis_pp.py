@@ -1,12 +1,13 @@
 """Relative Mahalanobis++: Mahalanobis++ minus the distance of the direction to all training data."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from gramwatch.files.artifact import FINITE, Field
 from gramwatch.methods.base import Record
+from gramwatch.methods.gaussians import whitened
 from gramwatch.methods.mahalanobis_pp import MahalanobisPP
 from gramwatch.observe.observation import Observation
 
@@ -39,10 +40,10 @@ class RelativeMahalanobisPP(MahalanobisPP):
         "background_whitening_": Field(("width", "directions"), torch.float64, FINITE),
     }
 
-    def __init__(self, model: nn.Module, **options: Any) -> None:
-        super().__init__(model, **options)
-        self.mean_: Tensor | None = None  # of all training examples
-        self.background_whitening_: Tensor | None = None  # of the covariance about that mean
+    mean_: Tensor | None
+    """The mean of all training examples."""
+    background_whitening_: Tensor | None
+    """The whitening of the covariance about that mean."""
 
     @torch.inference_mode(False)
     @torch.no_grad()
@@ -51,15 +52,16 @@ class RelativeMahalanobisPP(MahalanobisPP):
         super().finish(left_out)
         sums = self._seen(torch.device("cpu"))
         assert sums is not None
-        whole = sums.of_one_class()
-        (group,) = whole.groups
-        self.mean_ = (group.origins + group.by_class[:, 0] / whole.counts).flatten()
-        ((whitening, _),) = whole.whitened(torch.zeros(1, dtype=torch.int64))
+        (group,) = sums.groups
+        total, count = group.by_class.sum(1, keepdim=True), sums.counts.sum(0, keepdim=True)
+        self.mean_ = (group.origins + total[:, 0] / count).flatten()
+        ((whitening, _),) = whitened(group.origins, total, group.products, count)
         self.background_whitening_ = whitening.contiguous()  # as after loading: equal to the last bit
 
     def score(self, observation: Observation) -> Tensor:
         """The squared distance to the nearest class minus the squared distance to all training data."""
-        ((_, features),) = self._at_taps(observation)
-        mean, whitening = (self.on(features.device, name) for name in ("mean_", "background_whitening_"))
-        background = ((features - mean) @ whitening).square().sum(1)
-        return super().score(observation) - background
+        (only,) = self._at_taps(observation)
+        device = only.features.device
+        mean, whitening = (self.on(device, name) for name in ("mean_", "background_whitening_"))
+        background = ((only.features - mean) @ whitening).square().sum(1)
+        return only.nearest - background

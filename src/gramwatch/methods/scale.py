@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from gramwatch.methods.base import Record
-from gramwatch.methods.shaping import PercentileShaping, kept, sharpening
+from gramwatch.methods.shaping import PercentileShaping, sharpening
 from gramwatch.observe.observation import Head
 
 
@@ -34,6 +34,5 @@ class SCALE(PercentileShaping):
 
     def logits(self, features: Tensor, head: Head) -> Tensor:
         """The logits of the scaled features."""
-        width = features.shape[1]
-        largest = features.topk(kept(width, self.percentile_of(width))).values
+        largest, _ = self.largest(features)
         return head(features * sharpening(features, largest))

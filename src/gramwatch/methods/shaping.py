@@ -48,6 +48,12 @@ class PercentileShaping(Shaping):
             return self.percentile
         return self.narrow if width < WIDE else self.wide
 
+    def largest(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """The features of each example above the percentile, and their places, `(N, kept)` each."""
+        width = features.shape[1]
+        values, places = features.topk(kept(width, self.percentile_of(width)))
+        return values, places
+
 
 def kept(features: int, percentile: float) -> int:
     """How many features lie above a percentile: at least one."""

@@ -38,12 +38,10 @@ class UnitMahalanobis(ClassDistances):
     )
 
     unit = True
+    classes_by = "predictions"
 
     def __init__(self, model: nn.Module, *, taps: str | Iterable[str] = "ends", **options: Any) -> None:
         super().__init__(model, taps=taps, **options)
-
-    def _classes(self, observation: Observation) -> Tensor:
-        return observation.predicted
 
     def score(self, observation: Observation) -> Tensor:
         """The mean over the taps of the distance per direction, in standard deviations."""

@@ -41,15 +41,15 @@ class ViM(HeadMethod):
         "residual_": Field(("width", "outside"), torch.float64, FINITE),
         "alpha_": Field((), torch.float64, FINITE),
     }
+    origin_: Tensor | None
+    residual_: Tensor | None
+    alpha_: Tensor | None
 
     def __init__(self, model: nn.Module, *, dimensions: int | None = None, **options: Any) -> None:
         super().__init__(model, **options)
         if dimensions is not None and dimensions < 1:
             raise ValueError(f"dimensions must be at least 1, got {dimensions}")
         self.dimensions = dimensions
-        self.origin_: Tensor | None = None
-        self.residual_: Tensor | None = None
-        self.alpha_: Tensor | None = None
 
     def _fit(self, training: Observation) -> None:
         head = head_of(training, self.name)

@@ -7,9 +7,9 @@ from torch import Tensor, nn
 
 from gramwatch.files import artifact
 from gramwatch.methods.base import Method, Record
-from gramwatch.methods.dirichlet import concentrations, differential_entropy, mutual_information
 from gramwatch.observe.observation import Observation
 from gramwatch.watch import Network
+from gramwatch_lab.methods.dirichlet import concentrations, differential_entropy, mutual_information
 
 UNCERTAINTIES = ("differential_entropy", "mutual_information", "max_probability")
 MOST = 1e8

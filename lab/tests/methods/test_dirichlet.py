@@ -5,7 +5,7 @@ import math
 import torch
 from torch.distributions import Categorical, Dirichlet, kl_divergence
 
-from gramwatch.methods import dirichlet
+from gramwatch_lab.methods import dirichlet
 
 ALPHA, BETA = (
     torch.rand(7, 4, generator=torch.Generator().manual_seed(s)).double() * 20 + 0.1 for s in (1, 2)

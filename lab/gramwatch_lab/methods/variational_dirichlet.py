@@ -6,24 +6,16 @@ import torch
 from torch import Tensor, nn
 
 from gramwatch.inputs.batches import Inputs
-from gramwatch.methods.base import Method, Record
-from gramwatch.methods.dirichlet import concentrations, differential_entropy, expected_log_probability
-from gramwatch.methods.perturb import (
-    Scale,
-    checked_eps,
-    checked_scale,
-    gradient,
-    leaf_of,
-    single_images,
-    step,
-)
+from gramwatch.methods.base import Record
+from gramwatch.methods.perturb import Scale, StepMethod, gradient
 from gramwatch.observe.observation import Observation
+from gramwatch_lab.methods.dirichlet import concentrations, differential_entropy, expected_log_probability
 
 MOST = 1000.0
 """The largest concentration, in training and in judging, as in the code released with the paper."""
 
 
-class VariationalDirichletScore(Method):
+class VariationalDirichletScore(StepMethod):
     """The entropy of the Dirichlet posterior that a network predicts (Chen, Shen, Jin & Wang, 2018).
 
     The training is `gramwatch_lab.training.VariationalDirichlet`. As in the paper, `log(1 + alpha)` smooths
@@ -66,13 +58,8 @@ class VariationalDirichletScore(Method):
         smooth: bool = True,
         **options: Any,
     ) -> None:
-        super().__init__(model, **options)
-        self.eps, self.scale, self.smooth = checked_eps(eps), checked_scale(scale), bool(smooth)
-
-    @property
-    def gradients(self) -> bool:
-        """Whether there is a step, which needs gradients."""
-        return self.eps > 0
+        super().__init__(model, eps=eps, scale=scale, **options)
+        self.smooth = bool(smooth)
 
     def score(self, observation: Observation) -> Tensor:
         """The entropy. The observation shows inputs after the step."""
@@ -83,13 +70,11 @@ class VariationalDirichletScore(Method):
         """The logits of a batch, and its scores after the step."""
         if not self.gradients:
             return super().score_inputs(inputs)
-        images = single_images(inputs, self.model, self.name)
-        leaf, given = leaf_of(images)
-        seen = self.differentiable(given)
+        images, leaf, seen = self.observed_leaf(inputs)
         with torch.inference_mode(False), torch.enable_grad():
             alpha = concentrations(seen.logits.double(), MOST)
             value = expected_log_probability(alpha, seen.predicted)
         towards = gradient(value, leaf, self.name)
         with torch.inference_mode():
-            moved = self.observe(step(images, towards, self.eps, self.scale))
+            moved = self.moved(images, towards, self.eps)
             return seen.logits.detach(), self._infinite_where_broken(self.score(moved), moved.finite)
