@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from textwrap import shorten
+from typing import Any
 
 import typer
 
@@ -81,6 +82,18 @@ def existing_file(path: Path, option: str) -> None:
         raise typer.BadParameter(f"there is no file {path}", param_hint=option)
 
 
+def existing(option: str) -> Callable[[Any], Any]:
+    """The callback of an option with a file, or with several: make sure that they exist."""
+
+    def check(given: Any) -> Any:
+        for path in given if isinstance(given, list | tuple) else [given]:
+            if path is not None:
+                existing_file(Path(path), option)
+        return given
+
+    return check
+
+
 def writable_folder(folder: Path, option: str = "--output") -> None:
     """Make sure that a folder exists or can be created, and that files can be written into it."""
     if folder.exists() and not folder.is_dir():
@@ -103,6 +116,15 @@ def guard_file(path: Path, reads: Iterable[Path | None] = ()) -> None:
     if path.suffix != ".safetensors":
         raise typer.BadParameter(f"the name {path} must end in .safetensors", param_hint="--output")
     writable_file(path, reads=reads)
+
+
+def new_file(
+    path: Path, overwrite: bool, option: str = "--output", reads: Iterable[Path | None] = ()
+) -> None:
+    """Make sure that a file can be written, and that it does not exist yet or may be replaced."""
+    if path.exists() and not overwrite:
+        raise typer.BadParameter(f"{path} exists: name another file, or give --overwrite", param_hint=option)
+    writable_file(path, option, reads)
 
 
 def writable_file(path: Path, option: str = "--output", reads: Iterable[Path | None] = ()) -> None:

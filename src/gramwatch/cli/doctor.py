@@ -7,12 +7,11 @@ import warnings
 from collections.abc import Iterator
 from contextlib import suppress
 from textwrap import shorten
-from typing import Annotated
 
 import typer
 
 from gramwatch.cli.checks import chosen_device
-from gramwatch.cli.common import Device, Json
+from gramwatch.cli.options import Device, Json
 
 PACKAGES = {
     "torch": "",
@@ -40,8 +39,8 @@ MODULES = {"scikit-learn": "sklearn", "pillow": "PIL"}
 
 
 def doctor(
-    device: Annotated[str | None, Device] = None,
-    as_json: Annotated[bool, Json] = False,
+    device: Device = None,
+    as_json: Json = False,
 ) -> None:
     """Show versions, devices and kernels, and test that a guard works here. Exit code 1 if it does not.
 

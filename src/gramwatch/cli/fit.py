@@ -8,31 +8,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gramwatch.cli.checks import about, chosen_device, existing_file, guard_file, interruptible
-from gramwatch.cli.common import (
-    BatchSize,
-    Device,
-    Given,
-    Json,
-    Mean,
-    Network,
-    Pictures,
-    Pretrained,
-    Quiet,
-    Resize,
-    Size,
-    Std,
+from gramwatch.cli.checks import about, existing_file, guard_file, interruptible
+from gramwatch.cli.common import Pictures, check_level, chosen_taps, pictures, shown_errors
+from gramwatch.cli.enough import CALIBRATION_IMAGES, few_to_calibrate, few_to_fit
+from gramwatch.cli.launch import first, share
+from gramwatch.cli.options import (
+    NetworkName,
+    PreprocessingOptions,
+    Processes,
     Voice,
     WatchedTaps,
     Weights,
-    Workers,
-    check_level,
-    chosen_taps,
-    pictures,
-    shown_errors,
+    WorkOptions,
 )
-from gramwatch.cli.enough import CALIBRATION_IMAGES, few_to_calibrate, few_to_fit
-from gramwatch.cli.launch import device_of_rank, first, launch, processes
 from gramwatch.errors import CalibrationError, DataError, InputError
 
 LEAST = 0.2
@@ -47,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def fit(
-    model: Annotated[str, Network],
+    model: NetworkName,
     data: Annotated[
         str,
         typer.Argument(
@@ -57,11 +45,14 @@ def fit(
             show_default=False,
         ),
     ],
+    *,
     output: Annotated[
         Path, typer.Option("--output", "-o", help="The file for the guard. Its name ends in .safetensors.")
     ],
-    weights: Annotated[Path | None, Weights] = None,
-    pretrained: Annotated[bool, Pretrained] = False,
+    weights: Weights = None,
+    pretrained: Annotated[
+        bool, typer.Option("--pretrained", help="Let timm or torchvision load the weights they publish.")
+    ] = False,
     calibrate: Annotated[
         str | None, typer.Option(help="Images to calibrate on: not in DATA, of the same kind.")
     ] = None,
@@ -80,23 +71,15 @@ def fit(
             "images: up to 2,400 further passes. Without, all count the same.",
         ),
     ] = True,
-    taps: Annotated[str | None, WatchedTaps] = None,
-    size: Annotated[int | None, Size] = None,
-    resize: Annotated[str | None, Resize] = None,
-    mean: Annotated[str | None, Mean] = None,
-    std: Annotated[str | None, Std] = None,
+    taps: WatchedTaps = None,
+    given: PreprocessingOptions,
     seed: Annotated[int, typer.Option(help="The seed of the draw that holds images out.")] = 0,
-    batch_size: Annotated[int, BatchSize] = 64,
-    workers: Annotated[int | None, Workers] = None,
-    device: Annotated[str | None, Device] = None,
+    work: WorkOptions,
     checkpoint: Annotated[
         Path | None, typer.Option(help="A file for progress. The same command goes on from it.")
     ] = None,
-    nproc: Annotated[
-        int, typer.Option(min=1, help="The number of processes on this machine that share the work.")
-    ] = 1,
-    quiet: Annotated[bool, Quiet] = False,
-    as_json: Annotated[bool, Json] = False,
+    nproc: Processes = 1,
+    voice: Voice,
 ) -> None:
     """Fit a guard on images of the kind that the network was trained on. A part of them calibrates it.
 
@@ -115,14 +98,11 @@ def fit(
     """
     from gramwatch.inputs.models import resolve
 
-    voice = Voice(quiet or not first(), as_json and first())
-    given = Given.of(size, resize, mean, std)
     _check(output, weights, level)
-    if nproc > 1 and processes() == 1:
-        raise typer.Exit(launch(nproc))
-    place = device_of_rank(chosen_device(device))
+    share(nproc)
+    place = work.place
     with about("MODEL"):
-        resolved = resolve(model, weights, pretrained=pretrained, size=size)
+        resolved = resolve(model, weights, pretrained=pretrained, size=given.size)
         preprocessing = given.applied(resolved.preprocessing, model)
     voice.say(f"network: {model}; images: {preprocessing}")
     fitting, calibrating = parts_of(data, calibrate, hold_out, seed)
@@ -136,7 +116,7 @@ def fit(
             )
     resolved.network.to(place)
     detector = _detector(resolved, level, members, taps, rehearse)
-    job = Job(detector, preprocessing, batch_size, workers, voice)
+    job = Job(detector, preprocessing, work, voice)
     with interruptible(lambda: _kept(checkpoint)):
         fitted = job.fit(fitting, checkpoint)
         calibrated = None if calibrating is None else job.calibrate(calibrating, seed)
@@ -150,7 +130,7 @@ def fit(
             agreed.tell(voice, names_known=bool(names))
             names = names or (agreed.folders if agreed.holds else [])
         detector.metadata |= {
-            "model": _origin(model, weights, output, pretrained, size),
+            "model": _origin(model, weights, output, pretrained, given.size),
             "preprocessing": preprocessing.to_json() | {"given": given.names},
             "images": {"data": data, "count": fitted.read, "resizing": dict(fitted.changes)},
         } | ({"classes": names} if names else {})
@@ -243,22 +223,19 @@ class Job:
 
     detector: "Detector"
     preprocessing: "Preprocessing"
-    batch_size: int
-    workers: int | None
+    work: WorkOptions
     voice: Voice
 
     def fit(self, images: Pictures, checkpoint: Path | None) -> "Tally":
         """Fit on all readable images."""
-        quiet = self.voice.quiet
         return self._shown(
-            images, lambda inputs: self.detector.fit(inputs, checkpoint=checkpoint, progress=not quiet)
+            images, lambda inputs: self.detector.fit(inputs, checkpoint=checkpoint, progress=self.voice.heard)
         )
 
     def calibrate(self, images: Pictures, seed: int) -> "Tally":
         """Calibrate on all readable images, and say how reliable the threshold is."""
-        quiet = self.voice.quiet
         tally = self._shown(
-            images, lambda inputs: self.detector.calibrate(inputs, seed=seed, progress=not quiet)
+            images, lambda inputs: self.detector.calibrate(inputs, seed=seed, progress=self.voice.heard)
         )
         self.voice.say(worth(tally.read, self.detector))
         if learnt := rehearsal_of(self.detector):
@@ -273,8 +250,8 @@ class Job:
         from gramwatch.detect.shards import Shard
         from gramwatch.inputs.readers import Tally
 
-        tally, part = Tally(), images.part(*rank_and_size(), self.batch_size)
-        read = part.read(self.preprocessing, self.batch_size, self.workers)
+        tally, part = Tally(), images.part(*rank_and_size(), self.work.batch_size)
+        read = part.read(self.preprocessing, self.work)
         try:
             show(Shard(read.inputs(tally)))
         except InputError as error:

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gramwatch.cli.checks import existing_file, printable
-from gramwatch.cli.common import Json, metadata_of, recorded_preprocessing
+from gramwatch.cli.checks import existing, printable
+from gramwatch.cli.common import metadata_of, recorded_preprocessing
+from gramwatch.cli.options import Json
 
 if TYPE_CHECKING:
     from gramwatch.files.artifact import Saved
@@ -32,9 +33,14 @@ NAMES = {
 def info(
     guard: Annotated[
         Path,
-        typer.Argument(metavar="GUARD", help="A file of a guard or of another detector.", show_default=False),
+        typer.Argument(
+            metavar="GUARD",
+            help="A file of a guard or of another detector.",
+            show_default=False,
+            callback=existing("GUARD"),
+        ),
     ],
-    as_json: Annotated[bool, Json] = False,
+    as_json: Json = False,
 ) -> None:
     """Show what a guard was fitted on: network, preprocessing, members, calibration, classes.
 
@@ -42,7 +48,6 @@ def info(
     """
     from gramwatch.files import artifact
 
-    existing_file(guard, "GUARD")
     values = facts(artifact.read(guard))
     if as_json:
         typer.echo(json.dumps(values))

@@ -9,30 +9,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gramwatch.cli.checks import chosen_device, existing_file, interruptible, writable_file
-from gramwatch.cli.common import (
-    BatchSize,
-    Device,
-    Given,
+from gramwatch.cli.checks import interruptible, new_file
+from gramwatch.cli.common import Opened, Pictures, opened_guard, pictures
+from gramwatch.cli.launch import first, share
+from gramwatch.cli.options import (
     GuardFile,
-    Json,
-    Mean,
-    Opened,
+    NetworkOptions,
     OtherLevel,
-    OtherNetwork,
-    Pictures,
-    Quiet,
-    Resize,
-    Size,
-    Std,
+    PreprocessingOptions,
+    Processes,
     Voice,
-    Weights,
-    Workers,
-    opened_guard,
-    pictures,
+    WorkOptions,
 )
-from gramwatch.cli.launch import device_of_rank, first, launch, processes
-from gramwatch.cli.report import Judge, check_page, write_report
+from gramwatch.cli.report import check_page, write_report
 from gramwatch.cli.rows import Filed, Piped, Ranked, Row, format_of
 from gramwatch.cli.selecting import as_json as selection_as_json
 from gramwatch.cli.selecting import check_fdr, is_selected, selected, told, too_few
@@ -47,7 +36,7 @@ FLAGGED = 3
 
 
 def score(
-    guard: Annotated[Path, GuardFile],
+    guard: GuardFile,
     images: Annotated[
         str,
         typer.Argument(
@@ -57,6 +46,7 @@ def score(
             show_default=False,
         ),
     ],
+    *,
     output: Annotated[
         Path,
         typer.Option("--output", "-o", help="The table: .csv, .jsonl or .parquet; - is standard output."),
@@ -65,16 +55,10 @@ def score(
         str | None, typer.Option(help="csv, jsonl or parquet, if the name of the output does not say it.")
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an output that exists.")] = False,
-    model: Annotated[str | None, OtherNetwork] = None,
-    weights: Annotated[Path | None, Weights] = None,
-    size: Annotated[int | None, Size] = None,
-    resize: Annotated[str | None, Resize] = None,
-    mean: Annotated[str | None, Mean] = None,
-    std: Annotated[str | None, Std] = None,
-    batch_size: Annotated[int, BatchSize] = 64,
-    workers: Annotated[int | None, Workers] = None,
-    device: Annotated[str | None, Device] = None,
-    level: Annotated[float | None, OtherLevel] = None,
+    network: NetworkOptions,
+    given: PreprocessingOptions,
+    work: WorkOptions,
+    level: OtherLevel = None,
     fdr: Annotated[
         float | None,
         typer.Option(
@@ -86,14 +70,11 @@ def score(
         Path | None,
         typer.Option(help="Also write a page about the result, as 'gramwatch report' does: .html"),
     ] = None,
-    nproc: Annotated[
-        int, typer.Option(min=1, help="The number of processes on this machine that share the work.")
-    ] = 1,
+    nproc: Processes = 1,
     fail_if_flagged: Annotated[
         bool, typer.Option("--fail-if-flagged", help="Exit with code 3 if an image was flagged.")
     ] = False,
-    quiet: Annotated[bool, Quiet] = False,
-    as_json: Annotated[bool, Json] = False,
+    voice: Voice,
 ) -> None:
     """Score images: predicted class, score, p-value, verdict, and the p-value of each member.
 
@@ -113,35 +94,30 @@ def score(
     """
     from gramwatch.detect.distributed import rank_and_size
 
-    voice = Voice(quiet or not first(), as_json and first())
-    given = Given.of(size, resize, mean, std)
     kind = format_of(output, format)
-    reads = (guard, weights, None if images == "-" else Path(images))
-    _check(guard, output, overwrite, as_json, reads)
+    reads = (guard, network.weights, None if images == "-" else Path(images))
+    _check(output, overwrite, voice, reads)
     check_fdr(fdr, output)
     _check_report(report, output, overwrite, reads)
     if nproc > 1 or rank_and_size()[1] > 1:
         _check_shared(output, images)
-    if nproc > 1 and processes() == 1:
-        raise typer.Exit(launch(nproc))
+    share(nproc)
     shown = pictures(images, "test") if images != "-" else _from_stdin()
-    opened = opened_guard(guard, model, weights, device_of_rank(chosen_device(device)), level=level)
-    opened.detector.calibration()  # raises the error that says what is missing
-    preprocessing = given.applied(opened.recorded or opened.model.preprocessing, opened.model.name)
-    for text in differences(opened, preprocessing):
+    opened = opened_guard(guard, network, work.place, given, level=level)
+    for text in opened.differences():
         voice.note(text)
     columns = columns_of(opened, fdr)
     identity = {
         "guard": _identity(opened),
         "images": images,
-        "preprocessing": preprocessing.to_json(),
+        "preprocessing": opened.preprocessing.to_json(),
     }
     rows = (
         Piped(kind, columns)
         if str(output) == "-"
-        else Filed(output, kind, columns, identity, Ranked(*rank_and_size(), batch_size))
+        else Filed(output, kind, columns, identity, Ranked(*rank_and_size(), work.batch_size))
     )
-    job = Scoring(opened, preprocessing, rows, batch_size, workers, voice)
+    job = Scoring(opened, rows, work, voice)
     try:
         with interruptible(lambda: _kept(rows)):
             job.run(shown)
@@ -152,24 +128,18 @@ def score(
         rows.close()
     job.tell(output)
     if report is not None:
-        write_report(voice, report, [output], guard, Judge(opened, preprocessing, workers), level=level)
+        write_report(voice, report, [output], guard, opened, level=level, workers=work.workers)
     if job.counts["images"] and job.counts["errors"] == job.counts["images"]:
         raise typer.Exit(1)
     if fail_if_flagged and job.counts["flagged"]:
         raise typer.Exit(FLAGGED)
 
 
-def _check(guard: Path, output: Path, overwrite: bool, as_json: bool, reads: Iterable[Path | None]) -> None:
-    existing_file(guard, "GUARD")
-    if str(output) == "-":
-        if as_json:
-            raise typer.BadParameter("the table takes standard output: give -o FILE", param_hint="--json")
-        return
-    if output.exists() and not overwrite:
-        raise typer.BadParameter(
-            f"{output} exists: name another file, or give --overwrite", param_hint="--output"
-        )
-    writable_file(output, reads=reads)
+def _check(output: Path, overwrite: bool, voice: Voice, reads: Iterable[Path | None]) -> None:
+    if str(output) != "-":
+        new_file(output, overwrite, reads=reads)
+    elif voice.as_json:
+        raise typer.BadParameter("the table takes standard output: give -o FILE", param_hint="--json")
 
 
 def _check_shared(output: Path, images: str) -> None:
@@ -209,27 +179,6 @@ def _identity(opened: Opened) -> str:
     return hashlib.sha256(scores + repr(opened.detector.settings_as_json()).encode()).hexdigest()[:16]
 
 
-def differences(opened: Opened, now: "Preprocessing") -> Iterator[str]:
-    """Differences between this preprocessing and the one used for fitting."""
-    if opened.recorded is None:
-        yield (
-            "the guard's file does not say how its images were prepared. If it was otherwise than now "
-            f"({now}), the verdicts are not valid"
-        )
-        return
-    yield from prepared_otherwise(now, opened.recorded)
-    own, given = opened.model.preprocessing, opened.detector.metadata["preprocessing"].get("given")
-    if own is not None and not given and now == opened.recorded:
-        for text in own.differences(opened.recorded):
-            yield f"the network's own preprocessing is now {text} in the fit. That of the fit is used"
-
-
-def prepared_otherwise(now: "Preprocessing", fit: "Preprocessing") -> Iterator[str]:
-    """Differences between this preprocessing and the one used for fitting, and their consequence."""
-    for text in now.differences(fit):
-        yield f"images are prepared otherwise than in the fit. {text}. The false-alarm rate does not hold"
-
-
 def columns_of(opened: Opened, fdr: float | None = None) -> list[str]:
     """The columns of the table."""
     parts = [f"p_{name}" for name in getattr(opened.detector, "members", ())]
@@ -242,10 +191,8 @@ class Scoring:
     """One run over images."""
 
     opened: Opened
-    preprocessing: "Preprocessing"
     rows: Piped | Filed
-    batch_size: int
-    workers: int | None
+    work: WorkOptions
     voice: Voice
     counts: dict[str, int] = field(default_factory=lambda: {"images": 0, "flagged": 0, "errors": 0})
     seconds: float = 0.0
@@ -261,13 +208,13 @@ class Scoring:
         with together(self.opened.detector.model, "scoring") as group:
             if group.size > 1:  # the batches are those of one process
                 listed = Pictures(list(_new(images.keys, set())), images.opener)
-                images = listed.part(group.rank, group.size, self.batch_size)
+                images = listed.part(group.rank, group.size, self.work.batch_size)
             if isinstance(self.rows, Filed):
                 self.counts |= {"images": len(self.rows.done), **self.rows.earlier}
             self._say_what_is_done(group.gather(len(self.rows.done)))
             left = Pictures(_new(images.keys, set(self.rows.done)), images.opener)
             with self.voice.progress(images.count, len(self.rows.done), "scoring") as bar:
-                for batch in left.read(self.preprocessing, self.batch_size, self.workers):
+                for batch in left.read(self.opened.preprocessing, self.work):
                     group.check()
                     rows = self.judged(batch)
                     self.rows.add(rows)
@@ -324,7 +271,7 @@ class Scoring:
         counts, level = self.counts, self.opened.detector.level
         readable = counts["images"] - counts["errors"]
         expected = (1 - level) * readable
-        for text in resized_otherwise(self.opened.detector.metadata, self.tally, self.preprocessing):
+        for text in resized_otherwise(self.opened.detector.metadata, self.tally, self.opened.preprocessing):
             self.voice.note(text)
         self.voice.say(
             f"{counts['flagged']:,} of {readable:,} images flagged; about {expected:,.0f} would be, if all "

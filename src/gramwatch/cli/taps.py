@@ -1,25 +1,25 @@
 """`gramwatch taps`: the tensors of a network that can be watched."""
 
 import json
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from gramwatch.cli.checks import about
-from gramwatch.cli.common import Json, Network, Size, WatchedTaps, Weights, chosen_taps
+from gramwatch.cli.common import chosen_taps
+from gramwatch.cli.options import Json, NetworkName, Size, WatchedTaps, Weights
 from gramwatch.errors import InputError
 
 
 def taps(
-    model: Annotated[str, Network],
-    weights: Annotated[Path | None, Weights] = None,
-    which: Annotated[str | None, WatchedTaps] = None,
-    size: Annotated[int | None, Size] = None,
+    model: NetworkName,
+    weights: Weights = None,
+    which: WatchedTaps = None,
+    size: Size = None,
     channels: Annotated[
         int | None, typer.Option(min=1, help="The channels of images, if they are not known. 3: colour.")
     ] = None,
-    as_json: Annotated[bool, Json] = False,
+    as_json: Json = False,
 ) -> None:
     """List the tensors of a network that a guard watches, with their shapes. Weights are not needed.
 
