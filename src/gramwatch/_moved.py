@@ -27,8 +27,7 @@ _SAME_NAME = {
     "gramwatch.detect": "detector distributed counted measurement threshold split joint probe",
     "gramwatch.methods": "gram",
     "gramwatch.guard": "rehearsal loading pretrained",
-    "gramwatch.pictures": "report.palette report.frame report.thumbnails",
-    "gramwatch.explain": "report.reasons explained_set",
+    "gramwatch.explain": "report.palette report.frame report.thumbnails report.reasons explained_set",
     "gramwatch.evaluation": "evaluate paper.compare report.comparison",
     "gramwatch.stream": "monitor select sequential",
     "gramwatch.deploy": "export exported serve live",
@@ -74,7 +73,7 @@ NAMES = {
         **dict.fromkeys(("Contribution", "Part", "Shares"), "gramwatch.detect.parts"),
         "": "gramwatch.explain.explained",
     },
-    "gramwatch.report": {"": "gramwatch.pictures"},
+    "gramwatch.report": {"": "gramwatch.explain.frame"},
     "gramwatch.methods": {
         "RIVALS": "gramwatch.methods:METHODS",
         "Rival": "gramwatch.methods.base:Method",

@@ -5,8 +5,9 @@ import itertools
 import numpy as np
 import pytest
 
-from gramwatch.pictures import frame, pyplot
-from gramwatch.pictures.palette import OUTSIDE
+from gramwatch.explain import frame
+from gramwatch.explain.frame import pyplot
+from gramwatch.explain.palette import OUTSIDE
 from gramwatch.stream.picture import HIGHEST, draw_stream
 from lab.tests.figures.test_results import shown
 

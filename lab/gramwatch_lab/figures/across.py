@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 
+from gramwatch.explain.frame import SMALL, TEXT, Words, framed, key, plain
+from gramwatch.explain.palette import BAND, FAINT, INK, LOOKS, OTHER, SOFT, Look
 from gramwatch.methods import METHODS
-from gramwatch.pictures.frame import SMALL, TEXT, Words, framed, key, plain
-from gramwatch.pictures.palette import BAND, FAINT, INK, LOOKS, OTHER, SOFT, Look
 from gramwatch_lab.figures.table import APART
 
 GRAM, GUARD = "Gram", "Guard"

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from os import PathLike
 from typing import Any
 
-from gramwatch.pictures.frame import SMALL, TEXT, Words, framed, key, plain, wrapped
-from gramwatch.pictures.palette import FAINT, INK, Look, looks_of
+from gramwatch.explain.frame import SMALL, TEXT, Words, framed, key, plain, wrapped
+from gramwatch.explain.palette import FAINT, INK, Look, looks_of
 from gramwatch_lab.figures.table import Cell
 
 COLUMNS = 4

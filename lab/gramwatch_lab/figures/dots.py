@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from os import PathLike
 from typing import Any
 
+from gramwatch.explain.frame import TEXT, Words, framed, key, keys, plain, wrapped
+from gramwatch.explain.palette import BAND, FAINT, INK, SOFT, Look, looks_of
 from gramwatch.numerics.metrics import METRICS
-from gramwatch.pictures.frame import TEXT, Words, framed, key, keys, plain, wrapped
-from gramwatch.pictures.palette import BAND, FAINT, INK, SOFT, Look, looks_of
 from gramwatch_lab.figures.table import Cell
 
 NAMES = 1.9

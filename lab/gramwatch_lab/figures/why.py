@@ -11,9 +11,9 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from gramwatch.explain.frame import SMALL, TEXT, WIDTH, Words, framed, key, plain, wrapped
+from gramwatch.explain.palette import BAND, FAINT, INK, LOOKS, OTHER, SOFT, Look
 from gramwatch.methods import METHODS
-from gramwatch.pictures.frame import SMALL, TEXT, WIDTH, Words, framed, key, plain, wrapped
-from gramwatch.pictures.palette import BAND, FAINT, INK, LOOKS, OTHER, SOFT, Look
 from gramwatch_lab.figures.table import APART
 
 GRAM, GUARD, MEAN = "Gram", "Guard", "mean"

@@ -9,10 +9,9 @@ from os import PathLike
 from typing import Any
 
 from gramwatch.evaluation.evaluate import Evaluation
+from gramwatch.explain.frame import SMALL, Words, framed, plain, pyplot, text_width, wrapped
+from gramwatch.explain.palette import BAND, INK, LOOKS, OUTSIDE, family
 from gramwatch.numerics.metrics import METRICS
-from gramwatch.pictures import pyplot
-from gramwatch.pictures.frame import SMALL, Words, framed, plain, text_width, wrapped
-from gramwatch.pictures.palette import BAND, INK, LOOKS, OUTSIDE, family
 
 BEST = 12
 """How many of the best methods have a row."""

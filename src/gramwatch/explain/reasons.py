@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gramwatch.pictures.frame import SMALL, TEXT, Words, framed, plain, wrapped
-from gramwatch.pictures.palette import INK, INSIDE, OUTSIDE, SOFT
+from gramwatch.explain.frame import SMALL, TEXT, Words, framed, plain, wrapped
+from gramwatch.explain.palette import INK, INSIDE, OUTSIDE, SOFT
 
 MOST_TAPS = 2
 """The taps that a sentence names."""

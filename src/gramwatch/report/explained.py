@@ -11,9 +11,9 @@ import torch
 from gramwatch.detect.detector import Detector
 from gramwatch.errors import InputError
 from gramwatch.explain.explained_set import ExplainedSet, explain_set
+from gramwatch.explain.thumbnails import network_input, over, pixels_of, thumbnail
 from gramwatch.inputs.preprocessing import Preprocessing
 from gramwatch.inputs.readers import Images, Opener, Tally
-from gramwatch.pictures.thumbnails import network_input, over, pixels_of, thumbnail
 from gramwatch.report.causes import Cause, Ordinary, statistics
 from gramwatch.report.page import Group, Reasons
 from gramwatch.report.scores import Scores, Truths

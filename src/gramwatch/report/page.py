@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from gramwatch.errors import DataError
+from gramwatch.explain.thumbnails import thumbnail
 from gramwatch.files.version import __version__
 from gramwatch.inputs.readers import Opener
-from gramwatch.pictures.thumbnails import thumbnail
 from gramwatch.report import charts
 from gramwatch.report.charts import Chart, percent
 from gramwatch.report.scores import Numbers, Scores, Truths

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gramwatch.pictures.frame import SMALL, TEXT, Words, framed, plain
-from gramwatch.pictures.palette import FAINT, INK, INSIDE, OUTSIDE, SOFT
+from gramwatch.explain.frame import SMALL, TEXT, Words, framed, plain
+from gramwatch.explain.palette import FAINT, INK, INSIDE, OUTSIDE, SOFT
 
 HIGHEST = 1e4
 """The axis ends at this many times the alarm level."""

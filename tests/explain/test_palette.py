@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
+from gramwatch.explain.palette import LOOKS, SPARE, Look, family, look_of, looks_of
 from gramwatch.methods import METHODS, TRAINED
-from gramwatch.pictures.palette import LOOKS, SPARE, Look, family, look_of, looks_of
 
 TITLES = [method.record.title for method in (*METHODS.values(), *TRAINED.values())]
 

@@ -1,17 +1,19 @@
-"""The frame of all pictures: width, letters, and the lines of text above the drawing.
+"""How pictures are drawn and written: width, letters, and the lines of text above the drawing.
 
 Pages show a picture about 800 pixels wide. At `WIDTH` inches, a letter of `SMALL` points
 is ten pixels high there.
 """
 
+import io
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from typing import Any
 
-from gramwatch.pictures import pyplot, write_picture
-from gramwatch.pictures.palette import INK, SOFT, Look
+from gramwatch.errors import MissingExtraError
+from gramwatch.explain.palette import INK, SOFT, Look
+from gramwatch.files.writing import replacing
 
 WIDTH, DPI = 8.0, 200
 TITLE, TEXT, SMALL = 10.5, 8.0, 7.0
@@ -20,6 +22,32 @@ MARGIN = 0.1
 """In inches, on all sides."""
 _LEADING = 1.35
 """Height of a line, in letters."""
+
+
+def pyplot() -> Any:
+    """Matplotlib's pyplot with a backend that needs no screen, or an error that names the extra."""
+    try:
+        import matplotlib
+    except ImportError:
+        raise MissingExtraError(
+            "pictures need matplotlib: install it with pip install 'gramwatch[plot]'"
+        ) from None
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    return plt
+
+
+def write_picture(figure: Any, path: str | PathLike[str]) -> None:
+    """Write a figure as a PNG of 256 colours, a third as large as one of all colours, and close it."""
+    from PIL import Image
+
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format="png")
+    pyplot().close(figure)
+    picture = Image.open(drawn).convert("RGB")
+    with replacing(path) as beside:
+        picture.quantize(256, dither=Image.Dither.NONE).save(beside, "PNG", optimize=True)
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,10 @@
 import itertools
 
 import pytest
+import torch
 
-from gramwatch.pictures.frame import DPI, MARGIN, WIDTH, Words, framed, key, text_width, wrapped
-from gramwatch.pictures.palette import LOOKS
+from gramwatch.explain.frame import DPI, MARGIN, WIDTH, Words, framed, key, text_width, wrapped
+from gramwatch.explain.palette import LOOKS
 
 
 def test_a_protocol_is_split_into_who_saw_outliers_and_the_rest():
@@ -50,3 +51,25 @@ def test_words_legend_axes_and_caption_have_their_own_room(keys):
     for i, box in enumerate(boxes):
         assert not any(box.overlaps(other) for other in boxes[:i])
     assert panels[0].height > 1.5 * DPI
+
+
+def test_a_picture_of_few_colours_looks_like_one_of_all(tmp_path):
+    import io
+
+    from PIL import Image, ImageChops
+
+    from gramwatch.explain.frame import pyplot, write_picture
+
+    figure, axes = pyplot().subplots()
+    axes.imshow(torch.linspace(0, 1, 400).view(20, 20).numpy(), cmap="viridis")
+    axes.set_title("a title")
+    plain = io.BytesIO()
+    figure.savefig(plain, format="png")
+    write_picture(figure, tmp_path / "few.png")
+    with Image.open(tmp_path / "few.png") as few, Image.open(plain) as many:
+        assert few.size == many.size
+        assert few.mode == "P"
+        difference = ImageChops.difference(few.convert("RGB"), many.convert("RGB")).convert("L").histogram()
+    assert sum(difference[24:]) < 0.001 * sum(difference)
+    assert (tmp_path / "few.png").stat().st_size < len(plain.getvalue())
+    assert not pyplot().fignum_exists(figure.number)
