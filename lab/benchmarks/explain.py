@@ -26,8 +26,7 @@ import gramwatch
 from gramwatch import Guard
 from gramwatch.detect import detector
 from gramwatch.explain.explained import Explained
-from gramwatch.explain.frame import SMALL, Words, framed, plain, write_picture
-from gramwatch.explain.palette import INK, INSIDE, OUTSIDE
+from gramwatch.explain.frame import INK, INSIDE, OUTSIDE, SMALL, Words, framed, plain, write_picture
 from gramwatch.inputs import datasets, networks
 from gramwatch.inputs.networks import Loaded
 from gramwatch.inputs.resize import resized

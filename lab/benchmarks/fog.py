@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 
 from gramwatch import Guard, Monitor
-from gramwatch.explain.frame import SMALL, Words, framed
-from gramwatch.explain.palette import INK, OUTSIDE
+from gramwatch.explain.frame import INK, OUTSIDE, SMALL, Words, framed
 from gramwatch.inputs import datasets, networks
 from lab.benchmarks import document
 from lab.benchmarks.cells import DOCS

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from gramwatch.explain.frame import DPI, SMALL, TEXT, TITLE, WIDTH, pyplot, write_picture
-from gramwatch.explain.palette import FAINT, INK, SOFT, SPARE, looks_of
+from gramwatch.explain.frame import DPI, FAINT, INK, SMALL, SOFT, TEXT, TITLE, WIDTH, pyplot, write_picture
+from gramwatch_lab.figures.looks import SPARE, looks_of
 from lab.benchmarks.cells import DOCS, data
 
 _GRAM = [look.colour for look in looks_of(("row_sums", "diagonal", "off_diagonal")).values()]

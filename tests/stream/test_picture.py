@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from gramwatch.explain import frame
-from gramwatch.explain.frame import pyplot
-from gramwatch.explain.palette import OUTSIDE
+from gramwatch.explain.frame import OUTSIDE, pyplot
 from gramwatch.stream.picture import HIGHEST, draw_stream
 from lab.tests.figures.test_results import shown
 

@@ -4,8 +4,8 @@ import pytest
 
 from gramwatch.explain import frame
 from gramwatch.explain.frame import Words, pyplot
-from gramwatch.explain.palette import LOOKS
 from gramwatch_lab.figures.dots import draw_dots
+from gramwatch_lab.figures.looks import LOOKS
 from gramwatch_lab.figures.table import Cell
 
 CELLS = [

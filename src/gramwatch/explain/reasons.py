@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gramwatch.explain.frame import SMALL, TEXT, Words, framed, plain, wrapped
-from gramwatch.explain.palette import INK, INSIDE, OUTSIDE, SOFT
+from gramwatch.explain.frame import INK, INSIDE, OUTSIDE, SMALL, SOFT, TEXT, Words, framed, plain, wrapped
 
 MOST_TAPS = 2
 """The taps that a sentence names."""
@@ -223,10 +222,7 @@ def draw(one: Any, path: str | PathLike[str] | None, image: Any) -> Any:
     _bars(members, [part.title for part in one.parts], one.members[0].tolist(), "members")
     _tap_bars(taps, one)
     _ranges(channels, _furthest(one))
-    if path is None:
-        return frame.figure
-    frame.write(path)
-    return None
+    return frame.write(path)
 
 
 MOST_BARS, MOST_RANGES = 7, 7
@@ -398,10 +394,7 @@ def draw_heat(
     for label, degrees in zip(axes.get_xticklabels(), turned, strict=True):
         label.set_rotation(degrees)
     frame.figure.colorbar(drawn, ax=axes, fraction=0.03, pad=0.01).ax.tick_params(labelsize=SMALL)
-    if path is None:
-        return frame.figure
-    frame.write(path)
-    return None
+    return frame.write(path)
 
 
 def shown_image(given: Any) -> Tensor:

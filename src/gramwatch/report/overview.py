@@ -9,8 +9,20 @@ import torch
 from torch import Tensor
 
 from gramwatch.detect.measurement import Detection
-from gramwatch.explain.frame import DPI, SMALL, TEXT, TITLE, WIDTH, pyplot, wrapped, write_picture
-from gramwatch.explain.palette import INK, INSIDE, OUTSIDE, SOFT
+from gramwatch.explain.frame import (
+    DPI,
+    INK,
+    INSIDE,
+    OUTSIDE,
+    SMALL,
+    SOFT,
+    TEXT,
+    TITLE,
+    WIDTH,
+    pyplot,
+    wrapped,
+    write_picture,
+)
 from gramwatch.guard.guard import Guard
 from gramwatch.methods.gram import GramDetector
 

@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gramwatch.explain.frame import SMALL, TEXT, Words, framed, plain
-from gramwatch.explain.palette import FAINT, INK, INSIDE, OUTSIDE, SOFT
+from gramwatch.explain.frame import FAINT, INK, INSIDE, OUTSIDE, SMALL, SOFT, TEXT, Words, framed, plain
 
 HIGHEST = 1e4
 """The axis ends at this many times the alarm level."""
