@@ -51,14 +51,6 @@ def known(name: str, every: Sequence[str], what: str, option: str) -> None:
         )
 
 
-def known_network(name: str, option: str) -> None:
-    """Make sure that a network exists: one of this library, of timm or of torchvision."""
-    from gramwatch.inputs.networks import record_of
-
-    with about(option):
-        record_of(name)
-
-
 def chosen_device(given: str | None) -> str:
     """The given device, if it can be used. By default a GPU if there is one, else the CPU."""
     import torch

@@ -132,8 +132,7 @@ def evaluate(
     opened = opened_guard(guard, network, work.place, given, calibrated=level is not None, level=level)
     if training is None:
         _check_training(opened, names)
-    for text in opened.differences():
-        voice.note(text)
+    voice.note(*opened.differences())
     reading = Reading(lambda images: images.read(opened.preprocessing, work), sets, training, voice)
     with interruptible(lambda: "Nothing was written."):
         judgement, evaluation = reading.results(opened.detector, names, protocol)
@@ -211,8 +210,7 @@ class Reading:
             )
         finally:
             for tally in tallies.values():
-                for text in shown_errors(tally.errors, tally.failed):
-                    self.voice.note(text)
+                self.voice.note(*shown_errors(tally.errors, tally.failed))
         judgement = None
         try:
             judgement = judge_measured(detector, inside, outside, first)
@@ -238,8 +236,7 @@ class Reading:
             self.voice.note,
             progress=self.voice.heard,
         )
-        for text in shown_errors(dict.fromkeys(tally.errors), tally.failed):
-            self.voice.note(text)
+        self.voice.note(*shown_errors(dict.fromkeys(tally.errors), tally.failed))
         return {detector.title: detector} | ready | others
 
 

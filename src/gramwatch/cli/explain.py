@@ -43,8 +43,7 @@ def explain(
         writable_file(output, reads=(guard, network.weights, image))
     voice = Voice(as_json=as_json)
     opened = opened_guard(guard, network, chosen_device(device), given)
-    for text in opened.differences():
-        voice.note(text)
+    voice.note(*opened.differences())
     (batch,) = Images([str(image)], opened.preprocessing, batch_size=1, workers=0)
     if batch.inputs is None:
         raise DataError(f"{image}: {batch.images[0].error}")
@@ -57,8 +56,7 @@ def explain(
     typer.echo(printable(str(explanation[0])))
     if output is not None:
         voice.say(f"written: {output}")
-    for note in explanation.notes:
-        voice.note(note)
+    voice.note(*explanation.notes)
 
 
 def _summary(explanation: Any) -> dict[str, Any]:

@@ -82,8 +82,7 @@ def _page_of(guard: Path, opened: Opened, files: "Files | None", voice: Voice) -
     from gramwatch.files import artifact
 
     told = list(opened.differences())
-    for text in told:
-        voice.note(text)
+    voice.note(*told)
     classes = opened.classes or opened.model.classes
     about_it = " ".join([_known(classes), ABOUT, *(f"Note: {text}." for text in told)]).strip()
     examples = [*([] if files is None else examples_of(files)), *made_up(opened.preprocessing)]

@@ -246,9 +246,10 @@ class Voice:
         if self.heard:
             typer.echo(printable(text), err=True)
 
-    def note(self, text: str) -> None:
-        """A message about a possible mistake."""
-        self.say(f"note: {text}")
+    def note(self, *texts: str) -> None:
+        """Messages about possible mistakes."""
+        for text in texts:
+            self.say(f"note: {text}")
 
     def warn(self, text: str) -> None:
         """A message about a probable mistake. It is shown with --quiet, too."""

@@ -135,7 +135,7 @@ def _reasons(
     from gramwatch.report.explained import Explainer
 
     detector = opened.detector
-    members = [] if not hasattr(detector, "members") else list(detector.members)
+    members = list(detector.members)
     if members != list(scores.parts):
         raise DataError(
             f"the table has the members {', '.join(scores.parts) or 'none'}, the guard "

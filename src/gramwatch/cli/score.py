@@ -1,7 +1,9 @@
 """`gramwatch score`: a verdict for every image of a folder."""
 
+import math
 import sys
 import time
+import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,10 +25,10 @@ from gramwatch.cli.options import (
 )
 from gramwatch.cli.report import check_page, write_report
 from gramwatch.cli.rows import Filed, Piped, Ranked, Row, format_of
-from gramwatch.cli.selecting import as_json as selection_as_json
-from gramwatch.cli.selecting import check_fdr, is_selected, selected, told, too_few
+from gramwatch.errors import GramwatchWarning
 
 if TYPE_CHECKING:
+    from gramwatch.detect.detector import Detector
     from gramwatch.inputs.preprocessing import Preprocessing
     from gramwatch.inputs.readers import Batch, Tally
     from gramwatch.stream.select import Selection
@@ -96,16 +98,21 @@ def score(
 
     kind = format_of(output, format)
     reads = (guard, network.weights, None if images == "-" else Path(images))
-    _check(output, overwrite, voice, reads)
-    check_fdr(fdr, output)
-    _check_report(report, output, overwrite, reads)
-    if nproc > 1 or rank_and_size()[1] > 1:
-        _check_shared(output, images)
+    several = nproc > 1 or rank_and_size()[1] > 1
+    if str(output) == "-":
+        _check_piped(voice.as_json, fdr, report, several)
+    else:
+        new_file(output, overwrite, reads=reads)
+    if fdr is not None and not 0 < fdr < 1:
+        raise typer.BadParameter(f"{fdr} does not lie between 0 and 1", param_hint="--fdr")
+    if report is not None:
+        check_page(report, overwrite, "--report", reads)
+    if several and images == "-":
+        raise typer.BadParameter("standard input is read by one process: name a folder", param_hint="--nproc")
     share(nproc)
     shown = pictures(images, "test") if images != "-" else _from_stdin()
     opened = opened_guard(guard, network, work.place, given, level=level)
-    for text in opened.differences():
-        voice.note(text)
+    voice.note(*opened.differences())
     columns = columns_of(opened, fdr)
     identity = {
         "guard": _identity(opened),
@@ -135,27 +142,16 @@ def score(
         raise typer.Exit(FLAGGED)
 
 
-def _check(output: Path, overwrite: bool, voice: Voice, reads: Iterable[Path | None]) -> None:
-    if str(output) != "-":
-        new_file(output, overwrite, reads=reads)
-    elif voice.as_json:
-        raise typer.BadParameter("the table takes standard output: give -o FILE", param_hint="--json")
-
-
-def _check_shared(output: Path, images: str) -> None:
-    """Refuse options that several processes cannot share."""
-    if str(output) == "-":
-        raise typer.BadParameter("several processes write a file: give -o FILE", param_hint="--nproc")
-    if images == "-":
-        raise typer.BadParameter("standard input is read by one process: name a folder", param_hint="--nproc")
-
-
-def _check_report(report: Path | None, output: Path, overwrite: bool, reads: Iterable[Path | None]) -> None:
-    if report is None:
-        return
-    if str(output) == "-":
-        raise typer.BadParameter("the page is made from the table: give -o FILE", param_hint="--report")
-    check_page(report, overwrite, "--report", reads)
+def _check_piped(as_json: bool, fdr: float | None, report: Path | None, several: bool) -> None:
+    """Refuse options that need a table in a file: a pipe cannot be read again."""
+    for option, wanted, why in (
+        ("--json", as_json, "the table takes standard output"),
+        ("--fdr", fdr is not None, "images are selected when all of them are scored"),
+        ("--report", report is not None, "the page is made from the table"),
+        ("--nproc", several, "several processes write a file"),
+    ):
+        if wanted:
+            raise typer.BadParameter(f"{why}: give -o FILE", param_hint=option)
 
 
 def _from_stdin() -> Pictures:
@@ -181,7 +177,7 @@ def _identity(opened: Opened) -> str:
 
 def columns_of(opened: Opened, fdr: float | None = None) -> list[str]:
     """The columns of the table."""
-    parts = [f"p_{name}" for name in getattr(opened.detector, "members", ())]
+    parts = [f"p_{name}" for name in opened.detector.members]
     selected = [] if fdr is None else ["selected"]
     return ["path", "predicted", "class", "score", "p_value", "is_ood", *selected, *parts, "note", "error"]
 
@@ -235,8 +231,13 @@ class Scoring:
         if fdr is None or isinstance(self.rows, Piped):
             self.rows.finish()
             return
-        chosen = self.selection = selected(self.rows.p_values(), fdr)
-        self.rows.finish(lambda row: {"selected": is_selected(row["p_value"], chosen)})
+        selection = self.selection = _selected(self.rows.p_values(), fdr)
+
+        def is_selected(row: Row) -> Row:
+            p_value = row["p_value"]  # None if the image could not be read
+            return {"selected": None if p_value is None else p_value <= selection.threshold}
+
+        self.rows.finish(is_selected)
 
     def _count(self, rows: list[Row]) -> None:
         self.counts["images"] += len(rows)
@@ -268,19 +269,20 @@ class Scoring:
 
     def tell(self, output: Path) -> None:
         """The summary of the verdicts, and possible faults of the images."""
-        counts, level = self.counts, self.opened.detector.level
+        opened, counts, level = self.opened, self.counts, self.opened.detector.level
         readable = counts["images"] - counts["errors"]
         expected = (1 - level) * readable
-        for text in resized_otherwise(self.opened.detector.metadata, self.tally, self.opened.preprocessing):
-            self.voice.note(text)
+        self.voice.note(*resized_otherwise(opened.detector.metadata, self.tally, opened.preprocessing))
         self.voice.say(
             f"{counts['flagged']:,} of {readable:,} images flagged; about {expected:,.0f} would be, if all "
             f"were like those of the fit. {counts['errors']:,} could not be read"
         )
-        if self.selection is not None:
-            self.voice.say(told(self.selection))
-            for text in too_few(self.selection, self.opened.detector):
-                self.voice.note(text)
+        selected: dict[str, Any] = {}
+        if (selection := self.selection) is not None:
+            self.voice.say(_told(selection))
+            self.voice.note(*_too_few(selection, opened.detector))
+            selected = {"fdr": selection.fdr, "selected": len(selection)}
+            selected["largest_p_value_selected"] = selection.threshold
         if self.seconds and self.tally.read:
             rate = self.tally.read / self.seconds
             self.voice.say(f"{self.tally.read:,} images in {self.seconds:.1f} s, {rate:,.0f} each second")
@@ -290,7 +292,7 @@ class Scoring:
                 **counts,
                 "expected_by_chance": round(expected, 3),
                 "level": level,
-                **({} if self.selection is None else selection_as_json(self.selection)),
+                **selected,
                 "seconds": round(self.seconds, 3),
             }
         )
@@ -335,3 +337,44 @@ def resized_otherwise(
             "unknown: if it is another one, such as nearest, images look out of distribution"
         )
     yield text
+
+
+# --- a selection: --fdr ------------------------------------------------------------------------------
+
+
+def _selected(p_values: Iterable[float], fdr: float) -> "Selection":
+    """The selection among all images. `_too_few` says what the warning of `select` says."""
+    import torch
+
+    from gramwatch.stream.select import select
+
+    values = torch.tensor(list(p_values), dtype=torch.float64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", GramwatchWarning)
+        return select(values, fdr)
+
+
+def _told(selection: "Selection") -> str:
+    """The number of selected images in words."""
+    said = f"{len(selection):,} of {len(selection.is_selected):,} images selected"
+    if not len(selection):
+        return f"{said} at a false-discovery rate of {selection.fdr:g}"
+    return f"{said}. On average at most {selection.fdr:.0%} of the selected are like those of the fit"
+
+
+def _too_few(selection: "Selection", detector: "Detector") -> Iterator[str]:
+    """Say if a single image cannot be selected, because too few calibration images rank."""
+    ranking, count = int(detector.calibration().ranks.sizes.min()), len(selection.is_selected)
+    least, needed = (_ceil(count / (selection.fdr * images)) for images in (ranking + 1, 1))
+    if least > 1:
+        chance = f"either none or at least {least:,} of {count:,} images are selected"
+        yield (
+            f"{ranking:,} calibration images rank. With so few, "
+            f"{chance if least <= count else f'nothing can be selected among {count:,} images'}. To select a "
+            f"single outlier, {needed - 1:,} must rank (half of the calibration images do)"
+        )
+
+
+def _ceil(number: float) -> int:
+    """The next whole number. Rounding must not add one."""
+    return math.ceil(number * (1 - 1e-12))

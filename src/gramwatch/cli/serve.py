@@ -154,8 +154,7 @@ def _fitted(
     from gramwatch.deploy.serve import Judge
 
     opened = opened_guard(guard, network, chosen_device(device), given)
-    for text in opened.differences():
-        voice.note(text)
+    voice.note(*opened.differences())
     classes = opened.classes or opened.model.classes
     return opened.detector, Judge(opened.detector, opened.preprocessing, classes)
 
@@ -176,8 +175,7 @@ def _exported(
         raise typer.BadParameter(f"{guard} normalises by itself: leave them out", param_hint="--mean, --std")
     preprocessing = given.applied(exported.preprocessing, str(guard))
     exported.check(preprocessing)
-    for text in prepared_otherwise(preprocessing, exported.preprocessing or preprocessing):
-        voice.note(text)
+    voice.note(*prepared_otherwise(preprocessing, exported.preprocessing or preprocessing))
     judge = Judge(exported, preprocessing, exported.classes, takes_pixels=exported.takes_pixels)
     return exported, judge
 
