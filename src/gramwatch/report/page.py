@@ -331,34 +331,23 @@ class _Builder:
         ]
 
     def _members_by_class(self) -> Chart:
-        names = self._classes()
         predicted = np.array(self.scores.predicted, dtype=object)
-        cells = [
-            (name, member, share)
-            for name in names
-            for member, share in self._shares(self.scores.readable & (predicted == name))
-        ]
-        about = (
-            "Which members of the guard find images of a predicted class unusual by themselves: the share of "
-            f"images whose p-value of the member is at most {self.alpha:.4g}."
-        )
-        return charts.heat_chart(
-            "members", "Members by predicted class", about, ("class", "member"), cells, shares=True
-        )
+        groups = [(name, self.scores.readable & (predicted == name)) for name in self._classes()]
+        return self._members("members", "predicted class", "images of a predicted class", groups)
 
     def _members_by_set(self) -> Chart:
-        cells = [
-            (name, member, share)
-            for number, name in enumerate(self.scores.names)
-            for member, share in self._shares(self.scores.of_set(number))
-        ]
+        groups = [(name, self.scores.of_set(number)) for number, name in enumerate(self.scores.names)]
+        return self._members("member-sets", "set", "the images of a set", groups)
+
+    def _members(self, name: str, by: str, images: str, groups: Sequence[tuple[str, Truths]]) -> Chart:
+        """The share of images in each group that a member finds unusual by itself."""
+        cells = [(group, member, share) for group, chosen in groups for member, share in self._shares(chosen)]
         about = (
-            "Which members of the guard find the images of a set unusual by themselves: the share of images "
-            f"whose p-value of the member is at most {self.alpha:.4g}."
+            f"Which members of the guard find {images} unusual by themselves: the share of images whose "
+            f"p-value of the member is at most {self.alpha:.4g}."
         )
-        return charts.heat_chart(
-            "member-sets", "Members by set", about, ("set", "member"), cells, shares=True
-        )
+        axes = (by.split()[-1], "member")
+        return charts.heat_chart(name, f"Members by {by}", about, axes, cells, shares=True)
 
     def _classes(self) -> list[str]:
         """The predicted classes with most flagged images, sorted by name."""
