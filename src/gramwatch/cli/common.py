@@ -43,7 +43,7 @@ def default_workers(processes: int = 1) -> int:
 
 
 @dataclass(frozen=True)
-class Pictures:
+class ImageSet:
     """The images of DATA: their keys, how to open them, and the names of their classes if known."""
 
     keys: "Sequence[str] | Iterable[str]"
@@ -56,18 +56,18 @@ class Pictures:
         """The number of images, None if it is not known yet."""
         return len(self.keys) if isinstance(self.keys, Sequence) else None
 
-    def chosen(self, which: Iterable[int]) -> "Pictures":
+    def chosen(self, which: Iterable[int]) -> "ImageSet":
         """The images of the given keys."""
         assert isinstance(self.keys, Sequence)
         numbers = list(which)
         labels = None if self.labels is None else [self.labels[i] for i in numbers]
-        return Pictures([self.keys[i] for i in numbers], self.opener, labels, self.about)
+        return ImageSet([self.keys[i] for i in numbers], self.opener, labels, self.about)
 
-    def part(self, rank: int, size: int, batch_size: int) -> "Pictures":
+    def part(self, rank: int, size: int, batch_size: int) -> "ImageSet":
         """The images of one of several processes: of every `size` batches one."""
         return self.chosen(i for i in range(self.count or 0) if i // batch_size % size == rank)
 
-    def without(self, keys: "set[str]") -> "Pictures":
+    def without(self, keys: "set[str]") -> "ImageSet":
         """The images without those of these keys."""
         return self.chosen(i for i, key in enumerate(self.keys) if key not in keys)
 
@@ -81,7 +81,7 @@ class Pictures:
         )
 
 
-def pictures(data: str, split: str) -> Pictures:
+def image_set(data: str, split: str) -> ImageSet:
     """The images of a folder, a CSV, one file, or a named set."""
     from gramwatch.inputs.datasets import CATALOGUE
     from gramwatch.inputs.files import files_of
@@ -89,12 +89,12 @@ def pictures(data: str, split: str) -> Pictures:
 
     if data in CATALOGUE and not Path(data).exists():
         named = NamedSet.load(data, split)
-        return Pictures(named.keys, named.open, None, f"{data}, {len(named.keys):,} images")
+        return ImageSet(named.keys, named.open, None, f"{data}, {len(named.keys):,} images")
     files = files_of(Path(data))
-    return Pictures(files.paths, None, files.labels, _told(data, files))
+    return ImageSet(files.paths, None, files.labels, _described(data, files))
 
 
-def _told(data: str, files: "Files") -> str:
+def _described(data: str, files: "Files") -> str:
     classes = f" in {len(files.classes)} classes" if files.labels else ""
     others = f"; {files.others:,} other file(s) are left out" if files.others else ""
     return f"{data}, {len(files):,} images{classes}{others}"

@@ -122,12 +122,12 @@ def kernels(place: str) -> str:
     maps = torch.randn(4, 8, 25, generator=torch.Generator().manual_seed(0)).to(place)
     expected = STATISTICS["row_sums"](maps.double(), (1, 2, 3), 1)
     out = torch.empty(expected.shape, device=place)
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as reasons:
         warnings.simplefilter("always")
         kernels.compute("row_sums", maps, (1, 2, 3), out)
     difference = float(((out.double() - expected).abs() / expected.abs().clamp_min(1)).max())
-    if said:
-        return f"not used: {said[0].message}"
+    if reasons:
+        return f"not used: {reasons[0].message}"
     if torch.device(place).type not in ("cpu", "cuda"):
         return f"none for {place}: PyTorch's form is used"
     return f"compiled, within {difference:.1e} of the definition"

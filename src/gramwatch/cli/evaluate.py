@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gramwatch.cli.checks import about, existing, interruptible, known, writable_folder
-from gramwatch.cli.common import Opened, Pictures, opened_guard, pictures, shown_errors
+from gramwatch.cli.common import ImageSet, Opened, image_set, opened_guard, shown_errors
 from gramwatch.cli.options import (
     GuardOrNone,
     NetworkOptions,
@@ -127,8 +127,8 @@ def evaluate(
         )
     if output is not None:
         writable_folder(output)
-    sets = {name: pictures(name, "test") for name in dict.fromkeys((test, *outliers))}
-    training = None if train is None else pictures(train, "train")
+    sets = {name: image_set(name, "test") for name in dict.fromkeys((test, *outliers))}
+    training = None if train is None else image_set(train, "train")
     opened = opened_guard(guard, network, work.place, given, calibrated=level is not None, level=level)
     if training is None:
         _check_training(opened, names)
@@ -155,7 +155,7 @@ def evaluate(
         typer.echo("\n".join(printed))
 
 
-def _kept(detector: "Detector") -> "dict[str, Detector]":
+def _fitted_methods(detector: "Detector") -> "dict[str, Detector]":
     """The fitted methods in the file of a guard, by the names of methods."""
     from gramwatch.evaluation.compare import GRAM, GUARD
     from gramwatch.guard.guard import Guard
@@ -170,7 +170,7 @@ def _check_training(opened: Opened, names: list[str]) -> None:
     """Make sure that no method needs training images, when there are none."""
     from gramwatch.evaluation.compare import learning
 
-    needy = learning(name for name in names if name not in _kept(opened.detector))
+    needy = learning(name for name in names if name not in _fitted_methods(opened.detector))
     if needy:
         recorded = opened.detector.metadata.get("images")
         data = recorded.get("data") if isinstance(recorded, dict) else None
@@ -185,10 +185,10 @@ def _check_training(opened: Opened, names: list[str]) -> None:
 class Reading:
     """The sets of images of one evaluation, and how they are read."""
 
-    read: "Callable[[Pictures], Images]"
-    sets: Mapping[str, Pictures]
+    read: "Callable[[ImageSet], Images]"
+    sets: Mapping[str, ImageSet]
     """The first one is in-distribution."""
-    training: Pictures | None
+    training: ImageSet | None
     voice: Voice
 
     def results(
@@ -226,13 +226,13 @@ class Reading:
         from gramwatch.evaluation.compare import fitted
         from gramwatch.inputs.readers import Tally
 
-        kept, tally = _kept(detector), Tally()
-        ready = {kept[name].title: kept[name] for name in names if name in kept}
+        own, tally = _fitted_methods(detector), Tally()
+        ready = {own[name].title: own[name] for name in names if name in own}
         images = self.training or next(iter(self.sets.values()))
         others = fitted(
             detector.network,
             self.read(images).inputs(tally),
-            [name for name in names if name not in kept],
+            [name for name in names if name not in own],
             self.voice.note,
             progress=self.voice.heard,
         )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gramwatch.cli.checks import about, existing_file, guard_file, interruptible
-from gramwatch.cli.common import Pictures, check_level, chosen_taps, pictures, shown_errors
+from gramwatch.cli.common import ImageSet, check_level, chosen_taps, image_set, shown_errors
 from gramwatch.cli.enough import CALIBRATION_IMAGES, few_to_calibrate, few_to_fit
 from gramwatch.cli.launch import first, share
 from gramwatch.cli.options import (
@@ -168,13 +168,13 @@ def _kept(checkpoint: Path | None) -> str:
     return f"Nothing was written.{remedy}"
 
 
-def parts_of(data: str, calibrate: str | None, share: float, seed: int) -> tuple[Pictures, Pictures | None]:
+def parts_of(data: str, calibrate: str | None, share: float, seed: int) -> tuple[ImageSet, ImageSet | None]:
     """The images to fit on, and those to calibrate on."""
     from gramwatch.inputs.readers import held_out
 
-    whole = pictures(data, "train")
+    whole = image_set(data, "train")
     if calibrate is not None:
-        return whole, pictures(calibrate, "test")
+        return whole, image_set(calibrate, "test")
     if share == 0:
         return whole, None
     fitting, calibrating = held_out(whole.count or 0, share, seed)
@@ -226,13 +226,13 @@ class Job:
     work: WorkOptions
     voice: Voice
 
-    def fit(self, images: Pictures, checkpoint: Path | None) -> "Tally":
+    def fit(self, images: ImageSet, checkpoint: Path | None) -> "Tally":
         """Fit on all readable images."""
         return self._shown(
             images, lambda inputs: self.detector.fit(inputs, checkpoint=checkpoint, progress=self.voice.heard)
         )
 
-    def calibrate(self, images: Pictures, seed: int) -> "Tally":
+    def calibrate(self, images: ImageSet, seed: int) -> "Tally":
         """Calibrate on all readable images, and say how reliable the threshold is."""
         tally = self._shown(
             images, lambda inputs: self.detector.calibrate(inputs, seed=seed, progress=self.voice.heard)
@@ -244,7 +244,7 @@ class Job:
             self.voice.note(few)
         return tally
 
-    def _shown(self, images: Pictures, show: "Callable[[Shard], object]") -> "Tally":
+    def _shown(self, images: ImageSet, show: "Callable[[Shard], object]") -> "Tally":
         """Call `show` with the images of this process. Name the images that could not be read by any."""
         from gramwatch.detect.distributed import rank_and_size, together
         from gramwatch.detect.shards import Shard

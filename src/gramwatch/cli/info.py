@@ -63,12 +63,12 @@ def facts(saved: "Saved") -> dict[str, Any]:
 
     header, metadata, anything = saved.header, metadata_of(saved), dict[str, Any]
     preprocessing = recorded_preprocessing(saved)
-    said = {"settings": {}, "calibration": None, "members": None} | dict(header)
+    values = {"settings": {}, "calibration": None, "members": None} | dict(header)
     with reading(saved.path):
-        check_types(said, network=anything, calibration=anything | None)
-        check_types(said, settings=anything, members=anything | None)
-    settings, calibration = said["settings"], said["calibration"]
-    images, model, network = metadata.get("images"), metadata.get("model"), said["network"]
+        check_types(values, network=anything, calibration=anything | None)
+        check_types(values, settings=anything, members=anything | None)
+    settings, calibration = values["settings"], values["calibration"]
+    images, model, network = metadata.get("images"), metadata.get("model"), values["network"]
     return {
         "file": str(saved.path),
         "detector": header["detector"],
@@ -78,8 +78,8 @@ def facts(saved: "Saved") -> dict[str, Any]:
         "parameters": network.get("parameters"),
         "fingerprint": str(network.get("weights"))[:16],
         "preprocessing": None if preprocessing is None else str(preprocessing),
-        "members": None if said["members"] is None else list(said["members"]),
-        "member_weights": _member_weights(saved, said["members"]),
+        "members": None if values["members"] is None else list(values["members"]),
+        "member_weights": _member_weights(saved, values["members"]),
         "level": settings.get("level"),
         "fitted_on": images if isinstance(images, dict) else None,
         "calibrated_on": calibration.get("examples") if isinstance(calibration, dict) else None,

@@ -81,10 +81,10 @@ def _page_of(guard: Path, opened: Opened, files: "Files | None", voice: Voice) -
     from gramwatch.deploy.live.shown import examples_of, made_up
     from gramwatch.files import artifact
 
-    told = list(opened.differences())
-    voice.note(*told)
+    differences = list(opened.differences())
+    voice.note(*differences)
     classes = opened.classes or opened.model.classes
-    about_it = " ".join([_known(classes), ABOUT, *(f"Note: {text}." for text in told)]).strip()
+    about_it = " ".join([_known(classes), ABOUT, *(f"Note: {text}." for text in differences)]).strip()
     examples = [*([] if files is None else examples_of(files)), *made_up(opened.preprocessing)]
     facts = named_facts(artifact.read(guard))
     return Examiner(opened.detector, opened.preprocessing, classes), Shown(

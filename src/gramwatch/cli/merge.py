@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gramwatch.cli.checks import about, existing, guard_file, interruptible
-from gramwatch.cli.common import opened_guard, pictures
+from gramwatch.cli.common import image_set, opened_guard
 from gramwatch.cli.fit import Job, agreement, check_enough_images
 from gramwatch.cli.options import NetworkOptions, Voice, Weights, WorkOptions
 from gramwatch.errors import ArtifactError
@@ -49,7 +49,7 @@ def merge(
     network, place = NetworkOptions(model, weights), work.place
     built: dict[tuple[Any, ...], Model] = {}
     first, *others = (opened_guard(guard, network, place, built=built, calibrated=False) for guard in guards)
-    images = None if calibrate is None else pictures(calibrate, "test")
+    images = None if calibrate is None else image_set(calibrate, "test")
     if images is not None:
         check_enough_images(images.count or 0, first.detector.level)
     for path, other in zip(guards[1:], others, strict=True):

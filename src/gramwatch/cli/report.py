@@ -153,14 +153,14 @@ def about_guard(saved: "Saved") -> "About":
     from gramwatch.detect.threshold import range_of_rates, threshold
     from gramwatch.report.page import About
 
-    told, level, scores = named_facts(saved), facts(saved)["level"], _calibration_scores(saved)
+    names_and_texts, level, scores = named_facts(saved), facts(saved)["level"], _calibration_scores(saved)
     if scores is None or not isinstance(level, float) or not 0 < level < 1:
-        return About(told)
+        return About(names_and_texts)
     whole = not (saved.header.get("settings") or {}).get("per_class")
     how = saved.header.get("calibration") or {}
     kinds = len(how.get("tolerance") or [0.0])
     return About(
-        told,
+        names_and_texts,
         level,
         threshold(scores + tolerance_in(how, kinds)[0], level) if whole else None,
         np.asarray(scores),

@@ -23,6 +23,8 @@ from gramwatch.files.sheets import as_cell
 from gramwatch.files.writing import replacing
 
 FORMATS = ("csv", "jsonl", "parquet")
+ROWS_AT_ONCE = 10_000
+"""The rows that are written to a Parquet file together."""
 Row = dict[str, Any]
 
 
@@ -219,7 +221,7 @@ def _plain(value: Any) -> Any:
     return "" if value is None else value
 
 
-def _write_parquet(path: Path, rows: Iterator[Row], columns: Sequence[str], at_once: int = 10_000) -> None:
+def _write_parquet(path: Path, rows: Iterator[Row], columns: Sequence[str]) -> None:
     from gramwatch.report.scores import pyarrow
 
     arrow = pyarrow()
@@ -228,7 +230,7 @@ def _write_parquet(path: Path, rows: Iterator[Row], columns: Sequence[str], at_o
     kinds |= {name: arrow.string() for name in ("class", "note", "error")}
     schema = arrow.schema([(name, kinds.get(name, arrow.float64())) for name in columns])
     with arrow.parquet.ParquetWriter(path, schema) as writer:
-        while chunk := list(islice(rows, at_once)):
+        while chunk := list(islice(rows, ROWS_AT_ONCE)):
             for row in chunk:  # Parquet holds text in UTF-8 only
                 row["path"] = row["path"].encode(errors="surrogateescape").decode(errors="replace")
             table = {name: [row.get(name) for row in chunk] for name in columns}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gramwatch.cli.checks import interruptible, new_file
-from gramwatch.cli.common import Opened, Pictures, opened_guard, pictures
+from gramwatch.cli.common import ImageSet, Opened, image_set, opened_guard
 from gramwatch.cli.launch import first, share
 from gramwatch.cli.options import (
     GuardFile,
@@ -110,7 +110,7 @@ def score(
     if several and images == "-":
         raise typer.BadParameter("standard input is read by one process: name a folder", param_hint="--nproc")
     share(nproc)
-    shown = pictures(images, "test") if images != "-" else _from_stdin()
+    shown = image_set(images, "test") if images != "-" else _from_stdin()
     opened = opened_guard(guard, network, work.place, given, level=level)
     voice.note(*opened.differences())
     columns = columns_of(opened, fdr)
@@ -154,11 +154,11 @@ def _check_piped(as_json: bool, fdr: float | None, report: Path | None, several:
             raise typer.BadParameter(f"{why}: give -o FILE", param_hint=option)
 
 
-def _from_stdin() -> Pictures:
+def _from_stdin() -> ImageSet:
     from gramwatch.inputs.files import listed
 
     sys.stdin.reconfigure(errors="surrogateescape")  # type: ignore[union-attr]
-    return Pictures(listed(sys.stdin), about="paths on standard input")
+    return ImageSet(listed(sys.stdin), about="paths on standard input")
 
 
 def _kept(rows: Piped | Filed) -> str:
@@ -194,7 +194,7 @@ class Scoring:
     seconds: float = 0.0
     selection: "Selection | None" = None
 
-    def run(self, images: Pictures) -> None:
+    def run(self, images: ImageSet) -> None:
         """Score the images that have no row yet."""
         from gramwatch.detect.distributed import together
         from gramwatch.inputs.readers import Tally
@@ -203,12 +203,12 @@ class Scoring:
         start = time.monotonic()
         with together(self.opened.detector.model, "scoring") as group:
             if group.size > 1:  # the batches are those of one process
-                listed = Pictures(list(_new(images.keys, set())), images.opener)
+                listed = ImageSet(list(_new(images.keys, set())), images.opener)
                 images = listed.part(group.rank, group.size, self.work.batch_size)
             if isinstance(self.rows, Filed):
                 self.counts |= {"images": len(self.rows.done), **self.rows.earlier}
             self._say_what_is_done(group.gather(len(self.rows.done)))
-            left = Pictures(_new(images.keys, set(self.rows.done)), images.opener)
+            left = ImageSet(_new(images.keys, set(self.rows.done)), images.opener)
             with self.voice.progress(images.count, len(self.rows.done), "scoring") as bar:
                 for batch in left.read(self.opened.preprocessing, self.work):
                     group.check()
@@ -279,7 +279,7 @@ class Scoring:
         )
         selected: dict[str, Any] = {}
         if (selection := self.selection) is not None:
-            self.voice.say(_told(selection))
+            self.voice.say(_in_words(selection))
             self.voice.note(*_too_few(selection, opened.detector))
             selected = {"fdr": selection.fdr, "selected": len(selection)}
             selected["largest_p_value_selected"] = selection.threshold
@@ -354,12 +354,12 @@ def _selected(p_values: Iterable[float], fdr: float) -> "Selection":
         return select(values, fdr)
 
 
-def _told(selection: "Selection") -> str:
+def _in_words(selection: "Selection") -> str:
     """The number of selected images in words."""
-    said = f"{len(selection):,} of {len(selection.is_selected):,} images selected"
+    count = f"{len(selection):,} of {len(selection.is_selected):,} images selected"
     if not len(selection):
-        return f"{said} at a false-discovery rate of {selection.fdr:g}"
-    return f"{said}. On average at most {selection.fdr:.0%} of the selected are like those of the fit"
+        return f"{count} at a false-discovery rate of {selection.fdr:g}"
+    return f"{count}. On average at most {selection.fdr:.0%} of the selected are like those of the fit"
 
 
 def _too_few(selection: "Selection", detector: "Detector") -> Iterator[str]:

@@ -309,8 +309,9 @@ class Explained:
     def __repr__(self) -> str:
         if len(self) == 1:
             return " ".join(self.sentences())
-        lines = [f"  {i}: {' '.join(self.sentences(i)[:2])}" for i in range(min(len(self), 10))]
-        rest = [f"  ... {len(self) - 10} more"] if len(self) > 10 else []
+        shown = min(len(self), reasons.MOST_EXAMPLES)
+        lines = [f"  {i}: {' '.join(self.sentences(i)[:2])}" for i in range(shown)]
+        rest = [f"  ... {len(self) - shown} more"] if len(self) > shown else []
         flagged = int(self.detection.is_ood.sum())
         return "\n".join([f"Explained: {flagged} of {len(self)} out-of-distribution", *lines, *rest])
 

@@ -16,6 +16,8 @@ from gramwatch.explain.frame import INK, INSIDE, OUTSIDE, SMALL, SOFT, TEXT, Wor
 
 MOST_TAPS = 2
 """The taps that a sentence names."""
+MOST_EXAMPLES = 10
+"""The examples of a batch that are shown in words."""
 MOST_NUMBERS = 3
 """The channels that a sentence names."""
 
@@ -160,10 +162,10 @@ def _joined(words: Sequence[str]) -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
-def html(explanation: Any, most: int = 10) -> str:
+def html(explanation: Any) -> str:
     """Sentences and a table of the members, for the first examples."""
     blocks = []
-    for i in range(min(len(explanation), most)):
+    for i in range(min(len(explanation), MOST_EXAMPLES)):
         one = explanation[i]
         text = escaping.escape(" ".join(sentences(one)))
         rows = "".join(
@@ -175,7 +177,8 @@ def html(explanation: Any, most: int = 10) -> str:
             f"<tr><th>score</th><th style='text-align:right'>{float(one.detection.score[0]):.3f}</th></tr>"
         )
         blocks.append(f"<p><b>{i}</b> {text}</p><table>{rows}{total}</table>")
-    more = f"<p>{len(explanation) - most} more</p>" if len(explanation) > most else ""
+    rest = len(explanation) - len(blocks)
+    more = f"<p>{rest} more</p>" if rest else ""
     return "".join(blocks) + more
 
 

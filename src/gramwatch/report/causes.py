@@ -124,7 +124,7 @@ class Ordinary:
 
     def causes(self, values: Mapping[str, Tensor]) -> list[list[Cause]]:
         """The visible faults of each of N images, causes before their effects."""
-        told: list[dict[Cause, None]] = [{} for _ in next(iter(values.values()))]
+        causes: list[dict[Cause, None]] = [{} for _ in next(iter(values.values()))]
         for name, tails in TAILS.items():
             if name not in values or name not in self.ranges:
                 continue
@@ -133,8 +133,8 @@ class Ordinary:
             for tail, outside in zip(tails, (low - values[name], values[name] - high), strict=True):
                 for i in (outside > least).nonzero().flatten().tolist():
                     if tail is not None:
-                        told[i][tail] = None
-        return [list(one) for one in told]
+                        causes[i][tail] = None
+        return [list(one) for one in causes]
 
 
 def _pair(ends: Tensor) -> tuple[float, float]:
