@@ -207,7 +207,8 @@ class Scoring:
                 images = listed.part(group.rank, group.size, self.work.batch_size)
             if isinstance(self.rows, Filed):
                 self.counts |= {"images": len(self.rows.done), **self.rows.earlier}
-            self._say_what_is_done(group.gather(len(self.rows.done)))
+            if done := sum(group.gather(len(self.rows.done))):
+                self.voice.say(f"going on: {done:,} images were scored before")
             left = ImageSet(_new(images.keys, set(self.rows.done)), images.opener)
             with self.voice.progress(images.count, len(self.rows.done), "scoring") as bar:
                 for batch in left.read(self.opened.preprocessing, self.work):
@@ -221,10 +222,6 @@ class Scoring:
         self.counts = {name: sum(counts[name] for counts, _ in counted) for name in self.counts}
         self.tally = Tally.of_all([tally for _, tally in counted])
         self.seconds = time.monotonic() - start
-
-    def _say_what_is_done(self, of_each: list[int]) -> None:
-        if any(of_each):
-            self.voice.say(f"going on: {sum(of_each):,} images were scored before")
 
     def finish(self, fdr: float | None) -> None:
         """Write the output. Images are selected here, when the p-values of all are known."""
@@ -365,7 +362,9 @@ def _in_words(selection: "Selection") -> str:
 def _too_few(selection: "Selection", detector: "Detector") -> Iterator[str]:
     """Say if a single image cannot be selected, because too few calibration images rank."""
     ranking, count = int(detector.calibration().ranks.sizes.min()), len(selection.is_selected)
-    least, needed = (_ceil(count / (selection.fdr * images)) for images in (ranking + 1, 1))
+    least, needed = (  # rounding must not add one
+        math.ceil(count / (selection.fdr * images) * (1 - 1e-12)) for images in (ranking + 1, 1)
+    )
     if least > 1:
         chance = f"either none or at least {least:,} of {count:,} images are selected"
         yield (
@@ -373,8 +372,3 @@ def _too_few(selection: "Selection", detector: "Detector") -> Iterator[str]:
             f"{chance if least <= count else f'nothing can be selected among {count:,} images'}. To select a "
             f"single outlier, {needed - 1:,} must rank (half of the calibration images do)"
         )
-
-
-def _ceil(number: float) -> int:
-    """The next whole number. Rounding must not add one."""
-    return math.ceil(number * (1 - 1e-12))

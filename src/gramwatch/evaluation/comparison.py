@@ -68,7 +68,8 @@ def draw_shades(
             bold = j == len(sets) or method == "Guard"
             _cell(axes, (i, j) if turned else (j, i), value, shade(value), bold)
         worst = values.index(min(values[:-1]))
-        _box(axes, (i, worst) if turned else (worst, i), fill=False, edgecolor=OUTSIDE, linewidth=1.1)
+        x, y = (i, worst) if turned else (worst, i)
+        _frame(axes, (x - 0.46, y - 0.43), (0.92, 0.86), edgecolor=OUTSIDE, linewidth=1.1, zorder=3)
     axes.set(xlim=(-0.5, len(heads) - 0.5), ylim=(len(sides) - 0.5, -0.5))
     divide = axes.axhline if turned else axes.axvline
     divide(len(sets) - 0.5, color="white", linewidth=3)
@@ -78,11 +79,13 @@ def draw_shades(
     labels = axes.get_yticklabels(), axes.get_xticklabels()
     of_sets, of_methods = labels if turned else reversed(labels)
     of_sets[-1].set_weight("bold")
-    _marked(of_methods, methods)
+    for label, method in zip(of_methods, methods, strict=True):
+        if method in OURS:
+            label.set(color=OURS[method], weight="bold")
     if "Guard" in methods:
         start, length = methods.index("Guard") - 0.5, len(sets) + 1
         corner, size = ((start, -0.5), (1, length)) if turned else ((-0.5, start), (length, 1))
-        _outline(axes, corner, *size)
+        _frame(axes, corner, size, edgecolor=OURS["Guard"], lw=1.8, zorder=4, clip_on=False)
     if not turned:
         _skipped(axes, ranks, methods)
     frame.write(path)
@@ -130,22 +133,8 @@ def _cell(axes: Any, place: tuple[int, int], value: float, colour: Sequence[floa
     )
 
 
-def _box(axes: Any, place: tuple[int, int], **how: Any) -> None:
-    x, y = place
-    axes.add_patch(pyplot().Rectangle((x - 0.46, y - 0.43), 0.92, 0.86, zorder=3, **how))
-
-
-def _marked(labels: Sequence[Any], methods: Sequence[str]) -> None:
-    """Give the names of Guard and Gram their colours."""
-    for label, method in zip(labels, methods, strict=True):
-        if method in OURS:
-            label.set(color=OURS[method], weight="bold")
-
-
-def _outline(axes: Any, corner: tuple[float, float], width: float, height: float) -> None:
-    """The frame around Guard's figures."""
-    style = {"fill": False, "edgecolor": OURS["Guard"], "lw": 1.8, "zorder": 4, "clip_on": False}
-    axes.add_patch(pyplot().Rectangle(corner, width, height, **style))
+def _frame(axes: Any, corner: tuple[float, float], size: tuple[float, float], **style: Any) -> None:
+    axes.add_patch(pyplot().Rectangle(corner, *size, fill=False, **style))
 
 
 def _heads(axes: Any, columns: Sequence[str]) -> None:

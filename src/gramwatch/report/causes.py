@@ -120,7 +120,8 @@ class Ordinary:
         if not values or min(map(len, values.values())) < FEWEST:
             return None
         ends = torch.tensor([RARE, 1 - RARE], dtype=torch.float64)
-        return cls({name: _pair(column.double().quantile(ends)) for name, column in values.items()})
+        columns = {name: column.double().quantile(ends).tolist() for name, column in values.items()}
+        return cls({name: (low, high) for name, (low, high) in columns.items()})
 
     def causes(self, values: Mapping[str, Tensor]) -> list[list[Cause]]:
         """The visible faults of each of N images, causes before their effects."""
@@ -135,8 +136,3 @@ class Ordinary:
                     if tail is not None:
                         causes[i][tail] = None
         return [list(one) for one in causes]
-
-
-def _pair(ends: Tensor) -> tuple[float, float]:
-    low, high = ends.tolist()
-    return low, high
