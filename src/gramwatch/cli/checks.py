@@ -86,6 +86,17 @@ def existing(option: str) -> Callable[[Any], Any]:
     return check
 
 
+def between(option: str) -> Callable[[float | None], float | None]:
+    """The callback of an option: make sure that its number lies between 0 and 1."""
+
+    def check(number: float | None) -> float | None:
+        if number is not None and not 0 < number < 1:
+            raise typer.BadParameter(f"{number} does not lie between 0 and 1", param_hint=option)
+        return number
+
+    return check
+
+
 def writable_folder(folder: Path, option: str = "--output") -> None:
     """Make sure that a folder exists or can be created, and that files can be written into it."""
     if folder.exists() and not folder.is_dir():

@@ -197,18 +197,11 @@ def read_guard(guard: Path, level: float | None = None) -> "Saved":
     saved = artifact.read(guard)
     if level is None:
         return saved
-    check_level(level)
     if (scores := saved.file.layout.get("calibration.scores")) is not None:
         check_ranks(scores.shape[0], level)
     return replace(
         saved, header=saved.header | {"settings": {**saved.header.get("settings", {}), "level": level}}
     )
-
-
-def check_level(level: float) -> None:
-    """Make sure that a level lies between 0 and 1."""
-    if not 0 < level < 1:
-        raise typer.BadParameter(f"{level} does not lie between 0 and 1", param_hint="--level")
 
 
 def check_ranks(ranking: int, level: float, among: str = "") -> None:

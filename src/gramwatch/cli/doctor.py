@@ -1,7 +1,6 @@
 """`gramwatch doctor`: versions, devices, kernels, and a self-test."""
 
 import importlib.metadata
-import json
 import platform
 import warnings
 from collections.abc import Iterator
@@ -11,7 +10,7 @@ from textwrap import shorten
 import typer
 
 from gramwatch.cli.checks import chosen_device
-from gramwatch.cli.options import Device, Json
+from gramwatch.cli.options import Device, Json, show_facts
 
 PACKAGES = {
     "torch": "",
@@ -63,12 +62,7 @@ def doctor(
     with warnings.catch_warnings():
         problem = self_test(place)
     facts["self-test"] = problem or "passed"
-    if as_json:
-        typer.echo(json.dumps(facts))
-    else:
-        width = max(map(len, facts))
-        for name, text in facts.items():
-            typer.echo(f"{name.ljust(width)}  {text}")
+    show_facts(facts, as_json)
     if problem or broken:
         raise typer.Exit(1)
 

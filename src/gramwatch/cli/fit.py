@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gramwatch.cli.checks import about, existing_file, guard_file, interruptible
-from gramwatch.cli.common import ImageSet, check_level, chosen_taps, image_set, shown_errors
+from gramwatch.cli.checks import about, between, existing_file, guard_file, interruptible
+from gramwatch.cli.common import ImageSet, chosen_taps, image_set, shown_errors
 from gramwatch.cli.enough import CALIBRATION_IMAGES, few_to_calibrate, few_to_fit
 from gramwatch.cli.launch import first, share
 from gramwatch.cli.options import (
@@ -60,7 +60,10 @@ def fit(
         float,
         typer.Option(min=0, max=0.9, help="The share of DATA to calibrate on. 0: do not calibrate."),
     ] = 0.2,
-    level: Annotated[float, typer.Option(help="The share of images like DATA that is not flagged.")] = 0.95,
+    level: Annotated[
+        float,
+        typer.Option(help="The share of images like DATA that is not flagged.", callback=between("--level")),
+    ] = 0.95,
     members: Annotated[
         str | None, typer.Option(help="The methods to join, with commas between them. By default Guard's.")
     ] = None,
@@ -98,7 +101,9 @@ def fit(
     """
     from gramwatch.inputs.models import resolve
 
-    _check(output, weights, level)
+    if weights is not None:
+        existing_file(weights, "--weights")
+    guard_file(output, reads=(weights,))
     share(nproc)
     place = work.place
     with about("MODEL"):
@@ -149,13 +154,6 @@ def fit(
             "preprocessing": preprocessing.to_json(),
         }
     )
-
-
-def _check(output: Path, weights: Path | None, level: float) -> None:
-    check_level(level)
-    if weights is not None:
-        existing_file(weights, "--weights")
-    guard_file(output, reads=(weights,))
 
 
 def _kept(checkpoint: Path | None) -> str:

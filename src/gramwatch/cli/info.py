@@ -1,14 +1,13 @@
 """`gramwatch info`: the contents of a guard's file, without its network."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gramwatch.cli.checks import existing, printable
+from gramwatch.cli.checks import existing
 from gramwatch.cli.common import metadata_of, recorded_preprocessing
-from gramwatch.cli.options import Json
+from gramwatch.cli.options import Json, show_facts
 
 if TYPE_CHECKING:
     from gramwatch.files.artifact import Saved
@@ -48,13 +47,7 @@ def info(
     """
     from gramwatch.files import artifact
 
-    values = facts(artifact.read(guard))
-    if as_json:
-        typer.echo(json.dumps(values))
-        return
-    width = max(map(len, values))
-    for name, value in values.items():
-        typer.echo(printable(f"{name.replace('_', ' ').ljust(width)}  {shown(value)}"))
+    show_facts(facts(artifact.read(guard)), as_json, shown)
 
 
 def facts(saved: "Saved") -> dict[str, Any]:

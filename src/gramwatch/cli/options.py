@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gramwatch.cli.checks import about, chosen_device, existing, known, printable
+from gramwatch.cli.checks import about, between, chosen_device, existing, known, printable
 from gramwatch.cli.launch import device_of_rank, first
 from gramwatch.errors import GramwatchWarning, InputError
 
@@ -54,6 +54,7 @@ OtherLevel = Annotated[
         "--level",
         help="The share of images like those of the fit that is not flagged. By default the guard's own.",
         show_default=False,
+        callback=between("--level"),
     ),
 ]
 WatchedTaps = Annotated[
@@ -93,6 +94,16 @@ Quiet = Annotated[
     typer.Option("--quiet", "-q", callback=_silenced, help="Print no messages: only errors, and results."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print a summary as one JSON object on standard output.")]
+
+
+def show_facts(facts: dict[str, Any], as_json: bool, text: Callable[[Any], str] = str) -> None:
+    """Print facts by name: as one JSON object, or as two columns."""
+    if as_json:
+        typer.echo(json.dumps(facts))
+        return
+    width = max(map(len, facts))
+    for name, value in facts.items():
+        typer.echo(printable(f"{name.replace('_', ' ').ljust(width)}  {text(value)}"))
 
 
 # --- groups ------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gramwatch.cli.checks import interruptible, new_file
+from gramwatch.cli.checks import between, interruptible, new_file
 from gramwatch.cli.common import ImageSet, Opened, image_set, opened_guard
 from gramwatch.cli.launch import first, share
 from gramwatch.cli.options import (
@@ -65,7 +65,8 @@ def score(
         float | None,
         typer.Option(
             help="Add a column 'selected': images of which on average at most this share is selected by "
-            "mistake."
+            "mistake.",
+            callback=between("--fdr"),
         ),
     ] = None,
     report: Annotated[
@@ -103,8 +104,6 @@ def score(
         _check_piped(voice.as_json, fdr, report, several)
     else:
         new_file(output, overwrite, reads=reads)
-    if fdr is not None and not 0 < fdr < 1:
-        raise typer.BadParameter(f"{fdr} does not lie between 0 and 1", param_hint="--fdr")
     if report is not None:
         check_page(report, overwrite, "--report", reads)
     if several and images == "-":

@@ -1,13 +1,12 @@
 """`gramwatch taps`: the tensors of a network that can be watched."""
 
-import json
 from typing import Annotated
 
 import typer
 
 from gramwatch.cli.checks import about
 from gramwatch.cli.common import chosen_taps
-from gramwatch.cli.options import Json, NetworkName, Size, WatchedTaps, Weights
+from gramwatch.cli.options import Json, NetworkName, Size, Voice, WatchedTaps, Weights
 from gramwatch.errors import InputError
 
 
@@ -54,12 +53,10 @@ def taps(
             ) from None
         raise
     if as_json:
-        typer.echo(
-            json.dumps(
-                [{"name": tap.name, "operation": tap.operation, "shape": list(tap.shape)} for tap in listed]
-            )
+        Voice(as_json=True).summary(
+            [{"name": tap.name, "operation": tap.operation, "shape": list(tap.shape)} for tap in listed]
         )
-    else:
-        typer.echo(repr(listed))
-        if len(listed) < every:
-            typer.echo(f"a guard watches these {len(listed)} of {every:,} tensors; all of them: --taps all")
+        return
+    typer.echo(repr(listed))
+    if len(listed) < every:
+        typer.echo(f"a guard watches these {len(listed)} of {every:,} tensors; all of them: --taps all")
