@@ -378,14 +378,14 @@ def agreement(
         return None
     order = known if sorted(known) == folders else folders
     _, ranking = halves(len(labels), seed)
-    theirs = np.array([order.index(labels[int(i)]) for i in ranking])
-    ours, classes = predicted.numpy(), range(len(order))
+    folder_classes = np.array([order.index(labels[int(i)]) for i in ranking])
+    predicted_classes, classes = predicted.numpy(), range(len(order))
     counts = np.zeros((len(order), len(order)))
-    np.add.at(counts, (ours[::2], theirs[::2]), 1)
+    np.add.at(counts, (predicted_classes[::2], folder_classes[::2]), 1)
     _, best = linear_sum_assignment(counts, maximize=True)
     return Agreement(
         folders,
-        float((ours == theirs).mean()),
-        sum(float((ours == i).mean() * (theirs == i).mean()) for i in classes),
-        float((best[ours[1::2]] == theirs[1::2]).mean()),
+        float((predicted_classes == folder_classes).mean()),
+        sum(float((predicted_classes == i).mean() * (folder_classes == i).mean()) for i in classes),
+        float((best[predicted_classes[1::2]] == folder_classes[1::2]).mean()),
     )

@@ -235,8 +235,8 @@ def judge_measured(
         flagged = calibration.judged(measured[detector.title]).is_ood
         count, total = int(flagged.sum()), len(flagged)
         interval = binomtest(count, total).proportion_ci(0.95, method="exact")
-        theirs = {} if is_inside else scores(measured)
-        areas = {key: auroc(usual[key], values) for key, values in theirs.items()}
+        by_method = {} if is_inside else scores(measured)
+        areas = {key: auroc(usual[key], values) for key, values in by_method.items()}
         return Share(of_set, total, count, float(interval.low), float(interval.high), areas)
 
     usual = scores(inside)

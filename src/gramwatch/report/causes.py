@@ -135,4 +135,4 @@ class Ordinary:
                 for i in (outside > least).nonzero().flatten().tolist():
                     if tail is not None:
                         causes[i][tail] = None
-        return [list(one) for one in causes]
+        return [list(of_image) for of_image in causes]

@@ -56,7 +56,7 @@ class Explainer:
 
     def reasons(self, images: int) -> Reasons:
         """All explanations for a page. The `images` most suspicious images get sentences and a map."""
-        sentences, maps = self._each(self.scores.by_score[:images])
+        sentences, maps = self._sentences_and_maps(self.scores.by_score[:images])
         finite = np.isfinite(self.scores.score)
         rows, explanation = self._set(self._drawn(finite & self.scores.is_ood, MOST))
         flagged = int((finite & self.scores.is_ood).sum())
@@ -73,7 +73,7 @@ class Explainer:
 
     # --- one by one ----------------------------------------------------------------------------------
 
-    def _each(self, rows: Sequence[int]) -> tuple[dict[int, list[str]], dict[int, str]]:
+    def _sentences_and_maps(self, rows: Sequence[int]) -> tuple[dict[int, list[str]], dict[int, str]]:
         sentences: dict[int, list[str]] = {}
         maps: dict[int, str] = {}
         for batch_rows, inputs in self._batches(rows, AT_ONCE):

@@ -422,8 +422,8 @@ def _largest(cells: Sequence[tuple[str, str, float]]) -> list[tuple[str, str, fl
     most: dict[str, float] = {}
     for _, tap, value in cells:
         most[tap] = max(most.get(tap, 0.0), abs(value))
-    kept = set(sorted(most, key=lambda tap: -most[tap])[:MOST_LAYERS])
-    return [cell for cell in cells if cell[1] in kept]
+    largest = set(sorted(most, key=lambda tap: -most[tap])[:MOST_LAYERS])
+    return [cell for cell in cells if cell[1] in largest]
 
 
 def _how_many(shown: int, layers: int) -> str:

@@ -247,8 +247,8 @@ class Monitor:
             return
         bins, lots = self._bins(scores), 1 - self._random.random(len(scores))
         for i in range(len(scores)):
-            one = slice(i, i + 1)
-            yield self._bets(self._ranks.rank(bins[one], groups[one], lots[one]))
+            image = slice(i, i + 1)
+            yield self._bets(self._ranks.rank(bins[image], groups[image], lots[image]))
 
     def _know(self, detection: Detection) -> None:
         """At the first batch, note the parts and the number of classes. Later ones must have the same."""
