@@ -1,7 +1,6 @@
 """`gramwatch report`: a page about scored images, one HTML file that opens offline."""
 
 from collections.abc import Iterable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -77,8 +76,10 @@ def report(
     opened = None
     if guard is not None and explain and not minimal:
         opened = opened_guard(guard, network, chosen_device(device), level=level)
-    write = partial(write_report, images=images, minimal=minimal, level=level, workers=workers)
-    voice.summary(write(voice, output, tables, guard, opened))
+    summary = write_report(
+        voice, output, tables, guard, opened, images=images, minimal=minimal, level=level, workers=workers
+    )
+    voice.summary(summary)
 
 
 def check_page(
