@@ -74,7 +74,8 @@ def draw_shades(
     divide = axes.axhline if turned else axes.axvline
     divide(len(sets) - 0.5, color="white", linewidth=3)
     plain(axes)
-    axes.set_yticks(range(len(sides)), sides, fontsize=SMALL, linespacing=0.9)
+    spacing = {} if turned else {"linespacing": 0.9}  # names of methods may have several lines
+    axes.set_yticks(range(len(sides)), sides, fontsize=SMALL, **spacing)
     _heads(axes, heads)
     labels = axes.get_yticklabels(), axes.get_xticklabels()
     of_sets, of_methods = labels if turned else reversed(labels)
