@@ -43,7 +43,7 @@ from typer.testing import CliRunner
 import gramwatch
 from gramwatch import DataError, GramDetector, Guard, Monitor
 from gramwatch.cli.app import app
-from gramwatch.cli.common import Given, Voice
+from gramwatch.cli.options import NetworkOptions, PreprocessingOptions, Voice
 from gramwatch.deploy.export import KEY
 from gramwatch.deploy.exported import ExportedGuard
 from gramwatch.deploy.serve import create_app
@@ -369,7 +369,7 @@ def _command(*words: object) -> int:
 def _serve(opening: Callable[..., Any], path: Path) -> None:
     """What `gramwatch serve` does with a file before it listens, and one request."""
     try:
-        _, judge = opening(path, None, None, "cpu", Given(None, None, None, None), Voice(True))
+        _, judge = opening(path, NetworkOptions(), "cpu", PreprocessingOptions(), Voice(quiet=True))
     except (GramwatchError, OSError, typer.BadParameter):
         return
     with TestClient(create_app(judge), base_url="http://localhost") as client:

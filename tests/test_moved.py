@@ -82,7 +82,7 @@ def test_names_of_modules_that_are_packages_now_still_work():
     assert Explained is gramwatch.Explained
     assert (Contribution.__module__, pyplot.__module__) == (
         "gramwatch.detect.parts",
-        "gramwatch.pictures",
+        "gramwatch.explain.frame",
     )
     assert RIVALS is gramwatch.methods.METHODS
     assert issubclass(KNN, Rival)

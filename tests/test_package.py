@@ -115,8 +115,8 @@ def test_without_the_extra_the_command_says_what_to_install():
 def test_without_matplotlib_pictures_say_what_to_install():
     code = (
         "import sys; sys.modules['matplotlib'] = None\n"
-        "import gramwatch.pictures\n"
-        "try: gramwatch.pictures.pyplot()\n"
+        "import gramwatch.explain.frame\n"
+        "try: gramwatch.explain.frame.pyplot()\n"
         "except gramwatch.MissingExtraError as error: print(error)"
     )
     assert "gramwatch[plot]" in run(code)

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 
 from gramwatch import find_taps
+from gramwatch.explain.frame import FAINT, INK, SMALL, SOFT, TEXT, Words, framed
 from gramwatch.inputs import networks
 from gramwatch.numerics.samples import Sample
-from gramwatch.pictures.frame import SMALL, TEXT, Words, framed
-from gramwatch.pictures.palette import FAINT, INK, LOOKS, SOFT
 from gramwatch.watch import Taps
+from gramwatch_lab.figures.looks import LOOKS
 from gramwatch_lab.paper.effort_study import ORDERS
 from lab.benchmarks.document import DOCS
 from lab.benchmarks.measure import save

@@ -26,13 +26,11 @@ import gramwatch
 from gramwatch import Guard
 from gramwatch.detect import detector
 from gramwatch.explain.explained import Explained
+from gramwatch.explain.frame import INK, INSIDE, OUTSIDE, SMALL, Words, framed, plain, write_picture
 from gramwatch.inputs import datasets, networks
 from gramwatch.inputs.networks import Loaded
 from gramwatch.inputs.resize import resized
 from gramwatch.observe import places
-from gramwatch.pictures import write_picture
-from gramwatch.pictures.frame import SMALL, Words, framed, plain
-from gramwatch.pictures.palette import INK, INSIDE, OUTSIDE
 from lab.benchmarks import document
 from lab.benchmarks.bound_maps import by_bounds
 from lab.benchmarks.cells import DOCS

@@ -19,9 +19,8 @@ import torch
 from torch import Tensor
 
 from gramwatch import Guard, Monitor
+from gramwatch.explain.frame import INK, OUTSIDE, SMALL, Words, framed
 from gramwatch.inputs import datasets, networks
-from gramwatch.pictures.frame import SMALL, Words, framed
-from gramwatch.pictures.palette import INK, OUTSIDE
 from lab.benchmarks import document
 from lab.benchmarks.cells import DOCS
 from lab.benchmarks.measure import machine, save

@@ -3,9 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-import gramwatch.pictures
-from gramwatch.pictures.frame import DPI, SMALL, TEXT, TITLE, WIDTH
-from gramwatch.pictures.palette import FAINT, INK, SOFT, SPARE, looks_of
+from gramwatch.explain.frame import DPI, FAINT, INK, SMALL, SOFT, TEXT, TITLE, WIDTH, pyplot, write_picture
+from gramwatch_lab.figures.looks import SPARE, looks_of
 from lab.benchmarks.cells import DOCS, data
 
 _GRAM = [look.colour for look in looks_of(("row_sums", "diagonal", "off_diagonal")).values()]
@@ -34,7 +33,7 @@ _AXES = {
 
 def overhead(results: list[dict[str, Any]], path: Path) -> None:
     """Bars: what scoring costs over the plain forward pass, a panel for each run."""
-    plt = gramwatch.pictures.pyplot()
+    plt = pyplot()
     figure, axes = plt.subplots(
         len(results), 1, figsize=(WIDTH, 3.4 * len(results)), squeeze=False, layout="constrained"
     )
@@ -81,7 +80,7 @@ def overhead(results: list[dict[str, Any]], path: Path) -> None:
 
 def growth(result: dict[str, Any], path: Path) -> None:
     """Four panels, logarithmic both ways, with a line of linear growth in each."""
-    plt = gramwatch.pictures.pyplot()
+    plt = pyplot()
     figure, axes = plt.subplots(2, 2, figsize=(WIDTH, 6.6), layout="constrained")
     for axis, panel in zip(axes.flat, _AXES, strict=True):
         curves = [curve for curve in result["curves"] if curve["panel"] == panel]
@@ -121,7 +120,7 @@ def growth(result: dict[str, Any], path: Path) -> None:
 def _write(figure: Any, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.set_dpi(DPI)
-    gramwatch.pictures.write_picture(figure, path)
+    write_picture(figure, path)
 
 
 def main() -> None:

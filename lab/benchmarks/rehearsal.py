@@ -29,14 +29,14 @@ from torch import Tensor
 from gramwatch import Guard
 from gramwatch.detect.measurement import Measurement
 from gramwatch.detect.split import MOST_KEPT, halves
+from gramwatch.explain.frame import FAINT, TEXT, Words, plain
 from gramwatch.guard import rehearsal
 from gramwatch.guard.guard import MEMBERS
 from gramwatch.guard.rehearsal import AT_ONCE, BUDGET, Maker, families_of, learned_weights
 from gramwatch.inputs.faults import FAULTS, NORMALISATIONS
 from gramwatch.methods import METHODS
 from gramwatch.numerics.metrics import auroc
-from gramwatch.pictures.frame import TEXT, Words, framed, key, plain
-from gramwatch.pictures.palette import FAINT, Look, look_of
+from gramwatch_lab.figures.looks import Look, framed_with_legend, key, look_of
 from lab.benchmarks import document
 from lab.benchmarks.cells import DOCS, Cells, MissingCellError, named
 from lab.benchmarks.subjects import FAMILIES, NETWORKS, OPENOOD, Places, Subject
@@ -644,7 +644,7 @@ def picture(figures: Mapping[str, Figures], path: Path) -> None:
         protocol="AUROC in percent, mean over the sets of a kind. The best single method of a kind, on each "
         "network, is known only afterwards. Weights are learned without the families that resemble a fault.",
     )
-    frame = framed(
+    frame = framed_with_legend(
         words,
         0.7 + 0.4 * len(figures),
         columns=len(KINDS),

@@ -29,14 +29,14 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-import gramwatch.pictures
 from gramwatch.cli.common import default_workers, opened_guard
+from gramwatch.cli.options import NetworkOptions
+from gramwatch.explain.frame import DPI, FAINT, INK, SMALL, SOFT, TEXT, TITLE, WIDTH, pyplot, write_picture
 from gramwatch.inputs.demo import digits, photograph_patches, small_convnet, train
 from gramwatch.inputs.foreign import imported
 from gramwatch.inputs.images import as_arrays, pillow_image
 from gramwatch.inputs.readers import Images
-from gramwatch.pictures.frame import DPI, SMALL, TEXT, TITLE, WIDTH
-from gramwatch.pictures.palette import FAINT, INK, SOFT, looks_of
+from gramwatch_lab.figures.looks import looks_of
 from lab.benchmarks.measure import machine, save
 
 IMAGES = 100_000
@@ -249,7 +249,8 @@ def measured_costs(folder: Path, guards: dict[str, Path]) -> dict[str, Any]:
             files = written(pixels(digits().validation[:256]), folder / "cost_digits")
         else:
             files = photographs(side, folder / f"cost_{name}")[: 64 if name == "large" else 128]
-        opened = opened_guard(guards[network], network, guards[network].with_name(WEIGHTS[network]), "cpu")
+        options = NetworkOptions(network, guards[network].with_name(WEIGHTS[network]))
+        opened = opened_guard(guards[network], options, "cpu")
         assert opened.recorded is not None
         read = Images([str(file) for file in files], opened.recorded, batch_size=64)
         batches = [batch.inputs for batch in read]
@@ -277,7 +278,7 @@ def measured_costs(folder: Path, guards: dict[str, Path]) -> dict[str, Any]:
 def draw(result: dict[str, Any], path: Path) -> None:
     """Memory over the number of images that are scored."""
     memory = result["memory"]
-    plt = gramwatch.pictures.pyplot()
+    plt = pyplot()
     figure, axis = plt.subplots(figsize=(WIDTH, 3.2), layout="constrained")
     (look,) = looks_of(("row_sums",)).values()
     axis.plot(memory["rows"], memory["mib"], color=look.colour, linewidth=1.4)
@@ -303,7 +304,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
         fontsize=TITLE, weight="bold", loc="left", color=INK,
     )  # fmt: skip
     figure.set_dpi(DPI)
-    gramwatch.pictures.write_picture(figure, path)
+    write_picture(figure, path)
 
 
 def main(given: list[str] | None = None) -> None:

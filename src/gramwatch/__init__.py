@@ -96,8 +96,8 @@ _MODULES = {
 """The public names of each module."""
 _WHERE = {name: module for module, names in _MODULES.items() for name in names.split()}
 _PACKAGES = """
-    deploy detect errors evaluation explain files guard inputs integrate methods numerics observe pictures
-    report stream watch
+    deploy detect errors evaluation explain files guard inputs integrate methods numerics observe report
+    stream watch
 """.split()
 """What `import gramwatch` also makes available: `gramwatch.methods`."""
 install()

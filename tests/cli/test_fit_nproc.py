@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gramwatch.cli import launch
-from gramwatch.cli.common import Pictures, default_workers
+from gramwatch.cli.common import ImageSet, default_workers
 from gramwatch.files import artifact
 from tests.cli.invoking import invoke
 from tests.cli.own import PREPARED, QUICK
@@ -81,7 +81,7 @@ def test_what_fails_is_said_by_rank_0_alone(own, tmp_path, monkeypatch, rank, li
 
 
 def test_images_are_dealt_out_by_batches():
-    images = Pictures([str(i) for i in range(11)], labels=list("abcdefghijk"))
+    images = ImageSet([str(i) for i in range(11)], labels=list("abcdefghijk"))
     parts = [images.part(rank, 3, 2) for rank in range(3)]
     assert [part.keys for part in parts] == [["0", "1", "6", "7"], ["2", "3", "8", "9"], ["4", "5", "10"]]
     assert parts[2].labels == ["e", "f", "k"]

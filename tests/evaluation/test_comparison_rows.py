@@ -2,8 +2,8 @@
 
 from gramwatch.evaluation import comparison
 from gramwatch.evaluation.comparison import chosen, draw_shades, ranked
-from gramwatch.pictures import frame
-from gramwatch.pictures.frame import Words
+from gramwatch.explain import frame
+from gramwatch.explain.frame import Words
 
 
 def figures(count: int, **more: float) -> dict[str, dict[str, float]]:

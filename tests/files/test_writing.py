@@ -78,8 +78,8 @@ def test_every_writer_of_a_path_leaves_a_pipe(tmp_path: Path) -> None:
 
     import gramwatch
     from gramwatch.cli.rows import Filed
+    from gramwatch.explain.frame import pyplot, write_picture
     from gramwatch.inputs.demo import small_convnet
-    from gramwatch.pictures import pyplot, write_picture
 
     pytest.importorskip("onnxscript")
     x = torch.rand(200, 1, 8, 8, generator=torch.Generator().manual_seed(0))

@@ -8,10 +8,10 @@ import torch
 from PIL import Image
 
 import gramwatch
+from gramwatch.explain.thumbnails import Finder
 from gramwatch.inputs.demo import digits, photograph_patches, small_convnet, train
 from gramwatch.inputs.faults import FAULTS
 from gramwatch.inputs.preprocessing import Preprocessing
-from gramwatch.pictures.thumbnails import Finder
 from gramwatch.report import explained as module
 from gramwatch.report.explained import Explainer
 from gramwatch.report.scores import read

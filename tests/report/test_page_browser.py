@@ -17,7 +17,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
-from gramwatch.pictures.thumbnails import thumbnail
+from gramwatch.explain.thumbnails import thumbnail
 from gramwatch.report.page import About, Group, Reasons, page
 from gramwatch.report.scores import read
 from lab.tests.figures.tables import many, write_csv

@@ -5,8 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
-from gramwatch.pictures import frame, pyplot
-from gramwatch.pictures.palette import OUTSIDE
+from gramwatch.explain import frame
+from gramwatch.explain.frame import OUTSIDE, pyplot
 from gramwatch.stream.picture import HIGHEST, draw_stream
 from lab.tests.figures.test_results import shown
 

@@ -11,7 +11,6 @@ from gramwatch.cli.checks import (
     existing_file,
     interruptible,
     known,
-    known_network,
     writable_folder,
 )
 
@@ -39,6 +38,14 @@ Device = typer.Option(help="The device: cpu, cuda, cuda:1, ... By default a GPU 
 Batch = typer.Option(
     min=1, help="The number of images in a batch. By default 500 on a GPU, 125 on other devices."
 )
+
+
+def known_network(name: str, option: str) -> None:
+    """Make sure that a network exists: one of this library, of timm or of torchvision."""
+    from gramwatch.inputs.networks import record_of
+
+    with about(option):
+        record_of(name)
 
 
 def paper(

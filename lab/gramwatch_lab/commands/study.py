@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gramwatch.cli.checks import chosen_device, interruptible, known, known_network
+from gramwatch.cli.checks import chosen_device, interruptible, known
 from gramwatch_lab.commands.paper import (
     Batch,
     Data,
@@ -16,6 +16,7 @@ from gramwatch_lab.commands.paper import (
     Subset,
     check_shared,
     kept,
+    known_network,
 )
 
 if TYPE_CHECKING:

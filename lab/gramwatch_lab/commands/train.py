@@ -14,10 +14,9 @@ from gramwatch.cli.checks import (
     existing_file,
     interruptible,
     known,
-    known_network,
     writable_file,
 )
-from gramwatch_lab.commands.paper import Data, Device
+from gramwatch_lab.commands.paper import Data, Device, known_network
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 
+from gramwatch.explain.frame import BAND, FAINT, INK, SMALL, SOFT, TEXT, Words, plain
 from gramwatch.methods import METHODS
-from gramwatch.pictures.frame import SMALL, TEXT, Words, framed, key, plain
-from gramwatch.pictures.palette import BAND, FAINT, INK, LOOKS, OTHER, SOFT, Look
+from gramwatch_lab.figures.looks import LOOKS, OTHER, Look, framed_with_legend, key
 from gramwatch_lab.figures.table import APART
 
 GRAM, GUARD = "Gram", "Guard"
@@ -305,7 +305,7 @@ def draw_across(path: str | PathLike[str], studies: Sequence[Study]) -> None:
     looks = {"best single method": Look(OTHER, "D"), GUARD: LOOKS[GUARD]}
     legend = [key(look, name, markersize=6) for name, look in looks.items()]
     height = 0.3 * len(studies) + 0.7
-    frame = framed(WORDS, height, 1, len(kinds), legend=legend, caption=CAPTION, sharey=True)
+    frame = framed_with_legend(WORDS, height, 1, len(kinds), legend=legend, caption=CAPTION, sharey=True)
     for axes, kind in zip(frame.axes[0], kinds, strict=True):
         plain(axes)
         for y, study in enumerate(studies):

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from gramwatch.detect.threshold import p_value, range_of_rates, threshold
-from gramwatch.pictures.frame import SMALL, TEXT, Words, framed, plain
-from gramwatch.pictures.palette import FAINT, INK, INSIDE, OUTSIDE
+from gramwatch.explain.frame import FAINT, INK, INSIDE, OUTSIDE, SMALL, TEXT, Words, framed, plain
 
 LEVEL = 0.95
 SCORES = 59

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from os import PathLike
 from typing import Any
 
-from gramwatch.pictures.frame import SMALL, TEXT, Words, framed, key, plain, wrapped
-from gramwatch.pictures.palette import FAINT, INK, Look, looks_of
+from gramwatch.explain.frame import FAINT, INK, SMALL, TEXT, Words, plain, wrapped
+from gramwatch_lab.figures.looks import Look, framed_with_legend, key, looks_of
 from gramwatch_lab.figures.table import Cell
 
 COLUMNS = 4
@@ -71,7 +71,7 @@ def draw_curves(
     first = next(iter(panels.values()))
     looks, whole = looks_of(first.curves), looks_of(first.whole)
     rows = math.ceil(len(panels) / COLUMNS)
-    frame = framed(
+    frame = framed_with_legend(
         words,
         0.3 + 1.35 * rows,
         rows,

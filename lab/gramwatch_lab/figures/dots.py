@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from os import PathLike
 from typing import Any
 
+from gramwatch.explain.frame import BAND, FAINT, INK, SOFT, TEXT, Words, plain, wrapped
 from gramwatch.numerics.metrics import METRICS
-from gramwatch.pictures.frame import TEXT, Words, framed, key, keys, plain, wrapped
-from gramwatch.pictures.palette import BAND, FAINT, INK, SOFT, Look, looks_of
+from gramwatch_lab.figures.looks import Look, framed_with_legend, key, keys, looks_of
 from gramwatch_lab.figures.table import Cell
 
 NAMES = 1.9
@@ -31,7 +31,9 @@ def draw_dots(
         legend.append(key(Look(SOFT, "o"), "published (hollow)", mfc="white"))
     height = 0.45 + len(sets) * (0.13 + 0.045 * len(looks))
     noted = {cell.ood for cell in shown if cell.note}
-    frame = framed(words, height, 1, len(metrics), legend=legend, caption=_notes(shown), sharey=True)
+    frame = framed_with_legend(
+        words, height, 1, len(metrics), legend=legend, caption=_notes(shown), sharey=True
+    )
     for axes, metric in zip(frame.axes[0], metrics, strict=True):
         _panel(axes, shown, sets, looks, metric)
     names = ["\n".join(wrapped(f"{name} *" if name in noted else name, TEXT, NAMES)) for name in sets]

@@ -15,11 +15,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gramwatch.explain.frame import (
+    DPI,
+    FAINT,
+    INK,
+    INSIDE,
+    OUTSIDE,
+    SMALL,
+    SOFT,
+    TEXT,
+    WIDTH,
+    pyplot,
+    write_picture,
+)
 from gramwatch.numerics.deviation import outside_range
 from gramwatch.numerics.statistics import row_sums
-from gramwatch.pictures import pyplot, write_picture
-from gramwatch.pictures.frame import DPI, SMALL, TEXT, WIDTH
-from gramwatch.pictures.palette import FAINT, INK, INSIDE, LOOKS, OUTSIDE, SOFT
+from gramwatch_lab.figures.looks import LOOKS
 
 CHANNELS, ORDERS, LAYERS, CLASSES = 8, (1, 5), 3, 4
 HEIGHT = 4.75

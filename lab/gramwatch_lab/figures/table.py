@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 
-from gramwatch.pictures.frame import Words
+from gramwatch.explain.frame import Words
 
 SHOWN = ("tnr", "auroc", "dtacc")
 """The metrics that a CSV has."""

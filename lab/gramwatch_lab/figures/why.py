@@ -11,9 +11,9 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from gramwatch.explain.frame import BAND, FAINT, INK, SMALL, SOFT, TEXT, WIDTH, Words, plain, wrapped
 from gramwatch.methods import METHODS
-from gramwatch.pictures.frame import SMALL, TEXT, WIDTH, Words, framed, key, plain, wrapped
-from gramwatch.pictures.palette import BAND, FAINT, INK, LOOKS, OTHER, SOFT, Look
+from gramwatch_lab.figures.looks import LOOKS, OTHER, Look, framed_with_legend, key
 from gramwatch_lab.figures.table import APART
 
 GRAM, GUARD, MEAN = "Gram", "Guard", "mean"
@@ -87,7 +87,7 @@ def draw_why(path: str | PathLike[str], networks: Mapping[str, Figures]) -> None
     bands = [list(panels.items())[i : i + columns] for i in range(0, len(panels), columns)]
     heights = [0.6 + 0.22 * max(len(rows) for _, rows in band) for band in bands]
     legend = [key(look, name, ms=SIZES[name]) for name, look in SHOWN.items()]
-    frame = framed(
+    frame = framed_with_legend(
         WORDS,
         sum(heights),
         len(bands),

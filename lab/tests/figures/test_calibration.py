@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from gramwatch.detect.threshold import p_value, range_of_rates, threshold
-from gramwatch.pictures import frame, pyplot
+from gramwatch.explain import frame
+from gramwatch.explain.frame import pyplot
 from gramwatch_lab.figures import calibration
 from gramwatch_lab.figures.calibration import LEVEL, NEW, SCORES, draw_p_values, draw_sizes, made_up_scores
 from lab.tests.figures.test_results import check, shown

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from gramwatch.pictures import frame, pyplot
-from gramwatch.pictures.frame import Words
+from gramwatch.explain import frame
+from gramwatch.explain.frame import Words, pyplot
 from gramwatch_lab.figures.curves import draw_curves, panels_of
 from gramwatch_lab.figures.table import Cell
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from gramwatch.pictures import frame, pyplot
-from gramwatch.pictures.frame import Words
-from gramwatch.pictures.palette import LOOKS
+from gramwatch.explain import frame
+from gramwatch.explain.frame import Words, pyplot
 from gramwatch_lab.figures.dots import draw_dots
+from gramwatch_lab.figures.looks import LOOKS
 from gramwatch_lab.figures.table import Cell
 
 CELLS = [

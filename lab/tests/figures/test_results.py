@@ -9,7 +9,8 @@ from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
 from gramwatch.evaluation import comparison
-from gramwatch.pictures import frame, pyplot
+from gramwatch.explain import frame
+from gramwatch.explain.frame import pyplot
 from gramwatch_lab.figures import results, table
 
 RESULTS = Path(__file__).parents[3] / "docs" / "results"

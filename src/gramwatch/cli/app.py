@@ -20,6 +20,7 @@ from gramwatch.cli.info import info
 from gramwatch.cli.launch import first
 from gramwatch.cli.live import live
 from gramwatch.cli.merge import merge
+from gramwatch.cli.options import with_groups
 from gramwatch.cli.report import report
 from gramwatch.cli.score import score
 from gramwatch.cli.serve import serve
@@ -94,7 +95,7 @@ def _without_the_lab(ctx: typer.Context) -> None:
 
 
 for command in COMMANDS:
-    app.command(help=_unwrapped(command.__doc__))(command)
+    app.command(help=_unwrapped(command.__doc__))(with_groups(command))
 offered = _offered()
 for name, other in offered.items():
     if isinstance(other, typer.Typer):

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from textwrap import shorten
+from typing import Any
 
 import typer
 
@@ -50,14 +51,6 @@ def known(name: str, every: Sequence[str], what: str, option: str) -> None:
         )
 
 
-def known_network(name: str, option: str) -> None:
-    """Make sure that a network exists: one of this library, of timm or of torchvision."""
-    from gramwatch.inputs.networks import record_of
-
-    with about(option):
-        record_of(name)
-
-
 def chosen_device(given: str | None) -> str:
     """The given device, if it can be used. By default a GPU if there is one, else the CPU."""
     import torch
@@ -79,6 +72,29 @@ def existing_file(path: Path, option: str) -> None:
     """Make sure that a file exists."""
     if not path.is_file():
         raise typer.BadParameter(f"there is no file {path}", param_hint=option)
+
+
+def existing(option: str) -> Callable[[Any], Any]:
+    """The callback of an option with a file, or with several: make sure that they exist."""
+
+    def check(given: Any) -> Any:
+        for path in given if isinstance(given, list | tuple) else [given]:
+            if path is not None:
+                existing_file(Path(path), option)
+        return given
+
+    return check
+
+
+def between(option: str) -> Callable[[float | None], float | None]:
+    """The callback of an option: make sure that its number lies between 0 and 1."""
+
+    def check(number: float | None) -> float | None:
+        if number is not None and not 0 < number < 1:
+            raise typer.BadParameter(f"{number} does not lie between 0 and 1", param_hint=option)
+        return number
+
+    return check
 
 
 def writable_folder(folder: Path, option: str = "--output") -> None:
@@ -103,6 +119,15 @@ def guard_file(path: Path, reads: Iterable[Path | None] = ()) -> None:
     if path.suffix != ".safetensors":
         raise typer.BadParameter(f"the name {path} must end in .safetensors", param_hint="--output")
     writable_file(path, reads=reads)
+
+
+def new_file(
+    path: Path, overwrite: bool, option: str = "--output", reads: Iterable[Path | None] = ()
+) -> None:
+    """Make sure that a file can be written, and that it does not exist yet or may be replaced."""
+    if path.exists() and not overwrite:
+        raise typer.BadParameter(f"{path} exists: name another file, or give --overwrite", param_hint=option)
+    writable_file(path, option, reads)
 
 
 def writable_file(path: Path, option: str = "--output", reads: Iterable[Path | None] = ()) -> None:

@@ -1,17 +1,16 @@
-"""Shared code of the commands for a person's own network: options, images, and opening a guard."""
+"""Shared code of the commands for a person's own network: images, and opening a guard."""
 
-import json
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from gramwatch.cli.checks import about, printable
-from gramwatch.cli.launch import cores, first, processes
-from gramwatch.errors import ArtifactError, GramwatchWarning, InputError, NotFittedError
+from gramwatch.cli.launch import cores, processes
+from gramwatch.cli.options import NetworkOptions, PreprocessingOptions, WorkOptions
+from gramwatch.errors import ArtifactError, InputError, NotFittedError
 
 if TYPE_CHECKING:
     from gramwatch.detect.detector import Detector
@@ -20,130 +19,6 @@ if TYPE_CHECKING:
     from gramwatch.inputs.models import Model
     from gramwatch.inputs.preprocessing import Preprocessing
     from gramwatch.inputs.readers import Images, Opener
-
-Network = typer.Argument(
-    metavar="MODEL",
-    help="The network: timm:NAME, torchvision:NAME, hf:FOLDER_OR_NAME, or package.module:function, a "
-    "function of yours that returns it.",
-    show_default=False,
-)
-GuardFile = typer.Argument(metavar="GUARD", help="A file that 'gramwatch fit' wrote.", show_default=False)
-OtherNetwork = typer.Option(help="The network, if the guard's file does not name it.")
-Weights = typer.Option(
-    help="The weights: a safetensors file, or a PyTorch checkpoint of parameters.", show_default=False
-)
-Pretrained = typer.Option("--pretrained", help="Let timm or torchvision load the weights they publish.")
-Size = typer.Option(min=1, help="Resize the shorter side of images to this, and cut out the middle square.")
-Resize = typer.Option(help="The filter for resizing: bilinear, bicubic, nearest, ...")
-Mean = typer.Option(
-    help="The mean of each channel, from 0 to 1: 0.485,0.456,0.406. One number: images are made grey."
-)
-Std = typer.Option(
-    help="The standard deviation of each channel, from 0 to 1: 0.229,0.224,0.225. As many numbers as --mean."
-)
-OtherLevel = typer.Option(
-    "--level",
-    help="The share of images like those of the fit that is not flagged. By default the guard's own.",
-    show_default=False,
-)
-WatchedTaps = typer.Option(
-    "--taps",
-    help="The tensors Gram watches: spread (at most 24, from the first to the last), ends, all, paper, or "
-    "globs with commas between them: 'layer1.*,layer4.*'. By default those of Guard: spread. "
-    "'gramwatch taps' lists them.",
-    show_default=False,
-)
-Device = typer.Option(help="Where to compute. By default a GPU if there is one, else the CPU.")
-BatchSize = typer.Option(min=1, help="The number of images in one pass.")
-Workers = typer.Option(
-    min=0, help="Processes that decode images. By default as many as there are cores, at most 8."
-)
-
-
-def _silenced(quiet: bool) -> bool:
-    """With --quiet, the library's warnings are not shown either."""
-    if quiet:
-        warnings.simplefilter("ignore", GramwatchWarning)
-    return quiet
-
-
-Quiet = typer.Option("--quiet", "-q", callback=_silenced, help="Print no messages: only errors, and results.")
-Json = typer.Option("--json", help="Print a summary as one JSON object on standard output.")
-
-
-def numbers(text: str | None, option: str) -> tuple[float, ...] | None:
-    """The numbers of an option, with commas between them."""
-    if text is None:
-        return None
-    try:
-        return tuple(float(part) for part in text.split(","))
-    except ValueError:
-        raise typer.BadParameter(
-            f"'{text}' is not a list of numbers: write 0.485,0.456,0.406", param_hint=option
-        ) from None
-
-
-def _check_scale(values: tuple[float, ...], option: str) -> None:
-    """Make sure that means and deviations belong to pixels from 0 to 1."""
-    for value in values:
-        if not 0 <= value <= 1:  # NaN, too
-            hint = f". On a scale to 255, {value:g} is {value / 255:.3g} here" if 1 < value <= 255 else ""
-            raise typer.BadParameter(
-                f"{value:g} does not lie between 0 and 1, as pixels do before they are normalised{hint}",
-                param_hint=option,
-            )
-    if option == "--std" and min(values) == 0:
-        raise typer.BadParameter("a standard deviation of 0 cannot divide", param_hint=option)
-
-
-@dataclass(frozen=True)
-class Given:
-    """The options about preprocessing."""
-
-    size: int | None
-    resize: str | None
-    mean: tuple[float, ...] | None
-    std: tuple[float, ...] | None
-
-    @staticmethod
-    def of(size: int | None, resize: str | None, mean: str | None, std: str | None) -> "Given":
-        """The checked options."""
-        from gramwatch.cli.checks import known
-        from gramwatch.inputs.preprocessing import FILTERS
-
-        if resize is not None:
-            known(resize, FILTERS, "filter", "--resize")
-        means, stds = numbers(mean, "--mean"), numbers(std, "--std")
-        for values, option in ((means, "--mean"), (stds, "--std")):
-            if values is not None:
-                _check_scale(values, option)
-        if means is not None and stds is not None and len(means) != len(stds):
-            raise typer.BadParameter(
-                f"--mean has {len(means)} number(s), --std has {len(stds)}: give both one for each channel",
-                param_hint="--mean",
-            )
-        return Given(size, resize, means, stds)
-
-    @property
-    def names(self) -> list[str]:
-        """The names of the options that were given."""
-        return [name for name, value in vars(self).items() if value is not None]
-
-    def applied(self, preprocessing: "Preprocessing | None", name: str) -> "Preprocessing":
-        """The given preprocessing with the values of the options."""
-        from gramwatch.inputs.preprocessing import Preprocessing
-
-        if preprocessing is not None:
-            with about("--size, --resize, --mean, --std"):
-                return preprocessing.changed(self.size, self.resize, self.mean, self.std)
-        missing = [f"--{key}" for key, value in vars(self).items() if value is None]
-        if missing or self.size is None or self.resize is None or self.mean is None or self.std is None:
-            raise InputError(
-                f"how images become inputs of {name} is not known: give {', '.join(missing)} "
-                "as in the network's training"
-            )
-        with about("--size, --resize, --mean, --std"):
-            return Preprocessing((self.size, self.size), self.size, self.resize, self.mean, self.std)
 
 
 def chosen_taps(text: str | None) -> str | list[str] | None:
@@ -168,7 +43,7 @@ def default_workers(processes: int = 1) -> int:
 
 
 @dataclass(frozen=True)
-class Pictures:
+class ImageSet:
     """The images of DATA: their keys, how to open them, and the names of their classes if known."""
 
     keys: "Sequence[str] | Iterable[str]"
@@ -181,30 +56,32 @@ class Pictures:
         """The number of images, None if it is not known yet."""
         return len(self.keys) if isinstance(self.keys, Sequence) else None
 
-    def chosen(self, which: Iterable[int]) -> "Pictures":
+    def chosen(self, which: Iterable[int]) -> "ImageSet":
         """The images of the given keys."""
         assert isinstance(self.keys, Sequence)
         numbers = list(which)
         labels = None if self.labels is None else [self.labels[i] for i in numbers]
-        return Pictures([self.keys[i] for i in numbers], self.opener, labels, self.about)
+        return ImageSet([self.keys[i] for i in numbers], self.opener, labels, self.about)
 
-    def part(self, rank: int, size: int, batch_size: int) -> "Pictures":
+    def part(self, rank: int, size: int, batch_size: int) -> "ImageSet":
         """The images of one of several processes: of every `size` batches one."""
         return self.chosen(i for i in range(self.count or 0) if i // batch_size % size == rank)
 
-    def without(self, keys: "set[str]") -> "Pictures":
+    def without(self, keys: "set[str]") -> "ImageSet":
         """The images without those of these keys."""
         return self.chosen(i for i, key in enumerate(self.keys) if key not in keys)
 
-    def read(self, preprocessing: "Preprocessing", batch_size: int, workers: int | None) -> "Images":
+    def read(self, preprocessing: "Preprocessing", work: WorkOptions) -> "Images":
         """The images as batches."""
         from gramwatch.inputs.readers import Images
 
-        count = default_workers(processes()) if workers is None else workers
-        return Images(self.keys, preprocessing, opener=self.opener, batch_size=batch_size, workers=count)
+        workers = default_workers(processes()) if work.workers is None else work.workers
+        return Images(
+            self.keys, preprocessing, opener=self.opener, batch_size=work.batch_size, workers=workers
+        )
 
 
-def pictures(data: str, split: str) -> Pictures:
+def image_set(data: str, split: str) -> ImageSet:
     """The images of a folder, a CSV, one file, or a named set."""
     from gramwatch.inputs.datasets import CATALOGUE
     from gramwatch.inputs.files import files_of
@@ -212,12 +89,12 @@ def pictures(data: str, split: str) -> Pictures:
 
     if data in CATALOGUE and not Path(data).exists():
         named = NamedSet.load(data, split)
-        return Pictures(named.keys, named.open, None, f"{data}, {len(named.keys):,} images")
+        return ImageSet(named.keys, named.open, None, f"{data}, {len(named.keys):,} images")
     files = files_of(Path(data))
-    return Pictures(files.paths, None, files.labels, _told(data, files))
+    return ImageSet(files.paths, None, files.labels, _described(data, files))
 
 
-def _told(data: str, files: "Files") -> str:
+def _described(data: str, files: "Files") -> str:
     classes = f" in {len(files.classes)} classes" if files.labels else ""
     others = f"; {files.others:,} other file(s) are left out" if files.others else ""
     return f"{data}, {len(files):,} images{classes}{others}"
@@ -228,12 +105,13 @@ def _told(data: str, files: "Files") -> str:
 
 @dataclass(frozen=True)
 class Opened:
-    """A guard with its network."""
+    """A guard with its network, and how images become its inputs."""
 
     detector: "Detector"
     model: "Model"
     recorded: "Preprocessing | None"
     """The preprocessing of the fit, if the file has it."""
+    given: PreprocessingOptions
 
     @property
     def classes(self) -> list[str]:
@@ -241,14 +119,39 @@ class Opened:
         names = self.detector.metadata.get("classes")
         return [str(name) for name in names] if isinstance(names, list) else []
 
+    @cached_property
+    def preprocessing(self) -> "Preprocessing":
+        """The preprocessing of the fit or of the network, with the values of the options."""
+        return self.given.applied(self.recorded or self.model.preprocessing, self.model.name)
+
+    def differences(self) -> Iterator[str]:
+        """Differences between this preprocessing and the one used for fitting."""
+        if self.recorded is None:
+            yield (
+                "the guard's file does not say how its images were prepared. If it was otherwise than now "
+                f"({self.preprocessing}), the verdicts are not valid"
+            )
+            return
+        yield from prepared_otherwise(self.preprocessing, self.recorded)
+        own, given = self.model.preprocessing, self.detector.metadata["preprocessing"].get("given")
+        if own is not None and not given and self.preprocessing == self.recorded:
+            for text in own.differences(self.recorded):
+                yield f"the network's own preprocessing is now {text} in the fit. That of the fit is used"
+
+
+def prepared_otherwise(now: "Preprocessing", fit: "Preprocessing") -> Iterator[str]:
+    """Differences between this preprocessing and the one used for fitting, and their consequence."""
+    for text in now.differences(fit):
+        yield f"images are prepared otherwise than in the fit. {text}. The false-alarm rate does not hold"
+
 
 def opened_guard(
     guard: Path,
-    model: str | None,
-    weights: Path | None,
+    network: NetworkOptions,
     device: str,
-    built: "dict[tuple[Any, ...], Model] | None" = None,
+    given: PreprocessingOptions = PreprocessingOptions(),  # noqa: B008
     *,
+    built: "dict[tuple[Any, ...], Model] | None" = None,
     calibrated: bool = True,
     level: float | None = None,
 ) -> Opened:
@@ -260,8 +163,8 @@ def opened_guard(
     from gramwatch.guard import loading
     from gramwatch.inputs.models import resolve
 
-    saved = read_guard(guard, level)
-    name, origin = network_name(saved, model)
+    saved, weights = read_guard(guard, level), network.weights
+    name, origin = network_name(saved, network.model)
     same = origin is not None and origin.name == name
     if weights is None and same and origin is not None and origin.weights:
         weights = guard.parent / origin.weights
@@ -281,7 +184,7 @@ def opened_guard(
     if level is not None:
         fewest = int(detector.calibration().ranks.sizes.min())
         check_ranks(fewest, level, " in a group of classes" if detector.per_class else "")
-    return Opened(detector, resolved, recorded_preprocessing(saved))
+    return Opened(detector, resolved, recorded_preprocessing(saved), given)
 
 
 def read_guard(guard: Path, level: float | None = None) -> "Saved":
@@ -294,18 +197,11 @@ def read_guard(guard: Path, level: float | None = None) -> "Saved":
     saved = artifact.read(guard)
     if level is None:
         return saved
-    check_level(level)
     if (scores := saved.file.layout.get("calibration.scores")) is not None:
         check_ranks(scores.shape[0], level)
     return replace(
         saved, header=saved.header | {"settings": {**saved.header.get("settings", {}), "level": level}}
     )
-
-
-def check_level(level: float) -> None:
-    """Make sure that a level lies between 0 and 1."""
-    if not 0 < level < 1:
-        raise typer.BadParameter(f"{level} does not lie between 0 and 1", param_hint="--level")
 
 
 def check_ranks(ranking: int, level: float, among: str = "") -> None:
@@ -363,43 +259,6 @@ def recorded_preprocessing(saved: "Saved") -> "Preprocessing | None":
         return None
     with artifact.reading(saved.path):
         return Preprocessing.from_json(recorded)
-
-
-# --- what is printed ---------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Voice:
-    """Where messages go: to standard error, or nowhere. A summary goes to standard output."""
-
-    quiet: bool
-    as_json: bool = False
-
-    def say(self, text: str) -> None:
-        """A message."""
-        if not self.quiet:
-            typer.echo(printable(text), err=True)
-
-    def note(self, text: str) -> None:
-        """A message about a possible mistake."""
-        self.say(f"note: {text}")
-
-    def warn(self, text: str) -> None:
-        """A message about a probable mistake. It is shown with --quiet, too."""
-        if first():
-            typer.secho(f"\nWARNING: {text}\n", err=True, bold=True, fg=typer.colors.RED)
-
-    def summary(self, values: dict[str, Any]) -> None:
-        """The summary, if it was asked for."""
-        if self.as_json:
-            typer.echo(json.dumps(values))
-
-    def progress(self, total: int | None, done: int, doing: str) -> Any:
-        """A bar with rate and time left, on a terminal only. Its `update` counts images."""
-        from tqdm.auto import tqdm
-
-        hidden = True if self.quiet else None
-        return tqdm(total=total, initial=done, desc=doing, unit=" images", disable=hidden, leave=False)
 
 
 def shown_errors(errors: Iterable[str], failed: int) -> Iterator[str]:

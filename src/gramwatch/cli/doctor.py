@@ -1,18 +1,16 @@
 """`gramwatch doctor`: versions, devices, kernels, and a self-test."""
 
 import importlib.metadata
-import json
 import platform
 import warnings
 from collections.abc import Iterator
 from contextlib import suppress
 from textwrap import shorten
-from typing import Annotated
 
 import typer
 
 from gramwatch.cli.checks import chosen_device
-from gramwatch.cli.common import Device, Json
+from gramwatch.cli.options import Device, Json, show_facts
 
 PACKAGES = {
     "torch": "",
@@ -40,8 +38,8 @@ MODULES = {"scikit-learn": "sklearn", "pillow": "PIL"}
 
 
 def doctor(
-    device: Annotated[str | None, Device] = None,
-    as_json: Annotated[bool, Json] = False,
+    device: Device = None,
+    as_json: Json = False,
 ) -> None:
     """Show versions, devices and kernels, and test that a guard works here. Exit code 1 if it does not.
 
@@ -64,12 +62,7 @@ def doctor(
     with warnings.catch_warnings():
         problem = self_test(place)
     facts["self-test"] = problem or "passed"
-    if as_json:
-        typer.echo(json.dumps(facts))
-    else:
-        width = max(map(len, facts))
-        for name, text in facts.items():
-            typer.echo(f"{name.ljust(width)}  {text}")
+    show_facts(facts, as_json)
     if problem or broken:
         raise typer.Exit(1)
 
@@ -123,12 +116,12 @@ def kernels(place: str) -> str:
     maps = torch.randn(4, 8, 25, generator=torch.Generator().manual_seed(0)).to(place)
     expected = STATISTICS["row_sums"](maps.double(), (1, 2, 3), 1)
     out = torch.empty(expected.shape, device=place)
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as reasons:
         warnings.simplefilter("always")
         kernels.compute("row_sums", maps, (1, 2, 3), out)
     difference = float(((out.double() - expected).abs() / expected.abs().clamp_min(1)).max())
-    if said:
-        return f"not used: {said[0].message}"
+    if reasons:
+        return f"not used: {reasons[0].message}"
     if torch.device(place).type not in ("cpu", "cuda"):
         return f"none for {place}: PyTorch's form is used"
     return f"compiled, within {difference:.1e} of the definition"

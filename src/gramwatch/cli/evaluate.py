@@ -9,33 +9,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gramwatch.cli.checks import about, chosen_device, existing_file, interruptible, known, writable_folder
-from gramwatch.cli.common import (
-    BatchSize,
-    Device,
-    Given,
-    GuardFile,
-    Json,
-    Mean,
+from gramwatch.cli.checks import about, existing, interruptible, known, writable_folder
+from gramwatch.cli.common import ImageSet, Opened, image_set, opened_guard, shown_errors
+from gramwatch.cli.options import (
+    GuardOrNone,
+    NetworkOptions,
     OtherLevel,
-    OtherNetwork,
-    Pictures,
-    Quiet,
-    Resize,
-    Size,
-    Std,
+    PreprocessingOptions,
     Voice,
-    Weights,
-    Workers,
-    opened_guard,
-    pictures,
-    shown_errors,
+    WorkOptions,
 )
-from gramwatch.cli.score import differences
 from gramwatch.errors import NotFittedError
 
 if TYPE_CHECKING:
-    from gramwatch.cli.common import Opened
     from gramwatch.detect.detector import Detector
     from gramwatch.evaluation.evaluate import Evaluation, Judgement
     from gramwatch.inputs.readers import Images
@@ -45,7 +31,7 @@ FOLDER = Path("gramwatch-evaluation")
 
 
 def evaluate(
-    guard: Annotated[Path | None, GuardFile] = None,
+    guard: GuardOrNone = None,
     test: Annotated[
         str | None,
         typer.Argument(
@@ -58,6 +44,7 @@ def evaluate(
         list[str] | None,
         typer.Argument(metavar="OUTLIERS", help="Other images: one set or several.", show_default=False),
     ] = None,
+    *,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -95,20 +82,17 @@ def evaluate(
         ),
     ] = None,
     own: Annotated[
-        Path | None, typer.Option(help="A Python file of your own that registers methods. It is executed.")
+        Path | None,
+        typer.Option(
+            help="A Python file of your own that registers methods. It is executed.",
+            callback=existing("--own"),
+        ),
     ] = None,
-    level: Annotated[float | None, OtherLevel] = None,
-    model: Annotated[str | None, OtherNetwork] = None,
-    weights: Annotated[Path | None, Weights] = None,
-    size: Annotated[int | None, Size] = None,
-    resize: Annotated[str | None, Resize] = None,
-    mean: Annotated[str | None, Mean] = None,
-    std: Annotated[str | None, Std] = None,
-    batch_size: Annotated[int, BatchSize] = 64,
-    workers: Annotated[int | None, Workers] = None,
-    device: Annotated[str | None, Device] = None,
-    quiet: Annotated[bool, Quiet] = False,
-    as_json: Annotated[bool, Json] = False,
+    level: OtherLevel = None,
+    network: NetworkOptions,
+    given: PreprocessingOptions,
+    work: WorkOptions,
+    voice: Voice,
 ) -> None:
     """Show what a guard flags, as it is, and how well it tells other images from those of its fit: AUROC.
 
@@ -127,7 +111,6 @@ def evaluate(
     from gramwatch.evaluation.compare import method_names, overviews
 
     if own is not None:
-        existing_file(own, "--own")
         runpy.run_path(str(own))
     with about("--methods"):
         names = [] if methods is None and guard is not None else method_names(methods or "all")
@@ -138,26 +121,19 @@ def evaluate(
         return
     if networks is not None:
         raise typer.BadParameter("these are the demo's networks: leave GUARD out", param_hint="--networks")
-    existing_file(guard, "GUARD")
     if test is None or not outliers:
         raise typer.BadParameter(
             "give images like those of the fit, then one set of other images or several", param_hint="TEST"
         )
     if output is not None:
         writable_folder(output)
-    voice = Voice(quiet, as_json)
-    given = Given.of(size, resize, mean, std)
-    sets = {name: pictures(name, "test") for name in dict.fromkeys((test, *outliers))}
-    training = None if train is None else pictures(train, "train")
-    opened = opened_guard(
-        guard, model, weights, chosen_device(device), calibrated=level is not None, level=level
-    )
+    sets = {name: image_set(name, "test") for name in dict.fromkeys((test, *outliers))}
+    training = None if train is None else image_set(train, "train")
+    opened = opened_guard(guard, network, work.place, given, calibrated=level is not None, level=level)
     if training is None:
         _check_training(opened, names)
-    preprocessing = given.applied(opened.recorded or opened.model.preprocessing, opened.model.name)
-    for text in differences(opened, preprocessing):
-        voice.note(text)
-    reading = Reading(lambda images: images.read(preprocessing, batch_size, workers), sets, training, voice)
+    voice.note(*opened.differences())
+    reading = Reading(lambda images: images.read(opened.preprocessing, work), sets, training, voice)
     with interruptible(lambda: "Nothing was written."):
         judgement, evaluation = reading.results(opened.detector, names, protocol)
     printed: list[str] = []
@@ -172,14 +148,14 @@ def evaluate(
             evaluation.to_markdown(output / "evaluation.md")
     if output is not None:
         voice.say(f"written: the tables in {output}")
-    if as_json:
+    if voice.as_json:
         parts = {"verdicts": judgement, "protocol": evaluation}
         voice.summary({key: part and json.loads(part.to_json()) for key, part in parts.items()})
     else:
         typer.echo("\n".join(printed))
 
 
-def _kept(detector: "Detector") -> "dict[str, Detector]":
+def _fitted_methods(detector: "Detector") -> "dict[str, Detector]":
     """The fitted methods in the file of a guard, by the names of methods."""
     from gramwatch.evaluation.compare import GRAM, GUARD
     from gramwatch.guard.guard import Guard
@@ -190,11 +166,11 @@ def _kept(detector: "Detector") -> "dict[str, Detector]":
     return {GRAM if isinstance(detector, GramDetector) else detector.name: detector}
 
 
-def _check_training(opened: "Opened", names: list[str]) -> None:
+def _check_training(opened: Opened, names: list[str]) -> None:
     """Make sure that no method needs training images, when there are none."""
     from gramwatch.evaluation.compare import learning
 
-    needy = learning(name for name in names if name not in _kept(opened.detector))
+    needy = learning(name for name in names if name not in _fitted_methods(opened.detector))
     if needy:
         recorded = opened.detector.metadata.get("images")
         data = recorded.get("data") if isinstance(recorded, dict) else None
@@ -209,10 +185,10 @@ def _check_training(opened: "Opened", names: list[str]) -> None:
 class Reading:
     """The sets of images of one evaluation, and how they are read."""
 
-    read: "Callable[[Pictures], Images]"
-    sets: Mapping[str, Pictures]
+    read: "Callable[[ImageSet], Images]"
+    sets: Mapping[str, ImageSet]
     """The first one is in-distribution."""
-    training: Pictures | None
+    training: ImageSet | None
     voice: Voice
 
     def results(
@@ -230,12 +206,11 @@ class Reading:
         }
         try:
             inside, outside = measured_sets(
-                shown | compared, inputs[first], {name: inputs[name] for name in others}, not self.voice.quiet
+                shown | compared, inputs[first], {name: inputs[name] for name in others}, self.voice.heard
             )
         finally:
             for tally in tallies.values():
-                for text in shown_errors(tally.errors, tally.failed):
-                    self.voice.note(text)
+                self.voice.note(*shown_errors(tally.errors, tally.failed))
         judgement = None
         try:
             judgement = judge_measured(detector, inside, outside, first)
@@ -251,18 +226,17 @@ class Reading:
         from gramwatch.evaluation.compare import fitted
         from gramwatch.inputs.readers import Tally
 
-        kept, tally = _kept(detector), Tally()
-        ready = {kept[name].title: kept[name] for name in names if name in kept}
+        own, tally = _fitted_methods(detector), Tally()
+        ready = {own[name].title: own[name] for name in names if name in own}
         images = self.training or next(iter(self.sets.values()))
         others = fitted(
             detector.network,
             self.read(images).inputs(tally),
-            [name for name in names if name not in kept],
+            [name for name in names if name not in own],
             self.voice.note,
-            progress=not self.voice.quiet,
+            progress=self.voice.heard,
         )
-        for text in shown_errors(dict.fromkeys(tally.errors), tally.failed):
-            self.voice.note(text)
+        self.voice.note(*shown_errors(dict.fromkeys(tally.errors), tally.failed))
         return {detector.title: detector} | ready | others
 
 

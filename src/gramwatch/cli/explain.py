@@ -6,40 +6,24 @@ from typing import Annotated, Any
 import typer
 
 from gramwatch.cli.checks import chosen_device, existing_file, printable, writable_file
-from gramwatch.cli.common import (
-    Device,
-    Given,
-    GuardFile,
-    Json,
-    Mean,
-    OtherNetwork,
-    Resize,
-    Size,
-    Std,
-    Voice,
-    Weights,
-    opened_guard,
-)
-from gramwatch.cli.score import differences
+from gramwatch.cli.common import opened_guard
+from gramwatch.cli.options import Device, GuardFile, Json, NetworkOptions, PreprocessingOptions, Voice
 
 MOST = 10
 """The channels in the summary."""
 
 
 def explain(
-    guard: Annotated[Path, GuardFile],
+    guard: GuardFile,
+    *,
     image: Annotated[Path, typer.Argument(metavar="IMAGE", help="An image.", show_default=False)],
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="The picture to draw, a PNG.", show_default=False)
     ] = None,
-    model: Annotated[str | None, OtherNetwork] = None,
-    weights: Annotated[Path | None, Weights] = None,
-    size: Annotated[int | None, Size] = None,
-    resize: Annotated[str | None, Resize] = None,
-    mean: Annotated[str | None, Mean] = None,
-    std: Annotated[str | None, Std] = None,
-    device: Annotated[str | None, Device] = None,
-    as_json: Annotated[bool, Json] = False,
+    network: NetworkOptions,
+    given: PreprocessingOptions,
+    device: Device = None,
+    as_json: Json = False,
 ) -> None:
     """Say why an image was flagged: what members, taps and channels add to its score, and where it lies.
 
@@ -48,8 +32,6 @@ def explain(
     from gramwatch.errors import DataError
     from gramwatch.inputs.readers import Images
 
-    given = Given.of(size, resize, mean, std)
-    existing_file(guard, "GUARD")
     if image.is_dir():
         raise typer.BadParameter(
             f"{image} is a folder: name one image. For all images of a folder, with reasons: gramwatch score "
@@ -58,25 +40,23 @@ def explain(
         )
     existing_file(image, "IMAGE")
     if output is not None:
-        writable_file(output, reads=(guard, weights, image))
-    opened = opened_guard(guard, model, weights, chosen_device(device))
-    preprocessing = given.applied(opened.recorded or opened.model.preprocessing, opened.model.name)
-    for text in differences(opened, preprocessing):
-        Voice(False).note(text)
-    (batch,) = Images([str(image)], preprocessing, batch_size=1, workers=0)
+        writable_file(output, reads=(guard, network.weights, image))
+    voice = Voice(as_json=as_json)
+    opened = opened_guard(guard, network, chosen_device(device), given)
+    voice.note(*opened.differences())
+    (batch,) = Images([str(image)], opened.preprocessing, batch_size=1, workers=0)
     if batch.inputs is None:
         raise DataError(f"{image}: {batch.images[0].error}")
     explanation = opened.detector.explain(batch.inputs)
     if output is not None:
         explanation.plot(0, output)
     if as_json:
-        Voice(True, True).summary(_summary(explanation))
+        voice.summary(_summary(explanation))
         return
     typer.echo(printable(str(explanation[0])))
     if output is not None:
-        typer.echo(f"written: {output}", err=True)
-    for note in explanation.notes:
-        typer.echo(f"note: {note}", err=True)
+        voice.say(f"written: {output}")
+    voice.note(*explanation.notes)
 
 
 def _summary(explanation: Any) -> dict[str, Any]:

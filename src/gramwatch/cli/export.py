@@ -6,18 +6,19 @@ from typing import Annotated
 
 import typer
 
-from gramwatch.cli.checks import about, existing_file, interruptible, writable_file
-from gramwatch.cli.common import GuardFile, Json, OtherNetwork, Quiet, Voice, Weights, opened_guard
+from gramwatch.cli.checks import about, interruptible, writable_file
+from gramwatch.cli.common import opened_guard
+from gramwatch.cli.options import GuardFile, NetworkOptions, Voice
 from gramwatch.errors import ArtifactError, InputError
 
 
 def export(
-    guard: Annotated[Path, GuardFile],
+    guard: GuardFile,
+    *,
     output: Annotated[
         Path, typer.Option("--output", "-o", help="The graph: .onnx, or .pt2 for torch.export.load.")
     ],
-    model: Annotated[str | None, OtherNetwork] = None,
-    weights: Annotated[Path | None, Weights] = None,
+    network: NetworkOptions,
     preprocessing: Annotated[
         bool,
         typer.Option(
@@ -25,8 +26,7 @@ def export(
             help="Take uint8 pixels, N x height x width x channels, or normalised inputs of the network.",
         ),
     ] = True,
-    quiet: Annotated[bool, Quiet] = False,
-    as_json: Annotated[bool, Json] = False,
+    voice: Voice,
 ) -> None:
     """Write a network and its guard as one graph, from images to verdicts, for ONNX Runtime or PyTorch.
 
@@ -39,12 +39,10 @@ def export(
     from gramwatch.deploy.export import SUFFIXES
     from gramwatch.guard.guard import Guard
 
-    voice = Voice(quiet, as_json)
-    existing_file(guard, "GUARD")
     if output.suffix not in SUFFIXES:
         raise typer.BadParameter(f"{output} must end in {' or '.join(SUFFIXES)}", param_hint="--output")
-    writable_file(output, reads=(guard, weights))
-    opened = opened_guard(guard, model, weights, "cpu")
+    writable_file(output, reads=(guard, network.weights))
+    opened = opened_guard(guard, network, "cpu")
     if not isinstance(opened.detector, Guard):
         raise ArtifactError(f"{guard} holds a {opened.detector.name}: only guards are exported")
     prepared = opened.recorded or opened.model.preprocessing

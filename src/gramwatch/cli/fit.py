@@ -8,31 +8,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gramwatch.cli.checks import about, chosen_device, existing_file, guard_file, interruptible
-from gramwatch.cli.common import (
-    BatchSize,
-    Device,
-    Given,
-    Json,
-    Mean,
-    Network,
-    Pictures,
-    Pretrained,
-    Quiet,
-    Resize,
-    Size,
-    Std,
+from gramwatch.cli.checks import about, between, existing_file, guard_file, interruptible
+from gramwatch.cli.common import ImageSet, chosen_taps, image_set, shown_errors
+from gramwatch.cli.enough import CALIBRATION_IMAGES, few_to_calibrate, few_to_fit
+from gramwatch.cli.launch import first, share
+from gramwatch.cli.options import (
+    NetworkName,
+    PreprocessingOptions,
+    Processes,
     Voice,
     WatchedTaps,
     Weights,
-    Workers,
-    check_level,
-    chosen_taps,
-    pictures,
-    shown_errors,
+    WorkOptions,
 )
-from gramwatch.cli.enough import CALIBRATION_IMAGES, few_to_calibrate, few_to_fit
-from gramwatch.cli.launch import device_of_rank, first, launch, processes
 from gramwatch.errors import CalibrationError, DataError, InputError
 
 LEAST = 0.2
@@ -47,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def fit(
-    model: Annotated[str, Network],
+    model: NetworkName,
     data: Annotated[
         str,
         typer.Argument(
@@ -57,11 +45,14 @@ def fit(
             show_default=False,
         ),
     ],
+    *,
     output: Annotated[
         Path, typer.Option("--output", "-o", help="The file for the guard. Its name ends in .safetensors.")
     ],
-    weights: Annotated[Path | None, Weights] = None,
-    pretrained: Annotated[bool, Pretrained] = False,
+    weights: Weights = None,
+    pretrained: Annotated[
+        bool, typer.Option("--pretrained", help="Let timm or torchvision load the weights they publish.")
+    ] = False,
     calibrate: Annotated[
         str | None, typer.Option(help="Images to calibrate on: not in DATA, of the same kind.")
     ] = None,
@@ -69,7 +60,10 @@ def fit(
         float,
         typer.Option(min=0, max=0.9, help="The share of DATA to calibrate on. 0: do not calibrate."),
     ] = 0.2,
-    level: Annotated[float, typer.Option(help="The share of images like DATA that is not flagged.")] = 0.95,
+    level: Annotated[
+        float,
+        typer.Option(help="The share of images like DATA that is not flagged.", callback=between("--level")),
+    ] = 0.95,
     members: Annotated[
         str | None, typer.Option(help="The methods to join, with commas between them. By default Guard's.")
     ] = None,
@@ -80,23 +74,15 @@ def fit(
             "images: up to 2,400 further passes. Without, all count the same.",
         ),
     ] = True,
-    taps: Annotated[str | None, WatchedTaps] = None,
-    size: Annotated[int | None, Size] = None,
-    resize: Annotated[str | None, Resize] = None,
-    mean: Annotated[str | None, Mean] = None,
-    std: Annotated[str | None, Std] = None,
+    taps: WatchedTaps = None,
+    given: PreprocessingOptions,
     seed: Annotated[int, typer.Option(help="The seed of the draw that holds images out.")] = 0,
-    batch_size: Annotated[int, BatchSize] = 64,
-    workers: Annotated[int | None, Workers] = None,
-    device: Annotated[str | None, Device] = None,
+    work: WorkOptions,
     checkpoint: Annotated[
         Path | None, typer.Option(help="A file for progress. The same command goes on from it.")
     ] = None,
-    nproc: Annotated[
-        int, typer.Option(min=1, help="The number of processes on this machine that share the work.")
-    ] = 1,
-    quiet: Annotated[bool, Quiet] = False,
-    as_json: Annotated[bool, Json] = False,
+    nproc: Processes = 1,
+    voice: Voice,
 ) -> None:
     """Fit a guard on images of the kind that the network was trained on. A part of them calibrates it.
 
@@ -115,14 +101,13 @@ def fit(
     """
     from gramwatch.inputs.models import resolve
 
-    voice = Voice(quiet or not first(), as_json and first())
-    given = Given.of(size, resize, mean, std)
-    _check(output, weights, level)
-    if nproc > 1 and processes() == 1:
-        raise typer.Exit(launch(nproc))
-    place = device_of_rank(chosen_device(device))
+    if weights is not None:
+        existing_file(weights, "--weights")
+    guard_file(output, reads=(weights,))
+    share(nproc)
+    place = work.place
     with about("MODEL"):
-        resolved = resolve(model, weights, pretrained=pretrained, size=size)
+        resolved = resolve(model, weights, pretrained=pretrained, size=given.size)
         preprocessing = given.applied(resolved.preprocessing, model)
     voice.say(f"network: {model}; images: {preprocessing}")
     fitting, calibrating = parts_of(data, calibrate, hold_out, seed)
@@ -136,7 +121,7 @@ def fit(
             )
     resolved.network.to(place)
     detector = _detector(resolved, level, members, taps, rehearse)
-    job = Job(detector, preprocessing, batch_size, workers, voice)
+    job = Job(detector, preprocessing, work, voice)
     with interruptible(lambda: _kept(checkpoint)):
         fitted = job.fit(fitting, checkpoint)
         calibrated = None if calibrating is None else job.calibrate(calibrating, seed)
@@ -150,7 +135,7 @@ def fit(
             agreed.tell(voice, names_known=bool(names))
             names = names or (agreed.folders if agreed.holds else [])
         detector.metadata |= {
-            "model": _origin(model, weights, output, pretrained, size),
+            "model": _origin(model, weights, output, pretrained, given.size),
             "preprocessing": preprocessing.to_json() | {"given": given.names},
             "images": {"data": data, "count": fitted.read, "resizing": dict(fitted.changes)},
         } | ({"classes": names} if names else {})
@@ -171,13 +156,6 @@ def fit(
     )
 
 
-def _check(output: Path, weights: Path | None, level: float) -> None:
-    check_level(level)
-    if weights is not None:
-        existing_file(weights, "--weights")
-    guard_file(output, reads=(weights,))
-
-
 def _kept(checkpoint: Path | None) -> str:
     from gramwatch.detect.distributed import files_of_ranks, rank_and_size
 
@@ -188,13 +166,13 @@ def _kept(checkpoint: Path | None) -> str:
     return f"Nothing was written.{remedy}"
 
 
-def parts_of(data: str, calibrate: str | None, share: float, seed: int) -> tuple[Pictures, Pictures | None]:
+def parts_of(data: str, calibrate: str | None, share: float, seed: int) -> tuple[ImageSet, ImageSet | None]:
     """The images to fit on, and those to calibrate on."""
     from gramwatch.inputs.readers import held_out
 
-    whole = pictures(data, "train")
+    whole = image_set(data, "train")
     if calibrate is not None:
-        return whole, pictures(calibrate, "test")
+        return whole, image_set(calibrate, "test")
     if share == 0:
         return whole, None
     fitting, calibrating = held_out(whole.count or 0, share, seed)
@@ -243,22 +221,19 @@ class Job:
 
     detector: "Detector"
     preprocessing: "Preprocessing"
-    batch_size: int
-    workers: int | None
+    work: WorkOptions
     voice: Voice
 
-    def fit(self, images: Pictures, checkpoint: Path | None) -> "Tally":
+    def fit(self, images: ImageSet, checkpoint: Path | None) -> "Tally":
         """Fit on all readable images."""
-        quiet = self.voice.quiet
         return self._shown(
-            images, lambda inputs: self.detector.fit(inputs, checkpoint=checkpoint, progress=not quiet)
+            images, lambda inputs: self.detector.fit(inputs, checkpoint=checkpoint, progress=self.voice.heard)
         )
 
-    def calibrate(self, images: Pictures, seed: int) -> "Tally":
+    def calibrate(self, images: ImageSet, seed: int) -> "Tally":
         """Calibrate on all readable images, and say how reliable the threshold is."""
-        quiet = self.voice.quiet
         tally = self._shown(
-            images, lambda inputs: self.detector.calibrate(inputs, seed=seed, progress=not quiet)
+            images, lambda inputs: self.detector.calibrate(inputs, seed=seed, progress=self.voice.heard)
         )
         self.voice.say(worth(tally.read, self.detector))
         if learnt := rehearsal_of(self.detector):
@@ -267,14 +242,14 @@ class Job:
             self.voice.note(few)
         return tally
 
-    def _shown(self, images: Pictures, show: "Callable[[Shard], object]") -> "Tally":
+    def _shown(self, images: ImageSet, show: "Callable[[Shard], object]") -> "Tally":
         """Call `show` with the images of this process. Name the images that could not be read by any."""
         from gramwatch.detect.distributed import rank_and_size, together
         from gramwatch.detect.shards import Shard
         from gramwatch.inputs.readers import Tally
 
-        tally, part = Tally(), images.part(*rank_and_size(), self.batch_size)
-        read = part.read(self.preprocessing, self.batch_size, self.workers)
+        tally, part = Tally(), images.part(*rank_and_size(), self.work.batch_size)
+        read = part.read(self.preprocessing, self.work)
         try:
             show(Shard(read.inputs(tally)))
         except InputError as error:
@@ -403,14 +378,14 @@ def agreement(
         return None
     order = known if sorted(known) == folders else folders
     _, ranking = halves(len(labels), seed)
-    theirs = np.array([order.index(labels[int(i)]) for i in ranking])
-    ours, classes = predicted.numpy(), range(len(order))
+    folder_classes = np.array([order.index(labels[int(i)]) for i in ranking])
+    predicted_classes, classes = predicted.numpy(), range(len(order))
     counts = np.zeros((len(order), len(order)))
-    np.add.at(counts, (ours[::2], theirs[::2]), 1)
+    np.add.at(counts, (predicted_classes[::2], folder_classes[::2]), 1)
     _, best = linear_sum_assignment(counts, maximize=True)
     return Agreement(
         folders,
-        float((ours == theirs).mean()),
-        sum(float((ours == i).mean() * (theirs == i).mean()) for i in classes),
-        float((best[ours[1::2]] == theirs[1::2]).mean()),
+        float((predicted_classes == folder_classes).mean()),
+        sum(float((predicted_classes == i).mean() * (folder_classes == i).mean()) for i in classes),
+        float((best[predicted_classes[1::2]] == folder_classes[1::2]).mean()),
     )

@@ -1,13 +1,13 @@
 """`gramwatch info`: the contents of a guard's file, without its network."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gramwatch.cli.checks import existing_file, printable
-from gramwatch.cli.common import Json, metadata_of, recorded_preprocessing
+from gramwatch.cli.checks import existing
+from gramwatch.cli.common import metadata_of, recorded_preprocessing
+from gramwatch.cli.options import Json, show_facts
 
 if TYPE_CHECKING:
     from gramwatch.files.artifact import Saved
@@ -32,9 +32,14 @@ NAMES = {
 def info(
     guard: Annotated[
         Path,
-        typer.Argument(metavar="GUARD", help="A file of a guard or of another detector.", show_default=False),
+        typer.Argument(
+            metavar="GUARD",
+            help="A file of a guard or of another detector.",
+            show_default=False,
+            callback=existing("GUARD"),
+        ),
     ],
-    as_json: Annotated[bool, Json] = False,
+    as_json: Json = False,
 ) -> None:
     """Show what a guard was fitted on: network, preprocessing, members, calibration, classes.
 
@@ -42,14 +47,7 @@ def info(
     """
     from gramwatch.files import artifact
 
-    existing_file(guard, "GUARD")
-    values = facts(artifact.read(guard))
-    if as_json:
-        typer.echo(json.dumps(values))
-        return
-    width = max(map(len, values))
-    for name, value in values.items():
-        typer.echo(printable(f"{name.replace('_', ' ').ljust(width)}  {shown(value)}"))
+    show_facts(facts(artifact.read(guard)), as_json, shown)
 
 
 def facts(saved: "Saved") -> dict[str, Any]:
@@ -58,12 +56,12 @@ def facts(saved: "Saved") -> dict[str, Any]:
 
     header, metadata, anything = saved.header, metadata_of(saved), dict[str, Any]
     preprocessing = recorded_preprocessing(saved)
-    said = {"settings": {}, "calibration": None, "members": None} | dict(header)
+    values = {"settings": {}, "calibration": None, "members": None} | dict(header)
     with reading(saved.path):
-        check_types(said, network=anything, calibration=anything | None)
-        check_types(said, settings=anything, members=anything | None)
-    settings, calibration = said["settings"], said["calibration"]
-    images, model, network = metadata.get("images"), metadata.get("model"), said["network"]
+        check_types(values, network=anything, calibration=anything | None)
+        check_types(values, settings=anything, members=anything | None)
+    settings, calibration = values["settings"], values["calibration"]
+    images, model, network = metadata.get("images"), metadata.get("model"), values["network"]
     return {
         "file": str(saved.path),
         "detector": header["detector"],
@@ -73,8 +71,8 @@ def facts(saved: "Saved") -> dict[str, Any]:
         "parameters": network.get("parameters"),
         "fingerprint": str(network.get("weights"))[:16],
         "preprocessing": None if preprocessing is None else str(preprocessing),
-        "members": None if said["members"] is None else list(said["members"]),
-        "member_weights": _member_weights(saved, said["members"]),
+        "members": None if values["members"] is None else list(values["members"]),
+        "member_weights": _member_weights(saved, values["members"]),
         "level": settings.get("level"),
         "fitted_on": images if isinstance(images, dict) else None,
         "calibrated_on": calibration.get("examples") if isinstance(calibration, dict) else None,

@@ -41,8 +41,10 @@ def _launched() -> bool:
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 
-def launch(count: int) -> int:
-    """Run this command in several processes on this machine. Return the exit code."""
+def share(count: int) -> None:
+    """Run this command in several processes on this machine, and end. Each of these goes on from here."""
+    if count == 1 or processes() > 1:
+        return
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     # This process keeps the store of the ranks, as torchrun does.
@@ -50,10 +52,10 @@ def launch(count: int) -> int:
     command = [sys.executable, "-m", "gramwatch", *sys.argv[1:]]
     ranks = [Popen(command, env=_environment(rank, count, store.port)) for rank in range(count)]
     try:
-        return _wait(ranks)
+        raise typer.Exit(_wait(ranks))
     except KeyboardInterrupt:
         _wait_after_failure(ranks)
-        return 130
+        raise typer.Exit(130) from None
     finally:
         for process in ranks:
             if process.poll() is None:

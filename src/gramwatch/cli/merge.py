@@ -5,19 +5,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gramwatch.cli.checks import about, chosen_device, existing_file, guard_file, interruptible
-from gramwatch.cli.common import (
-    BatchSize,
-    Device,
-    Json,
-    Quiet,
-    Voice,
-    Weights,
-    Workers,
-    opened_guard,
-    pictures,
-)
+from gramwatch.cli.checks import about, existing, guard_file, interruptible
+from gramwatch.cli.common import image_set, opened_guard
 from gramwatch.cli.fit import Job, agreement, check_enough_images
+from gramwatch.cli.options import NetworkOptions, Voice, Weights, WorkOptions
 from gramwatch.errors import ArtifactError
 
 if TYPE_CHECKING:
@@ -27,21 +18,24 @@ if TYPE_CHECKING:
 def merge(
     guards: Annotated[
         list[Path],
-        typer.Argument(metavar="GUARDS", help="Files of guards of one network.", show_default=False),
+        typer.Argument(
+            metavar="GUARDS",
+            help="Files of guards of one network.",
+            show_default=False,
+            callback=existing("GUARDS"),
+        ),
     ],
+    *,
     output: Annotated[Path, typer.Option("--output", "-o", help="The file for the merged guard.")],
     calibrate: Annotated[
         str | None,
         typer.Option(help="Images to calibrate on. Without them the merged guard is not calibrated."),
     ] = None,
     model: Annotated[str | None, typer.Option(help="The network, if the files do not name it.")] = None,
-    weights: Annotated[Path | None, Weights] = None,
+    weights: Weights = None,
     seed: Annotated[int, typer.Option(help="The seed of the calibration.")] = 0,
-    batch_size: Annotated[int, BatchSize] = 64,
-    workers: Annotated[int | None, Workers] = None,
-    device: Annotated[str | None, Device] = None,
-    quiet: Annotated[bool, Quiet] = False,
-    as_json: Annotated[bool, Json] = False,
+    work: WorkOptions,
+    voice: Voice,
 ) -> None:
     """Merge guards that were fitted on different images. The result equals one fit on all of them.
 
@@ -49,16 +43,13 @@ def merge(
 
     Example: gramwatch merge a.safetensors b.safetensors --calibrate photos/validation -o both.safetensors
     """
-    voice = Voice(quiet, as_json)
     if len(guards) < 2:
         raise typer.BadParameter("a merge needs two guards or more", param_hint="GUARDS")
-    for guard in guards:
-        existing_file(guard, "GUARDS")
     guard_file(output, reads=(*guards, weights))
-    place = chosen_device(device)
+    network, place = NetworkOptions(model, weights), work.place
     built: dict[tuple[Any, ...], Model] = {}
-    first, *others = (opened_guard(guard, model, weights, place, built, calibrated=False) for guard in guards)
-    images = None if calibrate is None else pictures(calibrate, "test")
+    first, *others = (opened_guard(guard, network, place, built=built, calibrated=False) for guard in guards)
+    images = None if calibrate is None else image_set(calibrate, "test")
     if images is not None:
         check_enough_images(images.count or 0, first.detector.level)
     for path, other in zip(guards[1:], others, strict=True):
@@ -73,7 +64,7 @@ def merge(
         if images is not None:
             if first.recorded is None:
                 raise ArtifactError(f"{guards[0]} does not say how images are prepared: calibrate in Python")
-            read = Job(first.detector, first.recorded, batch_size, workers, voice).calibrate(images, seed)
+            read = Job(first.detector, first.recorded, work, voice).calibrate(images, seed)
             labels, known = images.without(read.unreadable).labels, first.classes
             agreed = agreement(first.detector, labels, None, known, seed)
             if agreed is not None:

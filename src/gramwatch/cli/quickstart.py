@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from gramwatch.detect.measurement import Detection
 from gramwatch.detect.threshold import rank_of_threshold
 from gramwatch.evaluation.evaluate import Evaluation, evaluate
+from gramwatch.explain.frame import pyplot
 from gramwatch.guard.guard import Guard
 from gramwatch.inputs.demo import Digits, digits, outlier_sets, small_convnet, small_mlp, train
 from gramwatch.methods.gram import GramDetector
 from gramwatch.methods.msp import MSP
-from gramwatch.pictures import pyplot
 
 
 @dataclass(frozen=True)

@@ -1,34 +1,19 @@
 """`gramwatch report`: a page about scored images, one HTML file that opens offline."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gramwatch.cli.checks import chosen_device, existing_file, writable_file
-from gramwatch.cli.common import (
-    Device,
-    Given,
-    Json,
-    Opened,
-    OtherLevel,
-    OtherNetwork,
-    Quiet,
-    Voice,
-    Weights,
-    Workers,
-    default_workers,
-    opened_guard,
-    read_guard,
-)
+from gramwatch.cli.checks import chosen_device, existing, new_file
+from gramwatch.cli.common import Opened, default_workers, opened_guard, read_guard
 from gramwatch.cli.info import facts, named_facts
+from gramwatch.cli.options import Device, NetworkOptions, OtherLevel, Voice, Workers
 from gramwatch.errors import DataError
 
 if TYPE_CHECKING:
     from gramwatch.files.artifact import Saved
-    from gramwatch.inputs.preprocessing import Preprocessing
     from gramwatch.inputs.readers import Opener
     from gramwatch.report.page import About, Reasons
     from gramwatch.report.scores import Scores
@@ -40,18 +25,23 @@ IMAGES = 24
 def report(
     tables: Annotated[
         list[Path],
-        typer.Argument(metavar="TABLES", help="Tables that 'gramwatch score' wrote. Several are compared."),
+        typer.Argument(
+            metavar="TABLES",
+            help="Tables that 'gramwatch score' wrote. Several are compared.",
+            callback=existing("TABLES"),
+        ),
     ],
+    *,
     output: Annotated[Path, typer.Option("--output", "-o", help="The page. Its name ends in .html.")],
     guard: Annotated[
         Path | None,
         typer.Option(
-            help="The guard that scored: the page says what it was fitted on, and why images are flagged."
+            help="The guard that scored: the page says what it was fitted on, and why images are flagged.",
+            callback=existing("--guard"),
         ),
     ] = None,
-    level: Annotated[float | None, OtherLevel] = None,
-    model: Annotated[str | None, OtherNetwork] = None,
-    weights: Annotated[Path | None, Weights] = None,
+    level: OtherLevel = None,
+    network: NetworkOptions,
     explain: Annotated[
         bool,
         typer.Option("--explain/--no-explain", help="Run the network again to say why images are flagged."),
@@ -63,11 +53,10 @@ def report(
         bool,
         typer.Option("--minimal", help="No pictures and no explanations: for very many images."),
     ] = False,
-    workers: Annotated[int | None, Workers] = None,
-    device: Annotated[str | None, Device] = None,
+    workers: Workers = None,
+    device: Device = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a page that exists.")] = False,
-    quiet: Annotated[bool, Quiet] = False,
-    as_json: Annotated[bool, Json] = False,
+    voice: Voice,
 ) -> None:
     """Write a page about scored images: counts, distributions, the most suspicious, groups, a table.
 
@@ -83,22 +72,14 @@ def report(
     gramwatch report scores.csv --guard guard.safetensors -o report.html --json | jq '.groups[0].images'
 
     """
-    for table in tables:
-        existing_file(table, "TABLES")
-    if guard is not None:
-        existing_file(guard, "--guard")
-    check_page(output, overwrite, reads=(*tables, guard, weights))
-    voice = Voice(quiet, as_json)
-    judge = None
+    check_page(output, overwrite, reads=(*tables, guard, network.weights))
+    opened = None
     if guard is not None and explain and not minimal:
-        opened = opened_guard(guard, model, weights, chosen_device(device), level=level)
-        preprocessing = Given(None, None, None, None).applied(
-            opened.recorded or opened.model.preprocessing, opened.model.name
-        )
-        judge = Judge(opened, preprocessing, workers)
-    voice.summary(
-        write_report(voice, output, tables, guard, judge, images=images, minimal=minimal, level=level)
+        opened = opened_guard(guard, network, chosen_device(device), level=level)
+    summary = write_report(
+        voice, output, tables, guard, opened, images=images, minimal=minimal, level=level, workers=workers
     )
+    voice.summary(summary)
 
 
 def check_page(
@@ -109,21 +90,8 @@ def check_page(
 
     if output.suffix.lower() not in (".html", ".htm"):
         raise typer.BadParameter(f"the name {output} must end in .html", param_hint=option)
-    if output.exists() and not overwrite:
-        raise typer.BadParameter(
-            f"{output} exists: name another file, or give --overwrite", param_hint=option
-        )
-    writable_file(output, option, reads)
+    new_file(output, overwrite, option, reads)
     altair()
-
-
-@dataclass(frozen=True)
-class Judge:
-    """A guard with its network, and how images become its inputs."""
-
-    opened: Opened
-    preprocessing: "Preprocessing"
-    workers: int | None = None
 
 
 def write_report(
@@ -131,21 +99,24 @@ def write_report(
     output: Path,
     tables: Sequence[Path],
     guard: Path | None,
-    judge: Judge | None = None,
+    opened: Opened | None = None,
     *,
     images: int = IMAGES,
     minimal: bool = False,
     level: float | None = None,
+    workers: int | None = None,
 ) -> dict[str, Any]:
-    """Write the page of some tables. With a judge, it says why images are flagged. Return a summary."""
+    """Write the page of some tables. An opened guard says why. Return a summary."""
+    from gramwatch.explain.thumbnails import Finder
     from gramwatch.files.writing import write_text
-    from gramwatch.pictures.thumbnails import Finder
     from gramwatch.report import scores as scored
     from gramwatch.report.page import About, page
 
     scores, opener = scored.read(tables), None if minimal else Finder()
     about = About(level=level) if guard is None else about_guard(read_guard(guard, level))
-    reasons = None if judge is None or opener is None else _reasons(judge, scores, opener, images)
+    reasons = None
+    if opened is not None and opener is not None:
+        reasons = _reasons(opened, scores, opener, images, workers)
     text = page(scores, about, reasons, opener=opener, images=images)
     write_text(output, text, errors="replace")
     size = output.stat().st_size
@@ -159,18 +130,20 @@ def write_report(
     return summary
 
 
-def _reasons(judge: Judge, scores: "Scores", opener: "Opener", images: int) -> "Reasons":
+def _reasons(
+    opened: Opened, scores: "Scores", opener: "Opener", images: int, workers: int | None
+) -> "Reasons":
     from gramwatch.report.explained import Explainer
 
-    detector = judge.opened.detector
-    members = [] if not hasattr(detector, "members") else list(detector.members)
+    detector = opened.detector
+    members = list(detector.members)
     if members != list(scores.parts):
         raise DataError(
             f"the table has the members {', '.join(scores.parts) or 'none'}, the guard "
             f"{', '.join(members) or 'none'}: give the guard that wrote the table, or --no-explain"
         )
-    workers = default_workers() if judge.workers is None else judge.workers
-    return Explainer(detector, judge.preprocessing, scores, opener, workers).reasons(images)
+    count = default_workers() if workers is None else workers
+    return Explainer(detector, opened.preprocessing, scores, opener, count).reasons(images)
 
 
 def about_guard(saved: "Saved") -> "About":
@@ -181,14 +154,14 @@ def about_guard(saved: "Saved") -> "About":
     from gramwatch.detect.threshold import range_of_rates, threshold
     from gramwatch.report.page import About
 
-    told, level, scores = named_facts(saved), facts(saved)["level"], _calibration_scores(saved)
+    names_and_texts, level, scores = named_facts(saved), facts(saved)["level"], _calibration_scores(saved)
     if scores is None or not isinstance(level, float) or not 0 < level < 1:
-        return About(told)
+        return About(names_and_texts)
     whole = not (saved.header.get("settings") or {}).get("per_class")
     how = saved.header.get("calibration") or {}
     kinds = len(how.get("tolerance") or [0.0])
     return About(
-        told,
+        names_and_texts,
         level,
         threshold(scores + tolerance_in(how, kinds)[0], level) if whole else None,
         np.asarray(scores),

@@ -18,11 +18,13 @@ from typing import IO, Any, NamedTuple, TextIO
 
 import typer
 
-from gramwatch.errors import DataError, MissingExtraError
+from gramwatch.errors import DataError
 from gramwatch.files.sheets import as_cell
 from gramwatch.files.writing import replacing
 
 FORMATS = ("csv", "jsonl", "parquet")
+ROWS_AT_ONCE = 10_000
+"""The rows that are written to a Parquet file together."""
 Row = dict[str, Any]
 
 
@@ -36,7 +38,9 @@ def format_of(output: Path, given: str | None) -> str:
             param_hint="--format" if given else "--output",
         )
     if chosen == "parquet":
-        _pyarrow()
+        from gramwatch.report.scores import pyarrow
+
+        pyarrow()  # raises the error that names the extra
         if str(output) == "-":
             raise typer.BadParameter("Parquet cannot be written to a pipe: use csv or jsonl", param_hint="-o")
     return chosen
@@ -217,24 +221,16 @@ def _plain(value: Any) -> Any:
     return "" if value is None else value
 
 
-def _pyarrow() -> Any:
-    try:
-        import pyarrow.parquet
-    except ModuleNotFoundError:
-        raise MissingExtraError(
-            "Parquet needs pyarrow: install it with pip install 'gramwatch[parquet]'"
-        ) from None
-    return pyarrow
+def _write_parquet(path: Path, rows: Iterator[Row], columns: Sequence[str]) -> None:
+    from gramwatch.report.scores import pyarrow
 
-
-def _write_parquet(path: Path, rows: Iterator[Row], columns: Sequence[str], at_once: int = 10_000) -> None:
-    arrow = _pyarrow()
+    arrow = pyarrow()
     kinds = {"path": arrow.string(), "predicted": arrow.int64()}
     kinds |= {name: arrow.bool_() for name in ("is_ood", "selected")}
     kinds |= {name: arrow.string() for name in ("class", "note", "error")}
     schema = arrow.schema([(name, kinds.get(name, arrow.float64())) for name in columns])
     with arrow.parquet.ParquetWriter(path, schema) as writer:
-        while chunk := list(islice(rows, at_once)):
+        while chunk := list(islice(rows, ROWS_AT_ONCE)):
             for row in chunk:  # Parquet holds text in UTF-8 only
                 row["path"] = row["path"].encode(errors="surrogateescape").decode(errors="replace")
             table = {name: [row.get(name) for row in chunk] for name in columns}

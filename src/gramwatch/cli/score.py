@@ -1,7 +1,9 @@
 """`gramwatch score`: a verdict for every image of a folder."""
 
+import math
 import sys
 import time
+import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,35 +11,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gramwatch.cli.checks import chosen_device, existing_file, interruptible, writable_file
-from gramwatch.cli.common import (
-    BatchSize,
-    Device,
-    Given,
+from gramwatch.cli.checks import between, interruptible, new_file
+from gramwatch.cli.common import ImageSet, Opened, image_set, opened_guard
+from gramwatch.cli.launch import first, share
+from gramwatch.cli.options import (
     GuardFile,
-    Json,
-    Mean,
-    Opened,
+    NetworkOptions,
     OtherLevel,
-    OtherNetwork,
-    Pictures,
-    Quiet,
-    Resize,
-    Size,
-    Std,
+    PreprocessingOptions,
+    Processes,
     Voice,
-    Weights,
-    Workers,
-    opened_guard,
-    pictures,
+    WorkOptions,
 )
-from gramwatch.cli.launch import device_of_rank, first, launch, processes
-from gramwatch.cli.report import Judge, check_page, write_report
+from gramwatch.cli.report import check_page, write_report
 from gramwatch.cli.rows import Filed, Piped, Ranked, Row, format_of
-from gramwatch.cli.selecting import as_json as selection_as_json
-from gramwatch.cli.selecting import check_fdr, is_selected, selected, told, too_few
+from gramwatch.errors import GramwatchWarning
 
 if TYPE_CHECKING:
+    from gramwatch.detect.detector import Detector
     from gramwatch.inputs.preprocessing import Preprocessing
     from gramwatch.inputs.readers import Batch, Tally
     from gramwatch.stream.select import Selection
@@ -47,7 +38,7 @@ FLAGGED = 3
 
 
 def score(
-    guard: Annotated[Path, GuardFile],
+    guard: GuardFile,
     images: Annotated[
         str,
         typer.Argument(
@@ -57,6 +48,7 @@ def score(
             show_default=False,
         ),
     ],
+    *,
     output: Annotated[
         Path,
         typer.Option("--output", "-o", help="The table: .csv, .jsonl or .parquet; - is standard output."),
@@ -65,35 +57,27 @@ def score(
         str | None, typer.Option(help="csv, jsonl or parquet, if the name of the output does not say it.")
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an output that exists.")] = False,
-    model: Annotated[str | None, OtherNetwork] = None,
-    weights: Annotated[Path | None, Weights] = None,
-    size: Annotated[int | None, Size] = None,
-    resize: Annotated[str | None, Resize] = None,
-    mean: Annotated[str | None, Mean] = None,
-    std: Annotated[str | None, Std] = None,
-    batch_size: Annotated[int, BatchSize] = 64,
-    workers: Annotated[int | None, Workers] = None,
-    device: Annotated[str | None, Device] = None,
-    level: Annotated[float | None, OtherLevel] = None,
+    network: NetworkOptions,
+    given: PreprocessingOptions,
+    work: WorkOptions,
+    level: OtherLevel = None,
     fdr: Annotated[
         float | None,
         typer.Option(
             help="Add a column 'selected': images of which on average at most this share is selected by "
-            "mistake."
+            "mistake.",
+            callback=between("--fdr"),
         ),
     ] = None,
     report: Annotated[
         Path | None,
         typer.Option(help="Also write a page about the result, as 'gramwatch report' does: .html"),
     ] = None,
-    nproc: Annotated[
-        int, typer.Option(min=1, help="The number of processes on this machine that share the work.")
-    ] = 1,
+    nproc: Processes = 1,
     fail_if_flagged: Annotated[
         bool, typer.Option("--fail-if-flagged", help="Exit with code 3 if an image was flagged.")
     ] = False,
-    quiet: Annotated[bool, Quiet] = False,
-    as_json: Annotated[bool, Json] = False,
+    voice: Voice,
 ) -> None:
     """Score images: predicted class, score, p-value, verdict, and the p-value of each member.
 
@@ -113,35 +97,33 @@ def score(
     """
     from gramwatch.detect.distributed import rank_and_size
 
-    voice = Voice(quiet or not first(), as_json and first())
-    given = Given.of(size, resize, mean, std)
     kind = format_of(output, format)
-    reads = (guard, weights, None if images == "-" else Path(images))
-    _check(guard, output, overwrite, as_json, reads)
-    check_fdr(fdr, output)
-    _check_report(report, output, overwrite, reads)
-    if nproc > 1 or rank_and_size()[1] > 1:
-        _check_shared(output, images)
-    if nproc > 1 and processes() == 1:
-        raise typer.Exit(launch(nproc))
-    shown = pictures(images, "test") if images != "-" else _from_stdin()
-    opened = opened_guard(guard, model, weights, device_of_rank(chosen_device(device)), level=level)
-    opened.detector.calibration()  # raises the error that says what is missing
-    preprocessing = given.applied(opened.recorded or opened.model.preprocessing, opened.model.name)
-    for text in differences(opened, preprocessing):
-        voice.note(text)
+    reads = (guard, network.weights, None if images == "-" else Path(images))
+    several = nproc > 1 or rank_and_size()[1] > 1
+    if str(output) == "-":
+        _check_piped(voice.as_json, fdr, report, several)
+    else:
+        new_file(output, overwrite, reads=reads)
+    if report is not None:
+        check_page(report, overwrite, "--report", reads)
+    if several and images == "-":
+        raise typer.BadParameter("standard input is read by one process: name a folder", param_hint="--nproc")
+    share(nproc)
+    shown = image_set(images, "test") if images != "-" else _from_stdin()
+    opened = opened_guard(guard, network, work.place, given, level=level)
+    voice.note(*opened.differences())
     columns = columns_of(opened, fdr)
     identity = {
         "guard": _identity(opened),
         "images": images,
-        "preprocessing": preprocessing.to_json(),
+        "preprocessing": opened.preprocessing.to_json(),
     }
     rows = (
         Piped(kind, columns)
         if str(output) == "-"
-        else Filed(output, kind, columns, identity, Ranked(*rank_and_size(), batch_size))
+        else Filed(output, kind, columns, identity, Ranked(*rank_and_size(), work.batch_size))
     )
-    job = Scoring(opened, preprocessing, rows, batch_size, workers, voice)
+    job = Scoring(opened, rows, work, voice)
     try:
         with interruptible(lambda: _kept(rows)):
             job.run(shown)
@@ -152,47 +134,30 @@ def score(
         rows.close()
     job.tell(output)
     if report is not None:
-        write_report(voice, report, [output], guard, Judge(opened, preprocessing, workers), level=level)
+        write_report(voice, report, [output], guard, opened, level=level, workers=work.workers)
     if job.counts["images"] and job.counts["errors"] == job.counts["images"]:
         raise typer.Exit(1)
     if fail_if_flagged and job.counts["flagged"]:
         raise typer.Exit(FLAGGED)
 
 
-def _check(guard: Path, output: Path, overwrite: bool, as_json: bool, reads: Iterable[Path | None]) -> None:
-    existing_file(guard, "GUARD")
-    if str(output) == "-":
-        if as_json:
-            raise typer.BadParameter("the table takes standard output: give -o FILE", param_hint="--json")
-        return
-    if output.exists() and not overwrite:
-        raise typer.BadParameter(
-            f"{output} exists: name another file, or give --overwrite", param_hint="--output"
-        )
-    writable_file(output, reads=reads)
+def _check_piped(as_json: bool, fdr: float | None, report: Path | None, several: bool) -> None:
+    """Refuse options that need a table in a file: a pipe cannot be read again."""
+    for option, wanted, why in (
+        ("--json", as_json, "the table takes standard output"),
+        ("--fdr", fdr is not None, "images are selected when all of them are scored"),
+        ("--report", report is not None, "the page is made from the table"),
+        ("--nproc", several, "several processes write a file"),
+    ):
+        if wanted:
+            raise typer.BadParameter(f"{why}: give -o FILE", param_hint=option)
 
 
-def _check_shared(output: Path, images: str) -> None:
-    """Refuse options that several processes cannot share."""
-    if str(output) == "-":
-        raise typer.BadParameter("several processes write a file: give -o FILE", param_hint="--nproc")
-    if images == "-":
-        raise typer.BadParameter("standard input is read by one process: name a folder", param_hint="--nproc")
-
-
-def _check_report(report: Path | None, output: Path, overwrite: bool, reads: Iterable[Path | None]) -> None:
-    if report is None:
-        return
-    if str(output) == "-":
-        raise typer.BadParameter("the page is made from the table: give -o FILE", param_hint="--report")
-    check_page(report, overwrite, "--report", reads)
-
-
-def _from_stdin() -> Pictures:
+def _from_stdin() -> ImageSet:
     from gramwatch.inputs.files import listed
 
     sys.stdin.reconfigure(errors="surrogateescape")  # type: ignore[union-attr]
-    return Pictures(listed(sys.stdin), about="paths on standard input")
+    return ImageSet(listed(sys.stdin), about="paths on standard input")
 
 
 def _kept(rows: Piped | Filed) -> str:
@@ -209,30 +174,9 @@ def _identity(opened: Opened) -> str:
     return hashlib.sha256(scores + repr(opened.detector.settings_as_json()).encode()).hexdigest()[:16]
 
 
-def differences(opened: Opened, now: "Preprocessing") -> Iterator[str]:
-    """Differences between this preprocessing and the one used for fitting."""
-    if opened.recorded is None:
-        yield (
-            "the guard's file does not say how its images were prepared. If it was otherwise than now "
-            f"({now}), the verdicts are not valid"
-        )
-        return
-    yield from prepared_otherwise(now, opened.recorded)
-    own, given = opened.model.preprocessing, opened.detector.metadata["preprocessing"].get("given")
-    if own is not None and not given and now == opened.recorded:
-        for text in own.differences(opened.recorded):
-            yield f"the network's own preprocessing is now {text} in the fit. That of the fit is used"
-
-
-def prepared_otherwise(now: "Preprocessing", fit: "Preprocessing") -> Iterator[str]:
-    """Differences between this preprocessing and the one used for fitting, and their consequence."""
-    for text in now.differences(fit):
-        yield f"images are prepared otherwise than in the fit. {text}. The false-alarm rate does not hold"
-
-
 def columns_of(opened: Opened, fdr: float | None = None) -> list[str]:
     """The columns of the table."""
-    parts = [f"p_{name}" for name in getattr(opened.detector, "members", ())]
+    parts = [f"p_{name}" for name in opened.detector.members]
     selected = [] if fdr is None else ["selected"]
     return ["path", "predicted", "class", "score", "p_value", "is_ood", *selected, *parts, "note", "error"]
 
@@ -242,16 +186,14 @@ class Scoring:
     """One run over images."""
 
     opened: Opened
-    preprocessing: "Preprocessing"
     rows: Piped | Filed
-    batch_size: int
-    workers: int | None
+    work: WorkOptions
     voice: Voice
     counts: dict[str, int] = field(default_factory=lambda: {"images": 0, "flagged": 0, "errors": 0})
     seconds: float = 0.0
     selection: "Selection | None" = None
 
-    def run(self, images: Pictures) -> None:
+    def run(self, images: ImageSet) -> None:
         """Score the images that have no row yet."""
         from gramwatch.detect.distributed import together
         from gramwatch.inputs.readers import Tally
@@ -260,14 +202,15 @@ class Scoring:
         start = time.monotonic()
         with together(self.opened.detector.model, "scoring") as group:
             if group.size > 1:  # the batches are those of one process
-                listed = Pictures(list(_new(images.keys, set())), images.opener)
-                images = listed.part(group.rank, group.size, self.batch_size)
+                listed = ImageSet(list(_new(images.keys, set())), images.opener)
+                images = listed.part(group.rank, group.size, self.work.batch_size)
             if isinstance(self.rows, Filed):
                 self.counts |= {"images": len(self.rows.done), **self.rows.earlier}
-            self._say_what_is_done(group.gather(len(self.rows.done)))
-            left = Pictures(_new(images.keys, set(self.rows.done)), images.opener)
+            if done := sum(group.gather(len(self.rows.done))):
+                self.voice.say(f"going on: {done:,} images were scored before")
+            left = ImageSet(_new(images.keys, set(self.rows.done)), images.opener)
             with self.voice.progress(images.count, len(self.rows.done), "scoring") as bar:
-                for batch in left.read(self.preprocessing, self.batch_size, self.workers):
+                for batch in left.read(self.opened.preprocessing, self.work):
                     group.check()
                     rows = self.judged(batch)
                     self.rows.add(rows)
@@ -279,17 +222,18 @@ class Scoring:
         self.tally = Tally.of_all([tally for _, tally in counted])
         self.seconds = time.monotonic() - start
 
-    def _say_what_is_done(self, of_each: list[int]) -> None:
-        if any(of_each):
-            self.voice.say(f"going on: {sum(of_each):,} images were scored before")
-
     def finish(self, fdr: float | None) -> None:
         """Write the output. Images are selected here, when the p-values of all are known."""
         if fdr is None or isinstance(self.rows, Piped):
             self.rows.finish()
             return
-        chosen = self.selection = selected(self.rows.p_values(), fdr)
-        self.rows.finish(lambda row: {"selected": is_selected(row["p_value"], chosen)})
+        selection = self.selection = _selected(self.rows.p_values(), fdr)
+
+        def is_selected(row: Row) -> Row:
+            p_value = row["p_value"]  # None if the image could not be read
+            return {"selected": None if p_value is None else p_value <= selection.threshold}
+
+        self.rows.finish(is_selected)
 
     def _count(self, rows: list[Row]) -> None:
         self.counts["images"] += len(rows)
@@ -321,19 +265,20 @@ class Scoring:
 
     def tell(self, output: Path) -> None:
         """The summary of the verdicts, and possible faults of the images."""
-        counts, level = self.counts, self.opened.detector.level
+        opened, counts, level = self.opened, self.counts, self.opened.detector.level
         readable = counts["images"] - counts["errors"]
         expected = (1 - level) * readable
-        for text in resized_otherwise(self.opened.detector.metadata, self.tally, self.preprocessing):
-            self.voice.note(text)
+        self.voice.note(*resized_otherwise(opened.detector.metadata, self.tally, opened.preprocessing))
         self.voice.say(
             f"{counts['flagged']:,} of {readable:,} images flagged; about {expected:,.0f} would be, if all "
             f"were like those of the fit. {counts['errors']:,} could not be read"
         )
-        if self.selection is not None:
-            self.voice.say(told(self.selection))
-            for text in too_few(self.selection, self.opened.detector):
-                self.voice.note(text)
+        selected: dict[str, Any] = {}
+        if (selection := self.selection) is not None:
+            self.voice.say(_in_words(selection))
+            self.voice.note(*_too_few(selection, opened.detector))
+            selected = {"fdr": selection.fdr, "selected": len(selection)}
+            selected["largest_p_value_selected"] = selection.threshold
         if self.seconds and self.tally.read:
             rate = self.tally.read / self.seconds
             self.voice.say(f"{self.tally.read:,} images in {self.seconds:.1f} s, {rate:,.0f} each second")
@@ -343,7 +288,7 @@ class Scoring:
                 **counts,
                 "expected_by_chance": round(expected, 3),
                 "level": level,
-                **({} if self.selection is None else selection_as_json(self.selection)),
+                **selected,
                 "seconds": round(self.seconds, 3),
             }
         )
@@ -388,3 +333,41 @@ def resized_otherwise(
             "unknown: if it is another one, such as nearest, images look out of distribution"
         )
     yield text
+
+
+# --- a selection: --fdr ------------------------------------------------------------------------------
+
+
+def _selected(p_values: Iterable[float], fdr: float) -> "Selection":
+    """The selection among all images. `_too_few` says what the warning of `select` says."""
+    import torch
+
+    from gramwatch.stream.select import select
+
+    values = torch.tensor(list(p_values), dtype=torch.float64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", GramwatchWarning)
+        return select(values, fdr)
+
+
+def _in_words(selection: "Selection") -> str:
+    """The number of selected images in words."""
+    count = f"{len(selection):,} of {len(selection.is_selected):,} images selected"
+    if not len(selection):
+        return f"{count} at a false-discovery rate of {selection.fdr:g}"
+    return f"{count}. On average at most {selection.fdr:.0%} of the selected are like those of the fit"
+
+
+def _too_few(selection: "Selection", detector: "Detector") -> Iterator[str]:
+    """Say if a single image cannot be selected, because too few calibration images rank."""
+    ranking, count = int(detector.calibration().ranks.sizes.min()), len(selection.is_selected)
+    least, needed = (  # rounding must not add one
+        math.ceil(count / (selection.fdr * images) * (1 - 1e-12)) for images in (ranking + 1, 1)
+    )
+    if least > 1:
+        chance = f"either none or at least {least:,} of {count:,} images are selected"
+        yield (
+            f"{ranking:,} calibration images rank. With so few, "
+            f"{chance if least <= count else f'nothing can be selected among {count:,} images'}. To select a "
+            f"single outlier, {needed - 1:,} must rank (half of the calibration images do)"
+        )

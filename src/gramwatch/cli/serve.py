@@ -6,21 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gramwatch.cli.checks import about, chosen_device, existing_file, writable_file
-from gramwatch.cli.common import (
-    Device,
-    Given,
-    Mean,
-    OtherNetwork,
-    Quiet,
-    Resize,
-    Size,
-    Std,
-    Voice,
-    Weights,
-    opened_guard,
-)
-from gramwatch.cli.score import differences, prepared_otherwise
+from gramwatch.cli.checks import about, chosen_device, existing, writable_file
+from gramwatch.cli.common import opened_guard, prepared_otherwise
+from gramwatch.cli.options import Device, NetworkOptions, PreprocessingOptions, Quiet, Voice
 
 if TYPE_CHECKING:
     from gramwatch.deploy.serve import Judge
@@ -35,21 +23,22 @@ def serve(
             metavar="GUARD",
             help="A file that 'gramwatch fit' wrote, or an .onnx file of 'gramwatch export'.",
             show_default=False,
+            callback=existing("GUARD"),
         ),
     ],
-    model: Annotated[str | None, OtherNetwork] = None,
-    weights: Annotated[Path | None, Weights] = None,
-    size: Annotated[int | None, Size] = None,
-    resize: Annotated[str | None, Resize] = None,
-    mean: Annotated[str | None, Mean] = None,
-    std: Annotated[str | None, Std] = None,
-    device: Annotated[str | None, Device] = None,
+    *,
+    network: NetworkOptions,
+    given: PreprocessingOptions,
+    device: Device = None,
     host: Annotated[str, typer.Option(help="The address to listen at.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port. 0: any that is free.")] = 8000,
     name: Annotated[str, typer.Option(help="The name of the model in /v2/models/NAME.")] = "guard",
     token_file: Annotated[
         Path | None,
-        typer.Option(help="A file with the token that clients must send. Or set GRAMWATCH_TOKEN."),
+        typer.Option(
+            help="A file with the token that clients must send. Or set GRAMWATCH_TOKEN.",
+            callback=existing("--token-file"),
+        ),
     ] = None,
     allow_anyone: Annotated[
         bool, typer.Option("--allow-anyone", help="Listen beyond this machine without a token.")
@@ -95,7 +84,7 @@ def serve(
         Path | None,
         typer.Option(help="A file that keeps the state of the monitor. It is saved every minute."),
     ] = None,
-    quiet: Annotated[bool, Quiet] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Serve a guard by HTTP: images in, verdicts out.
 
@@ -115,8 +104,6 @@ def serve(
     from gramwatch.deploy.serve import Limits, check_reach, create_app, server_of
 
     voice = Voice(quiet)
-    given = Given.of(size, resize, mean, std)
-    existing_file(guard, "GUARD")
     token = _token(token_file)
     with about("--host"):
         check_reach(host, token, allow_anyone)
@@ -134,9 +121,9 @@ def serve(
         )
     replica = _replica(monitor_replica)
     if monitor_state is not None:
-        writable_file(monitor_state, "--monitor-state", reads=(guard, weights, token_file))
+        writable_file(monitor_state, "--monitor-state", reads=(guard, network.weights, token_file))
     opening = _exported if guard.suffix in SUFFIXES else _fitted
-    detector, judge = opening(guard, model, weights, device, given, voice)
+    detector, judge = opening(guard, network, device, given, voice)
     if mean_time_to_false_alarm:
         wanted = {
             "mean_time_to_false_alarm": mean_time_to_false_alarm,
@@ -157,32 +144,29 @@ def _token(file: Path | None) -> str | None:
     """The token, from a file or from the environment. On the command line everyone could see it."""
     if file is None:
         return os.environ.get("GRAMWATCH_TOKEN")
-    existing_file(file, "--token-file")
     return file.read_text(encoding="utf-8").strip()
 
 
 def _fitted(
-    guard: Path, model: str | None, weights: Path | None, device: str | None, given: Given, voice: Voice
+    guard: Path, network: NetworkOptions, device: str | None, given: PreprocessingOptions, voice: Voice
 ) -> "tuple[Calibrated, Judge]":
     """A guard with its network."""
     from gramwatch.deploy.serve import Judge
 
-    opened = opened_guard(guard, model, weights, chosen_device(device))
-    opened.detector.calibration()  # raises the error that says what is missing
-    preprocessing = given.applied(opened.recorded or opened.model.preprocessing, opened.model.name)
-    for text in differences(opened, preprocessing):
-        voice.note(text)
-    return opened.detector, Judge(opened.detector, preprocessing, opened.classes or opened.model.classes)
+    opened = opened_guard(guard, network, chosen_device(device), given)
+    voice.note(*opened.differences())
+    classes = opened.classes or opened.model.classes
+    return opened.detector, Judge(opened.detector, opened.preprocessing, classes)
 
 
 def _exported(
-    guard: Path, model: str | None, weights: Path | None, device: str | None, given: Given, voice: Voice
+    guard: Path, network: NetworkOptions, device: str | None, given: PreprocessingOptions, voice: Voice
 ) -> "tuple[Calibrated, Judge]":
     """A guard with its network in one graph."""
     from gramwatch.deploy.exported import ExportedGuard
     from gramwatch.deploy.serve import Judge
 
-    if model is not None or weights is not None:
+    if network != NetworkOptions():
         raise typer.BadParameter(
             f"{guard} has its network inside: leave it out", param_hint="--model, --weights"
         )
@@ -191,8 +175,7 @@ def _exported(
         raise typer.BadParameter(f"{guard} normalises by itself: leave them out", param_hint="--mean, --std")
     preprocessing = given.applied(exported.preprocessing, str(guard))
     exported.check(preprocessing)
-    for text in prepared_otherwise(preprocessing, exported.preprocessing or preprocessing):
-        voice.note(text)
+    voice.note(*prepared_otherwise(preprocessing, exported.preprocessing or preprocessing))
     judge = Judge(exported, preprocessing, exported.classes, takes_pixels=exported.takes_pixels)
     return exported, judge
 

@@ -1,25 +1,24 @@
 """`gramwatch taps`: the tensors of a network that can be watched."""
 
-import json
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from gramwatch.cli.checks import about
-from gramwatch.cli.common import Json, Network, Size, WatchedTaps, Weights, chosen_taps
+from gramwatch.cli.common import chosen_taps
+from gramwatch.cli.options import Json, NetworkName, Size, Voice, WatchedTaps, Weights
 from gramwatch.errors import InputError
 
 
 def taps(
-    model: Annotated[str, Network],
-    weights: Annotated[Path | None, Weights] = None,
-    which: Annotated[str | None, WatchedTaps] = None,
-    size: Annotated[int | None, Size] = None,
+    model: NetworkName,
+    weights: Weights = None,
+    which: WatchedTaps = None,
+    size: Size = None,
     channels: Annotated[
         int | None, typer.Option(min=1, help="The channels of images, if they are not known. 3: colour.")
     ] = None,
-    as_json: Annotated[bool, Json] = False,
+    as_json: Json = False,
 ) -> None:
     """List the tensors of a network that a guard watches, with their shapes. Weights are not needed.
 
@@ -54,12 +53,10 @@ def taps(
             ) from None
         raise
     if as_json:
-        typer.echo(
-            json.dumps(
-                [{"name": tap.name, "operation": tap.operation, "shape": list(tap.shape)} for tap in listed]
-            )
+        Voice(as_json=True).summary(
+            [{"name": tap.name, "operation": tap.operation, "shape": list(tap.shape)} for tap in listed]
         )
-    else:
-        typer.echo(repr(listed))
-        if len(listed) < every:
-            typer.echo(f"a guard watches these {len(listed)} of {every:,} tensors; all of them: --taps all")
+        return
+    typer.echo(repr(listed))
+    if len(listed) < every:
+        typer.echo(f"a guard watches these {len(listed)} of {every:,} tensors; all of them: --taps all")

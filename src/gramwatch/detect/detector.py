@@ -364,7 +364,7 @@ class Detector(Contract):
             return Pass(
                 network=self.network,
                 inputs=inputs,
-                found=self._detection(self.judge(measured)),
+                detection=self._detection(self.judge(measured)),
                 ranking=ranks.among(measured.predicted).cpu(),
                 contributions=self.contributions(measured, observed),
                 observed=observed,

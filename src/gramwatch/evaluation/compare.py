@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from gramwatch.detect.detector import Detector
 from gramwatch.evaluation.evaluate import Evaluation, evaluate, fit_together
+from gramwatch.explain.frame import pyplot
 from gramwatch.guard.guard import MEMBERS, Guard, why_not
 from gramwatch.inputs.batches import on_device
 from gramwatch.inputs.demo import outlier_sets, small_convnet, small_mlp, train
 from gramwatch.inputs.digits import digits
 from gramwatch.methods import METHODS
-from gramwatch.pictures import pyplot
 from gramwatch.watch import Look, Network
 
 GUARD, GRAM = "guard", "gram"
@@ -82,18 +82,6 @@ def overviews(name: str, result: Evaluation) -> str:
     )
 
 
-def compare(
-    network: nn.Module,
-    training: Sequence[Any],
-    in_distribution: Iterable[Any],
-    out_of_distribution: Mapping[str, Iterable[Any]],
-    methods: Iterable[str],
-    say: Callable[[str], None] = print,
-) -> Evaluation:
-    """Fit the chosen methods and evaluate them side by side."""
-    return evaluate(fitted(network, training, methods, say), in_distribution, out_of_distribution)
-
-
 def run(
     methods: str | Iterable[str] = "all",
     networks: Iterable[str] = ("convnet", "mlp"),
@@ -119,7 +107,8 @@ def run(
         torch.manual_seed(0)
         network = NETWORKS[name]()
         train(network, data.train, data.train_labels)
-        result = compare(network, training, data.test.split(256), outliers, chosen, say)
+        detectors = fitted(network, training, chosen, say)
+        result = evaluate(detectors, data.test.split(256), outliers)
         results[name] = result
         say(overviews(name, result))
         result.to_csv(folder / f"{name}.csv")

@@ -9,15 +9,23 @@ from os import PathLike
 from typing import Any
 
 from gramwatch.evaluation.evaluate import Evaluation
+from gramwatch.explain.frame import (
+    BAND,
+    INK,
+    OURS,
+    OUTSIDE,
+    SMALL,
+    Words,
+    framed,
+    plain,
+    pyplot,
+    text_width,
+    wrapped,
+)
 from gramwatch.numerics.metrics import METRICS
-from gramwatch.pictures import pyplot
-from gramwatch.pictures.frame import SMALL, Words, framed, plain, text_width, wrapped
-from gramwatch.pictures.palette import BAND, INK, LOOKS, OUTSIDE, family
 
 BEST = 12
 """How many of the best methods have a row."""
-ALWAYS = ("Guard", "Gram")
-"""Methods that have a row wherever they stand."""
 NAMES, ROW, CELL = 1.85, 0.23, 7.2
 """Width of the names and height of a row in inches; size of the figures' letters in points."""
 HEAD, LOW_ROW = 1.7, 0.19
@@ -45,58 +53,42 @@ def draw_shades(
 ) -> None:
     """Draw the best methods by their mean over the sets, Guard and Gram; the best comes first."""
     ranks = ranked(figures)
-    rows = chosen(ranks)
-    sets = list(next(iter(figures.values())))
-    if len(sets) > MOST_COLUMNS:
-        _draw_turned(path, figures, words, ranks, rows, _caption(metric, ranks, rows, table))
-        return
-    frame = framed(words, _room(sets) + ROW * len(rows), caption=_caption(metric, ranks, rows, table))
-    axes = frame.axes[0, 0]
-    shade = _shades(figures, rows)
-    for y, method in enumerate(rows):
+    methods, sets = chosen(ranks), list(next(iter(figures.values())))
+    turned = len(sets) > MOST_COLUMNS
+    width, row = (HEAD, LOW_ROW) if turned else (NAMES, ROW)
+    names = ["\n".join(wrapped(f"{ranks[method]}. {method}", SMALL, width)) for method in methods]
+    heads, sides = (names, [*sets, "mean"]) if turned else ([*sets, "mean"], names)
+    slanting = [line for name in names for line in name.splitlines()] if turned else sets
+    caption = _caption(metric, ranks, methods, table)
+    frame = framed(words, _room(slanting) + row * len(sides), caption=caption)
+    axes, shade = frame.axes[0, 0], _shades(figures, methods)
+    for i, method in enumerate(methods):
         values = [*(figures[method][ood] for ood in sets), _mean(figures[method])]
-        for x, value in enumerate(values):
-            _cell(axes, x, y, value, shade(value), bold=x == len(sets) or method == "Guard")
+        for j, value in enumerate(values):
+            bold = j == len(sets) or method == "Guard"
+            _cell(axes, (i, j) if turned else (j, i), value, shade(value), bold)
         worst = values.index(min(values[:-1]))
-        _box(axes, worst, y, fill=False, edgecolor=OUTSIDE, linewidth=1.1)
-    axes.set(xlim=(-0.5, len(sets) + 0.5), ylim=(len(rows) - 0.5, -0.5))
-    axes.axvline(len(sets) - 0.5, color="white", linewidth=3)
-    _names(axes, ranks, rows)
-    _heads(axes, [*sets, "mean"])
-    axes.get_xticklabels()[-1].set_weight("bold")
-    _skipped(axes, ranks, rows)
-    frame.write(path)
-
-
-def _draw_turned(
-    path: str | PathLike[str],
-    figures: Figures,
-    words: Words,
-    ranks: Mapping[str, int],
-    columns: Sequence[str],
-    caption: str,
-) -> None:
-    """Draw a row for each set, and a column for each method."""
-    sets = list(next(iter(figures.values())))
-    heads = ["\n".join(wrapped(f"{ranks[method]}. {method}", SMALL, HEAD)) for method in columns]
-    lines = [line for head in heads for line in head.splitlines()]
-    frame = framed(words, _room(lines) + LOW_ROW * (len(sets) + 1), caption=caption)
-    axes = frame.axes[0, 0]
-    shade = _shades(figures, columns)
-    for x, method in enumerate(columns):
-        values = [*(figures[method][ood] for ood in sets), _mean(figures[method])]
-        for y, value in enumerate(values):
-            _cell(axes, x, y, value, shade(value), bold=y == len(sets) or method == "Guard")
-        _box(axes, x, values.index(min(values[:-1])), fill=False, edgecolor=OUTSIDE, linewidth=1.1)
-    axes.set(xlim=(-0.5, len(columns) - 0.5), ylim=(len(sets) + 0.5, -0.5))
-    axes.axhline(len(sets) - 0.5, color="white", linewidth=3)
+        x, y = (i, worst) if turned else (worst, i)
+        _frame(axes, (x - 0.46, y - 0.43), (0.92, 0.86), edgecolor=OUTSIDE, linewidth=1.1, zorder=3)
+    axes.set(xlim=(-0.5, len(heads) - 0.5), ylim=(len(sides) - 0.5, -0.5))
+    divide = axes.axhline if turned else axes.axvline
+    divide(len(sets) - 0.5, color="white", linewidth=3)
     plain(axes)
-    axes.set_yticks(range(len(sets) + 1), [*sets, "mean"], fontsize=SMALL)
-    axes.get_yticklabels()[-1].set_weight("bold")
+    spacing = {} if turned else {"linespacing": 0.9}  # names of methods may have several lines
+    axes.set_yticks(range(len(sides)), sides, fontsize=SMALL, **spacing)
     _heads(axes, heads)
-    _marked(axes.get_xticklabels(), columns)
-    if "Guard" in columns:
-        _outline(axes, (columns.index("Guard") - 0.5, -0.5), 1, len(sets) + 1)
+    labels = axes.get_yticklabels(), axes.get_xticklabels()
+    of_sets, of_methods = labels if turned else reversed(labels)
+    of_sets[-1].set_weight("bold")
+    for label, method in zip(of_methods, methods, strict=True):
+        if method in OURS:
+            label.set(color=OURS[method], weight="bold")
+    if "Guard" in methods:
+        start, length = methods.index("Guard") - 0.5, len(sets) + 1
+        corner, size = ((start, -0.5), (1, length)) if turned else ((-0.5, start), (length, 1))
+        _frame(axes, corner, size, edgecolor=OURS["Guard"], lw=1.8, zorder=4, clip_on=False)
+    if not turned:
+        _skipped(axes, ranks, methods)
     frame.write(path)
 
 
@@ -110,7 +102,7 @@ def chosen(ranks: Mapping[str, int]) -> list[str]:
     """The methods that have a row: all where two more than the best would be left out at most."""
     if len(ranks) <= BEST + 2:
         return list(ranks)
-    return [method for method, place in ranks.items() if place <= BEST or method in ALWAYS]
+    return [method for method, place in ranks.items() if place <= BEST or method in OURS]
 
 
 def _mean(values: Mapping[str, float]) -> float:
@@ -125,7 +117,8 @@ def _shades(figures: Figures, methods: Sequence[str]) -> Any:
     return lambda value: colours((value - lowest) / (108 - lowest))
 
 
-def _cell(axes: Any, x: int, y: int, value: float, colour: Sequence[float], bold: bool) -> None:
+def _cell(axes: Any, place: tuple[int, int], value: float, colour: Sequence[float], bold: bool) -> None:
+    x, y = place
     axes.add_patch(pyplot().Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=colour, edgecolor="none"))
     red, green, blue, *_ = colour
     text = f"{value:.1f}"
@@ -141,32 +134,8 @@ def _cell(axes: Any, x: int, y: int, value: float, colour: Sequence[float], bold
     )
 
 
-def _box(axes: Any, x: int, y: int, **how: Any) -> None:
-    axes.add_patch(pyplot().Rectangle((x - 0.46, y - 0.43), 0.92, 0.86, zorder=3, **how))
-
-
-def _names(axes: Any, ranks: Mapping[str, int], rows: Sequence[str]) -> None:
-    """The methods with their places; Guard's row is marked, Gram's name has its colour."""
-    labels = [f"{ranks[method]}. {method}" for method in rows]
-    plain(axes)
-    lines = ["\n".join(wrapped(label, SMALL, NAMES)) for label in labels]
-    axes.set_yticks(range(len(rows)), lines, fontsize=SMALL, linespacing=0.9)
-    _marked(axes.get_yticklabels(), rows)
-    if "Guard" in rows:
-        _outline(axes, (-0.5, rows.index("Guard") - 0.5), axes.get_xlim()[1] + 0.5, 1)
-
-
-def _marked(labels: Sequence[Any], methods: Sequence[str]) -> None:
-    """Give the names of Guard and Gram their colours."""
-    for label, method in zip(labels, methods, strict=True):
-        if method in ALWAYS:
-            label.set(color=LOOKS[family(method)].colour, weight="bold")
-
-
-def _outline(axes: Any, corner: tuple[float, float], width: float, height: float) -> None:
-    """The frame around Guard's figures."""
-    style = {"fill": False, "edgecolor": LOOKS["Guard"].colour, "lw": 1.8, "zorder": 4, "clip_on": False}
-    axes.add_patch(pyplot().Rectangle(corner, width, height, **style))
+def _frame(axes: Any, corner: tuple[float, float], size: tuple[float, float], **style: Any) -> None:
+    axes.add_patch(pyplot().Rectangle(corner, *size, fill=False, **style))
 
 
 def _heads(axes: Any, columns: Sequence[str]) -> None:

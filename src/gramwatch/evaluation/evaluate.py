@@ -106,14 +106,12 @@ class Evaluation:
 
     def to_csv(self, path: str | PathLike[str] | None = None) -> str:
         """The rows in CSV, as fractions of one; written to `path` if given."""
-        out = io.StringIO()
         fields = [f"{key}{suffix}" for key in METRICS for suffix in ("", "_spread")]
-        writer = csv.writer(out, lineterminator="\n")
-        writer.writerow(["method", "ood", "examples", *fields])
+        table: list[list[Any]] = [["method", "ood", "examples", *fields]]
         for row in self.rows:
             figures = [value for key in METRICS for value in (row.mean[key], row.spread[key])]
-            writer.writerow([as_cell(row.method), as_cell(row.ood), row.examples, *figures])
-        return _written(out.getvalue(), path)
+            table.append([as_cell(row.method), as_cell(row.ood), row.examples, *figures])
+        return _as_csv(table, path)
 
     def to_json(self, path: str | PathLike[str] | None = None) -> str:
         """The rows and the protocol in JSON, as fractions of one; written to `path` if given."""
@@ -173,13 +171,12 @@ class Judgement:
 
     def to_csv(self, path: str | PathLike[str] | None = None) -> str:
         """The rows in CSV; written to `path` if given."""
-        out, methods = io.StringIO(), list(self.rows[-1].auroc)
-        writer = csv.writer(out, lineterminator="\n")
-        writer.writerow(["set", "examples", "flagged", "low", "high", *(f"auroc_{name}" for name in methods)])
+        methods, first = list(self.rows[-1].auroc), ["set", "examples", "flagged", "low", "high"]
+        table: list[list[Any]] = [[*first, *(f"auroc_{name}" for name in methods)]]
         for row in self.rows:
             figures = [row.auroc.get(name, "") for name in methods]
-            writer.writerow([row.name, row.examples, row.flagged, row.low, row.high, *figures])
-        return _written(out.getvalue(), path)
+            table.append([row.name, row.examples, row.flagged, row.low, row.high, *figures])
+        return _as_csv(table, path)
 
     def to_json(self, path: str | PathLike[str] | None = None) -> str:
         """The rows in JSON; written to `path` if given."""
@@ -238,8 +235,8 @@ def judge_measured(
         flagged = calibration.judged(measured[detector.title]).is_ood
         count, total = int(flagged.sum()), len(flagged)
         interval = binomtest(count, total).proportion_ci(0.95, method="exact")
-        theirs = {} if is_inside else scores(measured)
-        areas = {key: auroc(usual[key], values) for key, values in theirs.items()}
+        by_method = {} if is_inside else scores(measured)
+        areas = {key: auroc(usual[key], values) for key, values in by_method.items()}
         return Share(of_set, total, count, float(interval.low), float(interval.high), areas)
 
     usual = scores(inside)
@@ -534,6 +531,12 @@ def _aligned(table: list[list[str]], left: int) -> list[str]:
     ]
     lines.insert(1, "  ".join("-" * width for width in widths))
     return lines
+
+
+def _as_csv(table: Iterable[Iterable[Any]], path: str | PathLike[str] | None) -> str:
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows(table)
+    return _written(out.getvalue(), path)
 
 
 def _written(text: str, path: str | PathLike[str] | None) -> str:

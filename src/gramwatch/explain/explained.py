@@ -71,7 +71,6 @@ class Member:
     terms: Tensor | None = None
     """The contribution of each tap and the rest, `(N, taps + 1)`. None if the score has no parts."""
     why_no_parts: str = ""
-    why_no_place: str = ""
     words: tuple[str, ...] = ()
     """The most unusual property of each example in words, if the member names one."""
 
@@ -310,8 +309,9 @@ class Explained:
     def __repr__(self) -> str:
         if len(self) == 1:
             return " ".join(self.sentences())
-        lines = [f"  {i}: {' '.join(self.sentences(i)[:2])}" for i in range(min(len(self), 10))]
-        rest = [f"  ... {len(self) - 10} more"] if len(self) > 10 else []
+        shown = min(len(self), reasons.MOST_EXAMPLES)
+        lines = [f"  {i}: {' '.join(self.sentences(i)[:2])}" for i in range(shown)]
+        rest = [f"  ... {len(self) - shown} more"] if len(self) > shown else []
         flagged = int(self.detection.is_ood.sum())
         return "\n".join([f"Explained: {flagged} of {len(self)} out-of-distribution", *lines, *rest])
 
@@ -368,7 +368,7 @@ class Pass:
 
     network: Network
     inputs: Inputs
-    found: Detection
+    detection: Detection
     ranking: Tensor
     contributions: Sequence[Contribution]
     observed: Mapping[Any, Observation]
@@ -379,7 +379,7 @@ class Pass:
 
     def explained(self, places: bool) -> Explained:
         """The explanation. With `places`, a second pass finds the map."""
-        finite = self.found.score.isfinite()
+        finite = self.detection.score.isfinite()
         taps = [
             part.part.term_taps(self.plan) if part.terms is not None else () for part in self.contributions
         ]
@@ -387,22 +387,22 @@ class Pass:
             member_of(part, finite, of_part) for part, of_part in zip(self.contributions, taps, strict=True)
         ]
         notes = [f"{member.title}: {member.why_no_parts}" for member in members if member.why_no_parts]
-        tensor, found_map, mask = None, None, self.network.mask_of(self.inputs)
+        tensor, heat, mask = None, None, self.network.mask_of(self.inputs)
         if places:
-            tensor, found_map, without = self._map(members, mask)
+            tensor, heat, without = self._map(members, mask)
             notes += without
         return Explained(
-            detection=self.found,
+            detection=self.detection,
             parts=tuple(members),
             ranking=self.ranking,
-            map=found_map,
+            map=heat,
             notes=tuple(notes),
             confidence=self.confidence,
             class_names=self.class_names,
             images=tensor,
             mask=mask,
             _lookup=self._channels,
-            _rows=torch.arange(len(self.found)),
+            _rows=torch.arange(len(self.detection)),
         )
 
     def _channels(self, example: int, name: str, at: str | None) -> Iterator[tuple[str, Shares, float]]:

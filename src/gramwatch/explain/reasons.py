@@ -12,51 +12,52 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gramwatch.pictures.frame import SMALL, TEXT, Words, framed, plain, wrapped
-from gramwatch.pictures.palette import INK, INSIDE, OUTSIDE, SOFT
+from gramwatch.explain.frame import INK, INSIDE, OUTSIDE, SMALL, SOFT, TEXT, Words, framed, plain, wrapped
 
 MOST_TAPS = 2
 """The taps that a sentence names."""
+MOST_EXAMPLES = 10
+"""The examples of a batch that are shown in words."""
 MOST_NUMBERS = 3
 """The channels that a sentence names."""
 
 
-def sentences(one: Any) -> list[str]:
+def sentences(example: Any) -> list[str]:
     """Three sentences: the verdict, what the score comes from, and what is ordinary."""
-    detection = one.detection
+    detection = example.detection
     flagged, p_value = bool(detection.is_ood[0]), float(detection.p_value[0])
-    none = "" if _higher(one) else f": {compared(one)}"
+    none = "" if _higher(example) else f": {compared(example)}"
     verdict = f"{'Flagged' if flagged else 'Not flagged'} (p = {p_value:.2g}{none})."
-    if not bool(one.finite[0]):
+    if not bool(example.finite[0]):
         return [verdict, "The input, or what the network made of it, is not finite.", "So nothing adds up."]
-    totals = {part.name: float(part.total[0]) for part in one.parts}
-    parts = sorted(one.parts, key=lambda part: -totals[part.name])
+    totals = {part.name: float(part.total[0]) for part in example.parts}
+    parts = sorted(example.parts, key=lambda part: -totals[part.name])
     if totals[parts[0].name] <= 0:
-        return [verdict, "No part of the score is above its median on calibration data.", _rest(one, [])]
-    return [verdict, _first(one, parts[0]), _rest(one, [parts[0]])]
+        return [verdict, "No part of the score is above its median on calibration data.", _rest(example, [])]
+    return [verdict, _first(example, parts[0]), _rest(example, [parts[0]])]
 
 
-def compared(one: Any) -> str:
+def compared(example: Any) -> str:
     """The comparison with calibration examples, in words.
 
     The smallest p-value means only that none scores as high.
     """
-    higher, among = _higher(one), int(one.ranking[0])
+    higher, among = _higher(example), int(example.ranking[0])
     score = "none" if not higher else f"{higher:,}"
     verb = "score this high or higher" if higher > 1 else "scores this high"
-    return f"{score} of the {among:,} calibration {_thing(one)}s that it is ranked among {verb}"
+    return f"{score} of the {among:,} calibration {_thing(example)}s that it is ranked among {verb}"
 
 
-def _higher(one: Any) -> int:
+def _higher(example: Any) -> int:
     """The number of calibration examples that score at least as high."""
-    return max(0, round(float(one.detection.p_value[0]) * (int(one.ranking[0]) + 1)) - 1)
+    return max(0, round(float(example.detection.p_value[0]) * (int(example.ranking[0]) + 1)) - 1)
 
 
-def _first(one: Any, part: Any) -> str:
+def _first(example: Any, part: Any) -> str:
     """The sentence about the largest part: its member, taps and channels."""
-    score, total = float(one.detection.score[0]), float(part.total[0])
-    share = one.percentages(0).get(part.name)
-    if len(one.parts) == 1:
+    score, total = float(example.detection.score[0]), float(part.total[0])
+    share = example.percentages(0).get(part.name)
+    if len(example.parts) == 1:
         start = f"The score of {part.title} is {score:.3g}"
     elif share is None:
         name = f"{part.title[0].upper()}{part.title[1:]}"
@@ -64,20 +65,20 @@ def _first(one: Any, part: Any) -> str:
     else:
         sees = f"Mostly {part.sees}: " if share > 50 and part.sees else ""
         start = f"{sees}{share:.0f} % of the score comes from {part.title}"
-    return f"{start}{_where(one, part)}.{_balance(one, part) if share is None else ''}"
+    return f"{start}{_where(example, part)}.{_balance(example, part) if share is None else ''}"
 
 
-def _balance(one: Any, part: Any) -> str:
+def _balance(example: Any, part: Any) -> str:
     """The sentence about other members of an input that is not flagged. They may cancel the largest part."""
-    if len(one.parts) == 1:
+    if len(example.parts) == 1:
         return ""
-    score = float(one.detection.score[0])
+    score = float(example.detection.score[0])
     others = score - float(part.total[0])
     how = f"lower it by {-others:.2f}" if others < 0 else f"raise it by {others:.2f}"
     return f" Together, the other members {how}: the score is {score:.2f}."
 
 
-def _where(one: Any, part: Any) -> str:
+def _where(example: Any, part: Any) -> str:
     if part.terms is None:
         return f", {part.words[0]}" if part.words else ""
     amounts = part.terms[0, :-1]
@@ -85,9 +86,9 @@ def _where(one: Any, part: Any) -> str:
     if not largest:
         return ""
     names = [part.taps[i].name for i in largest]
-    channels = one.channels(0, member=part.name, tap=names[0], most=None)
+    channels = example.channels(0, member=part.name, tap=names[0], most=None)
     shown = [_layer(name) for name in names]
-    return f", most at {_joined(shown)}{_which(one, channels, shown)}"
+    return f", most at {_joined(shown)}{_which(example, channels, shown)}"
 
 
 def _layer(name: str) -> str:
@@ -95,7 +96,7 @@ def _layer(name: str) -> str:
     return f"layer {name}" if name[0].isdigit() else name
 
 
-def _which(one: Any, channels: Sequence[Any], names: Sequence[str]) -> str:
+def _which(example: Any, channels: Sequence[Any], names: Sequence[str]) -> str:
     """The channels of the first tap that are furthest outside, in words."""
     if not channels:
         return ""
@@ -109,38 +110,38 @@ def _which(one: Any, channels: Sequence[Any], names: Sequence[str]) -> str:
     where = (
         f", where {word} {_joined(plain)}" if len(names) == 1 else f"; at {names[0]}, {word} {_joined(plain)}"
     )
-    thing = _thing(one)
+    thing = _thing(example)
     examples = f"{channels[0].examples:,} training {thing}s"
     high = channels[0].direction == "too high"
     if not kind.startswith("order"):
         average = "average" if len(plain) > 1 else "averages"
         return f"{where} {average} {'higher' if high else 'lower'} than the mean of {examples}"
     pooled = channels[0].examples == 0
-    behind = f"training {thing}" if pooled else f"of the {examples} predicted {_class(one)}"
+    behind = f"training {thing}" if pooled else f"of the {examples} predicted {_class(example)}"
     act = "acts" if len(plain) == 1 else "act"
     how = "more strongly" if high else "less"
     return f"{where} {act} together with the others {how} than in any {behind}"
 
 
-def _thing(one: Any) -> str:
+def _thing(example: Any) -> str:
     """The word for the inputs. Sequences of whole numbers are texts."""
-    inputs = one.images
+    inputs = example.images
     numbers = inputs is not None and inputs.ndim == 2 and not inputs.is_floating_point()
-    return "text" if numbers or one.mask is not None else "image"
+    return "text" if numbers or example.mask is not None else "image"
 
 
-def _class(one: Any) -> str:
-    number = int(one.detection.predicted[0])
-    return f"'{one.class_names[number]}'" if number < len(one.class_names) else f"as class {number}"
+def _class(example: Any) -> str:
+    number = int(example.detection.predicted[0])
+    return f"'{example.class_names[number]}'" if number < len(example.class_names) else f"as class {number}"
 
 
-def _rest(one: Any, said: Sequence[Any]) -> str:
+def _rest(example: Any, mentioned: Sequence[Any]) -> str:
     """The sentence about the other members."""
-    others = [part for part in one.parts if part not in said]
+    others = [part for part in example.parts if part not in mentioned]
     above = [part.title for part in others if float(part.total[0]) > 0]
     ordinary = [part.title for part in others if float(part.total[0]) <= 0]
     sentences = []
-    shares = one.percentages(0)
+    shares = example.percentages(0)
     if above:
         named = [
             f"{part.title} ({shares[part.name]:.0f} %)" if part.name in shares else part.title
@@ -161,22 +162,22 @@ def _joined(words: Sequence[str]) -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
-def html(explanation: Any, most: int = 10) -> str:
+def html(explanation: Any) -> str:
     """Sentences and a table of the members, for the first examples."""
     blocks = []
-    for i in range(min(len(explanation), most)):
-        one = explanation[i]
-        text = escaping.escape(" ".join(sentences(one)))
+    for i in range(min(len(explanation), MOST_EXAMPLES)):
+        example = explanation[i]
+        text = escaping.escape(" ".join(sentences(example)))
         rows = "".join(
             f"<tr><td>{escaping.escape(part.title)}</td>"
             f"<td style='text-align:right'>{float(part.total[0]):.3f}</td></tr>"
-            for part in one.parts
+            for part in example.parts
         )
-        total = (
-            f"<tr><th>score</th><th style='text-align:right'>{float(one.detection.score[0]):.3f}</th></tr>"
-        )
+        score = f"{float(example.detection.score[0]):.3f}"
+        total = f"<tr><th>score</th><th style='text-align:right'>{score}</th></tr>"
         blocks.append(f"<p><b>{i}</b> {text}</p><table>{rows}{total}</table>")
-    more = f"<p>{len(explanation) - most} more</p>" if len(explanation) > most else ""
+    rest = len(explanation) - len(blocks)
+    more = f"<p>{rest} more</p>" if rest else ""
     return "".join(blocks) + more
 
 
@@ -210,23 +211,20 @@ def token_html(tokens: Sequence[Any]) -> str:
 # --- the picture -------------------------------------------------------------------------------------
 
 
-def draw(one: Any, path: str | PathLike[str] | None, image: Any) -> Any:
+def draw(example: Any, path: str | PathLike[str] | None, image: Any) -> Any:
     """The image, the map over it, bars for members and taps, and the channels furthest outside."""
-    verdict, *rest = sentences(one)
-    title = f"{verdict} Predicted: {_class(one).removeprefix('as ')}"
+    verdict, *rest = sentences(example)
+    title = f"{verdict} Predicted: {_class(example).removeprefix('as ')}"
     frame = framed(Words(title, " ".join(rest)), 4.1)
     left, middle, members, taps, channels = _panels(frame)
-    picture = image if image is not None else None if one.images is None else one.images[0]
-    _images(left, middle, picture, None if one.map is None else one.map[0].cpu(), one.notes)
-    if one.map is not None:
-        middle.set_title(_mapped(one), loc="left", fontsize=TEXT, color=INK)
-    _bars(members, [part.title for part in one.parts], one.members[0].tolist(), "members")
-    _tap_bars(taps, one)
-    _ranges(channels, _furthest(one))
-    if path is None:
-        return frame.figure
-    frame.write(path)
-    return None
+    picture = image if image is not None else None if example.images is None else example.images[0]
+    _images(left, middle, picture, None if example.map is None else example.map[0].cpu(), example.notes)
+    if example.map is not None:
+        middle.set_title(_mapped(example), loc="left", fontsize=TEXT, color=INK)
+    _bars(members, [part.title for part in example.parts], example.members[0].tolist(), "members")
+    _tap_bars(taps, example)
+    _ranges(channels, _furthest(example))
+    return frame.write(path)
 
 
 MOST_BARS, MOST_RANGES = 7, 7
@@ -244,22 +242,24 @@ def _panels(frame: Any) -> list[Any]:
     return [frame.figure.add_subplot(place) for place in places]
 
 
-def _furthest(one: Any) -> list[Any]:
+def _furthest(example: Any) -> list[Any]:
     """The channels that add most, each once. Those with a range come first: a mean says less."""
-    if not bool(one.finite[0]):
+    if not bool(example.finite[0]):
         return []
-    channels = [c for part in one.parts if part.terms is not None for c in one.channels(0, member=part.name)]
+    channels = [
+        c for part in example.parts if part.terms is not None for c in example.channels(0, member=part.name)
+    ]
     channels.sort(key=lambda c: (not _has_range(c), -c.contribution))
     distinct = {(c.tap, c.channel): c for c in reversed(channels)}
     return [c for c in channels if distinct[c.tap, c.channel] is c][:MOST_RANGES]
 
 
-def _mapped(one: Any) -> str:
+def _mapped(example: Any) -> str:
     """The caption of the map: the members that have taps, and their share of the score."""
-    placed = [part for part in one.parts if part.terms is not None]
+    placed = [part for part in example.parts if part.terms is not None]
     title = f"map of {_joined([part.title for part in placed])}"
-    shares = one.percentages(0)
-    if len(placed) == len(one.parts) or not shares:
+    shares = example.percentages(0)
+    if len(placed) == len(example.parts) or not shares:
         return title
     return f"{title}: {sum(shares.get(part.name, 0.0) for part in placed):.0f} % of it"
 
@@ -301,10 +301,10 @@ def _bars(axes: Any, names: Sequence[str], values: Sequence[float], title: str) 
     axes.set_title(f"{title}: contributions", loc="left", fontsize=TEXT, color=INK)
 
 
-def _tap_bars(axes: Any, one: Any) -> None:
-    several = sum(part.terms is not None for part in one.parts) > 1
+def _tap_bars(axes: Any, example: Any) -> None:
+    several = sum(part.terms is not None for part in example.parts) > 1
     rows = []
-    for part in one.parts:
+    for part in example.parts:
         if part.terms is not None:
             for tap, value in zip(part.taps, part.terms[0, :-1].tolist(), strict=True):
                 rows.append((value, f"{part.title}: {tap.name}" if several else tap.name))
@@ -398,10 +398,7 @@ def draw_heat(
     for label, degrees in zip(axes.get_xticklabels(), turned, strict=True):
         label.set_rotation(degrees)
     frame.figure.colorbar(drawn, ax=axes, fraction=0.03, pad=0.01).ax.tick_params(labelsize=SMALL)
-    if path is None:
-        return frame.figure
-    frame.write(path)
-    return None
+    return frame.write(path)
 
 
 def shown_image(given: Any) -> Tensor:

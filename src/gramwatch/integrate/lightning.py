@@ -112,7 +112,7 @@ class GuardCallback(Callback):  # type: ignore[misc]
             return
         checkpoint = _checkpoint(trainer)
         network = _network(pl_module, checkpoint, self.network)
-        train = _one(trainer.train_dataloader, "train") if self.train is None else self.train
+        train = _only_loader(trainer.train_dataloader, "train") if self.train is None else self.train
         guard = Guard(network, **self.options).fit(train)
         self.metrics_ = self._calibrated(guard, trainer.val_dataloaders)
         if checkpoint is not None:
@@ -126,14 +126,16 @@ class GuardCallback(Callback):  # type: ignore[misc]
     def _calibrated(self, guard: Guard, validation: Any) -> dict[str, float]:
         """Calibrate the guard. Return the figures of the validation examples that did not calibrate."""
         if self.calibration is None:
-            kept = KeptInputs(self.seed)
+            sample = KeptInputs(self.seed)
             with together(guard.model, "calibrate") as group:
-                measured = guard.measure_all(_one(validation, "calibration"), kept=kept)
+                measured = guard.measure_all(_only_loader(validation, "calibration"), kept=sample)
                 calibrating, judged = halves(len(measured), self.seed)
-                calibrate(guard, group, measured, kept, calibrating)
+                calibrate(guard, group, measured, sample, calibrating)
             return _figures(guard, measured[judged])
         guard.calibrate(self.calibration, seed=self.seed)
-        return _figures(guard, guard.measure_all(_one(validation, "calibration"))) if validation else {}
+        return (
+            _figures(guard, guard.measure_all(_only_loader(validation, "calibration"))) if validation else {}
+        )
 
     def _place(self, trainer: Any, checkpoint: Path | None) -> Path:
         if self.path is not None:
@@ -169,7 +171,7 @@ def _network(module: Any, checkpoint: Path | None, name: str) -> nn.Module:
     return network
 
 
-def _one(loader: Any, argument: str) -> Iterable[Any]:
+def _only_loader(loader: Any, argument: str) -> Iterable[Any]:
     """The loader of a trainer, if it has exactly one."""
     if isinstance(loader, list | tuple) and len(loader) == 1:
         (loader,) = loader

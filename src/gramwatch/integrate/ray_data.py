@@ -6,6 +6,7 @@ files have, and they are merged. `score` is one `map_batches`. docs/scale.md has
 
 import warnings
 from collections.abc import Iterable, Mapping
+from itertools import chain
 from typing import Any, TypeVar
 
 from torch import Tensor
@@ -129,15 +130,9 @@ def _fitted(detector: Detector, part: Any, batch_size: int, gpu: bool) -> _State
         detector.to("cuda")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", GramwatchWarning)  # about few examples of a class, in this part
-        detector.fit(_chained(first, batches), progress=False)
+        detector.fit(map(_writable, chain([first], batches)), progress=False)
     header, tensors = packed(detector)
     return header, {name: tensor.cpu() for name, tensor in tensors.items()}
-
-
-def _chained(first: Any, others: Iterable[Any]) -> Iterable[Any]:
-    yield _writable(first)
-    for batch in others:
-        yield _writable(batch)
 
 
 def _writable(batch: Mapping[str, Any]) -> dict[str, Any]:

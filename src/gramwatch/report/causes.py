@@ -120,11 +120,12 @@ class Ordinary:
         if not values or min(map(len, values.values())) < FEWEST:
             return None
         ends = torch.tensor([RARE, 1 - RARE], dtype=torch.float64)
-        return cls({name: _pair(column.double().quantile(ends)) for name, column in values.items()})
+        columns = {name: column.double().quantile(ends).tolist() for name, column in values.items()}
+        return cls({name: (low, high) for name, (low, high) in columns.items()})
 
     def causes(self, values: Mapping[str, Tensor]) -> list[list[Cause]]:
         """The visible faults of each of N images, causes before their effects."""
-        told: list[dict[Cause, None]] = [{} for _ in next(iter(values.values()))]
+        causes: list[dict[Cause, None]] = [{} for _ in next(iter(values.values()))]
         for name, tails in TAILS.items():
             if name not in values or name not in self.ranges:
                 continue
@@ -133,10 +134,5 @@ class Ordinary:
             for tail, outside in zip(tails, (low - values[name], values[name] - high), strict=True):
                 for i in (outside > least).nonzero().flatten().tolist():
                     if tail is not None:
-                        told[i][tail] = None
-        return [list(one) for one in told]
-
-
-def _pair(ends: Tensor) -> tuple[float, float]:
-    low, high = ends.tolist()
-    return low, high
+                        causes[i][tail] = None
+        return [list(of_image) for of_image in causes]

@@ -99,14 +99,14 @@ def score_chart(scores: Scores, threshold: float | None, calibration: Numbers | 
         rows += _bins("calibration images", calibration, edges)
     columns = ["images of", "from", "to", "images", "share"]
     chart = _steps(columns, rows, "score (linear near 0, logarithmic far from it)", constant)
-    said = "How many images have which score. Higher is more unusual."
+    about = "How many images have which score. Higher is more unusual."
     if threshold is not None:
         chart += _vertical(threshold)
-        said += f" Images to the right of the dashed line, {threshold:.4g}, are flagged."
+        about += f" Images to the right of the dashed line, {threshold:.4g}, are flagged."
     left_out = int(np.isinf(scores.score).sum())
     if left_out:
-        said += f" Images with an infinite score are not drawn: {left_out:,}."
-    return Chart("scores", "Scores", said, _spec(chart), columns, _readable(rows))
+        about += f" Images with an infinite score are not drawn: {left_out:,}."
+    return Chart("scores", "Scores", about, _spec(chart), columns, _readable(rows))
 
 
 def p_value_chart(scores: Scores, alpha: float | None) -> Chart:
@@ -124,14 +124,14 @@ def p_value_chart(scores: Scores, alpha: float | None) -> Chart:
         .mark_rule(strokeDash=[2, 3], strokeWidth=1.5)
         .encode(y="share:Q")
     )
-    said = (
+    about = (
         "How many images have which p-value. Images like those of the fit would fill all columns to the "
         "dotted line. Many small p-values are a sign of unusual images."
     )
     if alpha is not None:
         chart += _vertical(alpha)
-        said += f" Images to the left of the dashed line, {alpha:.4g}, are flagged."
-    return Chart("p-values", "p-values", said, _spec(chart), columns, _readable(rows))
+        about += f" Images to the left of the dashed line, {alpha:.4g}, are flagged."
+    return Chart("p-values", "p-values", about, _spec(chart), columns, _readable(rows))
 
 
 def _sets(scores: Scores, which: Truths) -> list[tuple[str, Truths]]:

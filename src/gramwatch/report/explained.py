@@ -11,9 +11,9 @@ import torch
 from gramwatch.detect.detector import Detector
 from gramwatch.errors import InputError
 from gramwatch.explain.explained_set import ExplainedSet, explain_set
+from gramwatch.explain.thumbnails import network_input, over, pixels_of, thumbnail
 from gramwatch.inputs.preprocessing import Preprocessing
 from gramwatch.inputs.readers import Images, Opener, Tally
-from gramwatch.pictures.thumbnails import network_input, over, pixels_of, thumbnail
 from gramwatch.report.causes import Cause, Ordinary, statistics
 from gramwatch.report.page import Group, Reasons
 from gramwatch.report.scores import Scores, Truths
@@ -56,7 +56,7 @@ class Explainer:
 
     def reasons(self, images: int) -> Reasons:
         """All explanations for a page. The `images` most suspicious images get sentences and a map."""
-        sentences, maps = self._each(self.scores.by_score[:images])
+        sentences, maps = self._sentences_and_maps(self.scores.by_score[:images])
         finite = np.isfinite(self.scores.score)
         rows, explanation = self._set(self._drawn(finite & self.scores.is_ood, MOST))
         flagged = int((finite & self.scores.is_ood).sum())
@@ -73,7 +73,7 @@ class Explainer:
 
     # --- one by one ----------------------------------------------------------------------------------
 
-    def _each(self, rows: Sequence[int]) -> tuple[dict[int, list[str]], dict[int, str]]:
+    def _sentences_and_maps(self, rows: Sequence[int]) -> tuple[dict[int, list[str]], dict[int, str]]:
         sentences: dict[int, list[str]] = {}
         maps: dict[int, str] = {}
         for batch_rows, inputs in self._batches(rows, AT_ONCE):

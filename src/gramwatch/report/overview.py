@@ -9,11 +9,22 @@ import torch
 from torch import Tensor
 
 from gramwatch.detect.measurement import Detection
+from gramwatch.explain.frame import (
+    DPI,
+    INK,
+    INSIDE,
+    OUTSIDE,
+    SMALL,
+    SOFT,
+    TEXT,
+    TITLE,
+    WIDTH,
+    pyplot,
+    wrapped,
+    write_picture,
+)
 from gramwatch.guard.guard import Guard
 from gramwatch.methods.gram import GramDetector
-from gramwatch.pictures import pyplot, write_picture
-from gramwatch.pictures.frame import DPI, SMALL, TEXT, TITLE, WIDTH, wrapped
-from gramwatch.pictures.palette import INK, INSIDE, OUTSIDE, SOFT
 
 EXAMPLES = 6
 

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from gramwatch.errors import DataError
+from gramwatch.explain.thumbnails import thumbnail
 from gramwatch.files.version import __version__
 from gramwatch.inputs.readers import Opener
-from gramwatch.pictures.thumbnails import thumbnail
 from gramwatch.report import charts
 from gramwatch.report.charts import Chart, percent
 from gramwatch.report.scores import Numbers, Scores, Truths
@@ -331,34 +331,23 @@ class _Builder:
         ]
 
     def _members_by_class(self) -> Chart:
-        names = self._classes()
         predicted = np.array(self.scores.predicted, dtype=object)
-        cells = [
-            (name, member, share)
-            for name in names
-            for member, share in self._shares(self.scores.readable & (predicted == name))
-        ]
-        about = (
-            "Which members of the guard find images of a predicted class unusual by themselves: the share of "
-            f"images whose p-value of the member is at most {self.alpha:.4g}."
-        )
-        return charts.heat_chart(
-            "members", "Members by predicted class", about, ("class", "member"), cells, shares=True
-        )
+        groups = [(name, self.scores.readable & (predicted == name)) for name in self._classes()]
+        return self._members("members", "predicted class", "images of a predicted class", groups)
 
     def _members_by_set(self) -> Chart:
-        cells = [
-            (name, member, share)
-            for number, name in enumerate(self.scores.names)
-            for member, share in self._shares(self.scores.of_set(number))
-        ]
+        groups = [(name, self.scores.of_set(number)) for number, name in enumerate(self.scores.names)]
+        return self._members("member-sets", "set", "the images of a set", groups)
+
+    def _members(self, name: str, by: str, images: str, groups: Sequence[tuple[str, Truths]]) -> Chart:
+        """The share of images in each group that a member finds unusual by itself."""
+        cells = [(group, member, share) for group, chosen in groups for member, share in self._shares(chosen)]
         about = (
-            "Which members of the guard find the images of a set unusual by themselves: the share of images "
-            f"whose p-value of the member is at most {self.alpha:.4g}."
+            f"Which members of the guard find {images} unusual by themselves: the share of images whose "
+            f"p-value of the member is at most {self.alpha:.4g}."
         )
-        return charts.heat_chart(
-            "member-sets", "Members by set", about, ("set", "member"), cells, shares=True
-        )
+        axes = (by.split()[-1], "member")
+        return charts.heat_chart(name, f"Members by {by}", about, axes, cells, shares=True)
 
     def _classes(self) -> list[str]:
         """The predicted classes with most flagged images, sorted by name."""
@@ -433,8 +422,8 @@ def _largest(cells: Sequence[tuple[str, str, float]]) -> list[tuple[str, str, fl
     most: dict[str, float] = {}
     for _, tap, value in cells:
         most[tap] = max(most.get(tap, 0.0), abs(value))
-    kept = set(sorted(most, key=lambda tap: -most[tap])[:MOST_LAYERS])
-    return [cell for cell in cells if cell[1] in kept]
+    largest = set(sorted(most, key=lambda tap: -most[tap])[:MOST_LAYERS])
+    return [cell for cell in cells if cell[1] in largest]
 
 
 def _how_many(shown: int, layers: int) -> str:

@@ -146,18 +146,23 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _parquet(path: Path) -> Iterator[dict[str, Any]]:
+    arrow = pyarrow()
     try:
-        import pyarrow
+        for batch in arrow.parquet.ParquetFile(path).iter_batches():
+            yield from batch.to_pylist()
+    except arrow.ArrowException as error:
+        raise DataError(f"{path} is not a Parquet file: {error}") from None
+
+
+def pyarrow() -> Any:
+    """pyarrow, or an error that names the extra."""
+    try:
         import pyarrow.parquet
     except ModuleNotFoundError:
         raise MissingExtraError(
             "Parquet needs pyarrow: install it with pip install 'gramwatch[parquet]'"
         ) from None
-    try:
-        for batch in pyarrow.parquet.ParquetFile(path).iter_batches():
-            yield from batch.to_pylist()
-    except pyarrow.ArrowException as error:
-        raise DataError(f"{path} is not a Parquet file: {error}") from None
+    return pyarrow
 
 
 def _numbers(tables: list[tuple[Path, list[dict[str, Any]]]], name: str) -> Numbers:

@@ -247,8 +247,8 @@ class Monitor:
             return
         bins, lots = self._bins(scores), 1 - self._random.random(len(scores))
         for i in range(len(scores)):
-            one = slice(i, i + 1)
-            yield self._bets(self._ranks.rank(bins[one], groups[one], lots[one]))
+            image = slice(i, i + 1)
+            yield self._bets(self._ranks.rank(bins[image], groups[image], lots[image]))
 
     def _know(self, detection: Detection) -> None:
         """At the first batch, note the parts and the number of classes. Later ones must have the same."""
@@ -398,7 +398,7 @@ class Monitor:
             "classes": self._classes.shape[1],
             "alarm": None if self._alarm is None else vars(self._alarm),
         }
-        tensors = {name: torch.from_numpy(value) for name, value in self._arrays().items()}
+        tensors = {name: torch.from_numpy(value) for name, value in self._arrays().items() if value.size}
         artifact.write(path, header, tensors)
 
     @classmethod
@@ -434,18 +434,16 @@ class Monitor:
         return -(-self.seen // self.every)
 
     def _arrays(self) -> dict[str, NDArray[Any]]:
-        """The state, by the names in a file."""
+        """The state, by the names in a file. An empty array is not written."""
         arrays: dict[str, NDArray[Any]] = {
             "sums": self._evidence.sums,
             "gains": self._evidence.gains,
             "starts": self._evidence.starts,
             "history.strength": self._history.strength,
             "history.flagged": self._history.flagged,
+            "parts": self._parts,
+            "classes": self._classes,
         }
-        if self._names:
-            arrays["parts"] = self._parts
-        if self._classes.shape[1]:
-            arrays["classes"] = self._classes
         if self.reference == "online":
             arrays["counts"] = self._ranks.counts[0].copy()
         return arrays
@@ -455,12 +453,8 @@ class Monitor:
         artifact.check_types(
             header, seen=int, stride=int, parts=list[str], classes=int, alarm=dict[str, int] | None
         )
-        seen, stride, classes, bets = (
-            header["seen"],
-            header["stride"],
-            header["classes"],
-            self._number_of_bets,
-        )
+        seen, stride, classes = (header[name] for name in ("seen", "stride", "classes"))
+        bets = self._number_of_bets
         if not 0 <= seen < 2**62 or not 0 <= classes <= MOST_CLASSES:
             raise ValueError(f"it has seen {seen} images of {classes} classes")
         used = -(-seen // self.every)

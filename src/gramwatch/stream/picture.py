@@ -6,14 +6,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gramwatch.pictures.frame import SMALL, TEXT, Words, framed, plain
-from gramwatch.pictures.palette import FAINT, INK, INSIDE, OUTSIDE, SOFT
+from gramwatch.explain.frame import FAINT, INK, INSIDE, OUTSIDE, SMALL, SOFT, TEXT, Words, framed, plain
 
 HIGHEST = 1e4
 """The axis ends at this many times the alarm level."""
 WINDOWS = 80
 """The share of flagged images is drawn in at most so many steps."""
-WORDS = Words("A stream over time")
 CAPTION = (
     "Strength: the mean of Shiryaev-Roberts over all bets, of each point the highest. The alarm comes where "
     "it reaches the dashed line. The shade begins where the monitor thinks that the change began."
@@ -30,7 +28,6 @@ def draw_stream(
     rate: float,
     alarm_at: int | None = None,
     since: int | None = None,
-    words: Words = WORDS,
 ) -> None:
     """Draw strength and share of flagged images.
 
@@ -43,10 +40,10 @@ def draw_stream(
         rate: the share that is flagged if nothing has changed.
         alarm_at: the image that raised the alarm.
         since: the number of images before the change, as estimated.
-        words: above the picture.
 
     """
-    frame = framed(words, 3.4, 2, 1, caption=CAPTION, sharex=True, gridspec_kw={"height_ratios": [1.6, 1]})
+    words, heights = Words("A stream over time"), {"height_ratios": [1.6, 1]}
+    frame = framed(words, 3.4, 2, 1, caption=CAPTION, sharex=True, gridspec_kw=heights)
     above, below = frame.axes[:, 0]
     end = int(time[-1]) if len(time) else 1
     for axes in (above, below):

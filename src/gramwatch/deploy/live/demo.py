@@ -8,10 +8,10 @@ from torch import Tensor
 
 from gramwatch.deploy.live.examiner import Examiner
 from gramwatch.deploy.live.shown import Example, Shown
+from gramwatch.explain.thumbnails import network_input
 from gramwatch.guard.guard import Guard
 from gramwatch.inputs.demo import Digits, digits, outlier_sets, small_convnet, train
 from gramwatch.inputs.preprocessing import Preprocessing
-from gramwatch.pictures.thumbnails import network_input
 
 PREPARE = Preprocessing(size=(8, 8), shorter=8, resize="box", mean=(0.0,), std=(1.0,))
 """The digits were made from larger ones by averaging squares, too."""

@@ -8,9 +8,9 @@ from typing import Any
 from gramwatch.detect.detector import Detector
 from gramwatch.explain.explained import Explained
 from gramwatch.explain.reasons import compared
+from gramwatch.explain.thumbnails import network_input, over, thumbnail
 from gramwatch.inputs import decoding
 from gramwatch.inputs.preprocessing import Preprocessing
-from gramwatch.pictures.thumbnails import network_input, over, thumbnail
 
 MOST_PIXELS = 50_000_000
 """Pixels of an image, as in `gramwatch serve`."""

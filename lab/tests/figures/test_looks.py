@@ -4,8 +4,18 @@ import itertools
 
 import pytest
 
+from gramwatch.explain.frame import DPI, MARGIN, WIDTH, Words
 from gramwatch.methods import METHODS, TRAINED
-from gramwatch.pictures.palette import LOOKS, SPARE, Look, family, look_of, looks_of
+from gramwatch_lab.figures.looks import (
+    LOOKS,
+    SPARE,
+    Look,
+    family,
+    framed_with_legend,
+    key,
+    look_of,
+    looks_of,
+)
 
 TITLES = [method.record.title for method in (*METHODS.values(), *TRAINED.values())]
 
@@ -69,3 +79,24 @@ def test_forms_in_one_picture_are_told_apart_and_the_method_itself_keeps_its_loo
     assert len({look.mark for name, look in looks.items() if name.startswith("Gram")}) == 3
     assert len({look.colour for look in looks.values()}) == 4
     assert list(looks) == ["Gram, row sums", "Gram", "Gram less MSP", "MSP"]
+
+
+@pytest.mark.parametrize("keys", [0, 3, 40])
+def test_words_legend_axes_and_caption_have_their_own_room(keys):
+    legend = [key(LOOKS["Gram"], f"method {i}") for i in range(keys)]
+    frame = framed_with_legend(
+        Words("title " * 40, "seen " * 50, "protocol " * 50), 2, 1, 2, legend=legend, caption="x " * 300
+    )
+    frame.figure.canvas.draw()
+    width, height = frame.figure.bbox.size
+    assert width == WIDTH * DPI
+    boxes = [text.get_window_extent() for text in frame.figure.texts]
+    assert min(box.x0 for box in boxes) > MARGIN * DPI / 2
+    assert max(box.x1 for box in boxes) < width
+    assert min(box.y0 for box in boxes) > 0
+    assert max(box.y1 for box in boxes) < height
+    panels = [axes.get_tightbbox() for axes in frame.axes.flat]
+    boxes += [legend.get_window_extent() for legend in frame.figure.legends] + panels[:1]
+    for i, box in enumerate(boxes):
+        assert not any(box.overlaps(other) for other in boxes[:i])
+    assert panels[0].height > 1.5 * DPI

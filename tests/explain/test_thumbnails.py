@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from gramwatch.errors import DataError
-from gramwatch.pictures import thumbnails
+from gramwatch.explain import thumbnails
 
 
 def decoded(uri: str) -> Image.Image:

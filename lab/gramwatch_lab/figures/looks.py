@@ -6,13 +6,12 @@ differ by their marks, too.
 
 import re
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-INK, SOFT, FAINT, BAND = "#22262c", "#5b6470", "#dcdfe4", "#f3f4f6"
-"""Text, captions, grids and stripes."""
-INSIDE, OUTSIDE = "#5f7d8c", "#b3261e"
-"""The colours of in-distribution and flagged images, where no method is meant."""
+from gramwatch.explain.frame import MARGIN, OURS, TEXT, WIDTH, Frame, Words, framed, pyplot, text_width
+
 OTHER = "#8a6d3b"
 """The colour of any other method that a picture names."""
 
@@ -26,8 +25,8 @@ class Look:
 
 
 LOOKS = {
-    "Guard": Look("#111111", "o"),
-    "Gram": Look("#0072B2", "s"),
+    "Guard": Look(OURS["Guard"], "o"),
+    "Gram": Look(OURS["Gram"], "s"),
     "MSP": Look("#9AA0A8", "o"),
     "ODIN": Look("#E69F00", "^"),
     "Mahalanobis": Look("#009E73", "D"),
@@ -104,3 +103,49 @@ def _shaded(colour: str, share: float) -> str:
     light = sum(parts) > 3 * 140
     towards = 255 if (share > 0) != light else 0
     return "#" + "".join(f"{round(part + abs(share) * (towards - part)):02X}" for part in parts)
+
+
+# --- legends -----------------------------------------------------------------------------------------
+
+
+def key(look: Look, label: str, **how: Any) -> Any:
+    """An entry of a legend: a mark in the method's look."""
+    style = {"ls": "", "marker": look.mark, "color": look.colour, "ms": 5.5, **how}
+    return pyplot().Line2D([], [], label=label, **style)
+
+
+def keys(looks: Mapping[str, Look], **how: Any) -> list[Any]:
+    """An entry for each method."""
+    return [key(look, method, **how) for method, look in looks.items()]
+
+
+def framed_with_legend(words: Words, height: float, *axes: int, legend: Sequence[Any], **how: Any) -> Frame:
+    """`framed`, with a legend of these handles below the words."""
+    if not legend:
+        return framed(words, height, *axes, **how)
+    columns = _keys_per_line(legend)
+    lines = -(-len(legend) // columns)
+    frame = framed(words, height, *axes, room=lines * TEXT * 1.6 / 72 + MARGIN, **how)
+    frame.figure.legend(
+        handles=legend,
+        loc="upper left",
+        bbox_to_anchor=(MARGIN / WIDTH, frame.top + MARGIN / 2 / frame.figure.get_figheight()),
+        ncols=columns,
+        frameon=False,
+        fontsize=TEXT,
+        borderaxespad=0,
+        borderpad=0.2,
+        handletextpad=0.4,
+        columnspacing=1.4,
+    )
+    return frame
+
+
+def _keys_per_line(legend: Sequence[Any]) -> int:
+    """The number of columns that fit side by side. Each column is as wide as its widest entry."""
+    widths = [text_width(handle.get_label(), TEXT) + 0.45 for handle in legend]  # with the mark and the gap
+    for columns in range(len(widths), 1, -1):
+        lines = -(-len(widths) // columns)
+        if sum(max(widths[i : i + lines]) for i in range(0, len(widths), lines)) <= WIDTH - 2 * MARGIN:
+            return columns
+    return 1
