@@ -22,8 +22,7 @@ _SAME_NAME = {
         datasets.digits datasets.faults datasets.files datasets.folder datasets.images datasets.resize
         datasets.source datasets.synthetic networks.foreign
     """,
-    "gramwatch.watch": "compiled",
-    "gramwatch.observe": "observation replay places",
+    "gramwatch.observe": "observation replay places compiled",
     "gramwatch.detect": "detector distributed counted measurement threshold split joint probe",
     "gramwatch.methods": "gram",
     "gramwatch.guard": "rehearsal loading pretrained",
@@ -60,6 +59,7 @@ _OTHER_NAME = {
     "report.stream": "gramwatch.stream.picture",
     "rivals": "gramwatch.methods",
     "taps": "gramwatch.watch",
+    "taps.observe": "gramwatch.watch.running",
 }
 """Old modules with another name than before."""
 MODULES = {

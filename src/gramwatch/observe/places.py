@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from gramwatch.inputs.batches import Inputs, count_examples, tensors_in
 from gramwatch.numerics.samples import as_maps
 from gramwatch.watch import Network, Tap, Taps, judging
-from gramwatch.watch.observe import ordinary, run_watched
+from gramwatch.watch.running import Watch, ordinary
 
 FEW_CHANNELS = 4
 """An image has its channels last if its last axis has at most so many entries, and its first axis more."""
@@ -284,4 +284,4 @@ def observe_tensors(
 ) -> None:
     """Run the network once, uncompiled. `receive` gets the number and the tensor of each tap."""
     with judging(network.module), torch.no_grad():
-        run_watched(network.module, ordinary(inputs), taps, receive, None, (None, None))
+        Watch(taps, receive).run(network.module, ordinary(inputs))

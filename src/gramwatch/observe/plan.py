@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,17 +28,24 @@ from gramwatch.inputs.batches import (
     without_length,
 )
 from gramwatch.numerics.samples import WHOLE, Sample
-from gramwatch.observe.eager import Pass, Readers
-from gramwatch.observe.graphs import Graphs, Judge
 from gramwatch.observe.needs import Averaged, Needs, Statistics
 from gramwatch.observe.observation import Head, Observation
-from gramwatch.observe.traced import side_by_side, traceable
-from gramwatch.observe.uses import GramTable, Mean, Read, Uses
+from gramwatch.observe.uses import GramTable, Mean, Pass, Read, Readers, Uses
 from gramwatch.watch import Look, Network, Taps, judging, unwrap
-from gramwatch.watch.compiled import channel_means, compiled_as, statistics
-from gramwatch.watch.observe import Makers, OtherCallsError, ordinary, run_by_modules, run_watched
 from gramwatch.watch.padding import Real
-from gramwatch.watch.running import is_compiled, outside_compilation, warn_uncompiled
+from gramwatch.watch.running import (
+    Makers,
+    OtherCallsError,
+    Watch,
+    is_compiled,
+    ordinary,
+    outside_compilation,
+    run_by_modules,
+    warn_uncompiled,
+)
+
+if TYPE_CHECKING:
+    from gramwatch.observe.replay import Graphs, Judge
 
 MOST_MISSED = 20
 """After so many passes in a row in which PyTorch compiled nothing, a compiled network runs uncompiled."""
@@ -191,14 +198,16 @@ class Plan:
             return [self.observed(read, inputs, labels, form)]
         return self._checked(inputs, labels, form)
 
-    def judged(self, inputs: Inputs, judge: Judge) -> tuple[Tensor, ...] | None:
+    def judged(self, inputs: Inputs, judge: "Judge") -> tuple[Tensor, ...] | None:
         """The tensors of a verdict on a batch, replayed on a GPU. None if the batch takes several passes."""
         inputs = on_device(inputs, self.network.model)
         return None if count_examples(inputs) > self.at_once else self.graphs.judged(inputs, judge)
 
     @cached_property
-    def graphs(self) -> Graphs:
+    def graphs(self) -> "Graphs":
         """The CUDA graphs of the pass, and of verdicts."""
+        from gramwatch.observe.replay import Graphs
+
         return Graphs(self.network, self._read, lambda inputs: next(iter(self.run(inputs))))
 
     def _checked(self, inputs: Inputs, labels: Tensor | None, form: Signature) -> Iterator[list[Observation]]:
@@ -211,19 +220,19 @@ class Plan:
     @torch.inference_mode()
     def __call__(self, inputs: Inputs, labels: Tensor | None = None) -> list[Observation]:
         """One forward pass: the observations of all detectors. The inputs are on the network's device."""
-        return self._pass(inputs, labels, _form(inputs))
+        return self._pass(inputs, labels)
 
     def differentiable(self, inputs: Inputs) -> list[Observation]:
         """One forward pass whose observations can be differentiated with respect to the inputs."""
         if self._in_graph is not None:
             warn_uncompiled(self.network.module, "a method needs gradients")
         with torch.inference_mode(False), torch.enable_grad():
-            return self._pass(inputs, None, _form(inputs), gradients=True)
+            return self._pass(inputs, None, gradients=True)
 
-    def _pass(
-        self, inputs: Inputs, labels: Tensor | None, form: Signature, gradients: bool = False
-    ) -> list[Observation]:
-        return self.observed(self._read(inputs, gradients), inputs, labels, form)
+    def _pass(self, inputs: Inputs, labels: Tensor | None, gradients: bool = False) -> list[Observation]:
+        if count_examples(inputs) == 0:
+            raise InputError("the batch is empty")
+        return self.observed(self._read(inputs, gradients), inputs, labels, signature(inputs))
 
     def observed(
         self, read: Read, inputs: Inputs, labels: Tensor | None, form: Signature | None
@@ -260,11 +269,12 @@ class Plan:
 
     def _read(self, inputs: Inputs, gradients: bool = False) -> Read:
         """One forward pass. A compiled network stays compiled, unless gradients are needed."""
+        inputs = ordinary(inputs)
         if self._in_graph is None or gradients:
             return self._read_eagerly(inputs, gradients)
         try:
             with judging(self.network.module, compiled=True):
-                read = Read(*self._in_graph(ordinary(inputs)))
+                read = Read(*self._in_graph(inputs))
             self._missed = 0
             return read
         except torch.cuda.OutOfMemoryError:
@@ -301,7 +311,10 @@ class Plan:
                 why = "a part of it is compiled, which hides its tensors. Compile the whole network instead"
                 warn_uncompiled(self.network.module, why)
             return None
-        return compiled_as(self.network.model, self.traceable(statistics, channel_means, side_by_side))
+        from gramwatch.observe import compiled
+
+        plain = self.traceable(compiled.statistics, compiled.channel_means, compiled.side_by_side)
+        return compiled.compiled_as(self.network.model, plain)
 
     def traceable(
         self,
@@ -309,7 +322,9 @@ class Plan:
         channel_means: Callable[[Tensor, int, int | None, int | None], Tensor],
         table: Callable[[GramTable, Mapping[int, Tensor]], Tensor],
     ) -> Callable[[Inputs], tuple[Any, ...]]:
-        """A pass under watch as a function that can be traced: see `traced.traceable`."""
+        """A pass under watch as a function that can be traced: see `compiled.traceable`."""
+        from gramwatch.observe.compiled import traceable
+
         return traceable(self.network, self._uses, self._head_call, statistics, channel_means, table)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -320,28 +335,21 @@ class Plan:
     @outside_compilation
     def _read_eagerly(self, inputs: Inputs, gradients: bool = False) -> Read:
         """One forward pass, uncompiled. If the caller is compiled, torch.compile must not compile this."""
-        network, inputs, makers = self.network, ordinary(inputs), self._makers
+        network, makers = self.network, self._makers
         examples, mask = count_examples(inputs), network.mask_of(inputs)
         real = None if mask is None else Real(mask)
         reading = Pass(self._uses, self._readers, examples, real)
+        watch = Watch(self.taps, reading.receive, reading.repeat, self._head_call)
         with judging(network.module), torch.set_grad_enabled(gradients):
             if makers:
                 try:
                     output = run_by_modules(network.module, inputs, self.taps, reading.receive, makers)
                 except OtherCallsError:  # perhaps a module was replaced: watch all calls from now on
-                    self._makers = makers = ()
-                    reading = Pass(self._uses, self._readers, examples, real)
-            if not makers:
-                head = (self._head_call, reading.at_head)
-                output = run_watched(network.module, inputs, self.taps, reading.receive, reading.repeat, head)
-        return Read(network.logits_of(output), reading.tables, reading.means, reading.features)
-
-
-def _form(inputs: Inputs) -> Signature:
-    """Shapes and dtypes of a batch that is not empty."""
-    if count_examples(inputs) == 0:
-        raise InputError("the batch is empty")
-    return signature(inputs)
+                    self._makers = ()
+                    return self._read_eagerly(inputs, gradients)
+            else:
+                output = watch.run(network.module, inputs)
+        return Read(network.logits_of(output), reading.tables, reading.means, list(watch.at_head[:1]))
 
 
 def _distinct(values: Iterable[Any]) -> list[Any]:

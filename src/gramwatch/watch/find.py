@@ -14,9 +14,8 @@ from torch import Tensor, nn
 from gramwatch.errors import NoTapError, TapError, warn_once
 from gramwatch.inputs.adapters import LogitsAdapter, Network, unwrap
 from gramwatch.inputs.batches import Inputs, mapped, on_device, repeated
-from gramwatch.watch.observe import Watch, ordinary
 from gramwatch.watch.probing import Event, Probe, sizes_of
-from gramwatch.watch.running import call, first_look, judging, outside_compilation
+from gramwatch.watch.running import Watch, call, first_look, judging, ordinary, outside_compilation
 from gramwatch.watch.tap import Tap, Taps
 
 MOST_SPREAD = 24
@@ -170,14 +169,12 @@ class Look:
         ]
         if len(layers) != 1:
             return None
-        seen: list[tuple[Tensor, Tensor, Tensor | None]] = []
-        with (
-            judging(self._model),
-            Watch(Taps((), self.operations), _ignore, None, (layers[0], lambda *given: seen.append(given))),
-        ):
-            logits = self.network.logits_of(call(self._model, repeated(self._inputs, 2))).float()
-        x, weight, bias = seen[0]
-        features, weight = x.flatten(1).float(), weight.detach().flatten(1).float()
+        watch = Watch(Taps((), self.operations), lambda *_: None, head=layers[0])
+        with judging(self._model):
+            logits = self.network.logits_of(watch.run(self._model, repeated(self._inputs, 2))).float()
+        assert watch.at_head
+        features, weight, bias = watch.at_head
+        weight = weight.detach().flatten(1).float()
         if bias is not None and bias.ndim != 1:
             return None  # the network adds a matrix, which is no bias
         if features.shape[0] != 2 or weight.shape != (logits.shape[1], features.shape[1]):
@@ -238,10 +235,6 @@ _HINT_PACKED = (
     "; a recurrent layer over a packed sequence is not watched: in the network's code, mark the tensor that "
     'pad_packed_sequence returns, gramwatch.mark(x, "name")'
 )
-
-
-def _ignore(number: int, maps: Tensor) -> None:
-    """Do nothing with a tensor."""
 
 
 def _chosen(model: nn.Module, taps: Taps, select: str | Iterable[str], hint: str) -> Taps:

@@ -2,7 +2,6 @@
 
 import functools
 import itertools
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -84,18 +83,6 @@ def watched(func: Any, args: tuple[Any, ...]) -> str | None:
         if isinstance(second, Tensor) and not second.is_floating_point():
             return None
     return operation
-
-
-def layer_arguments(
-    operation: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Input, weight and bias in the call of a linear layer or a convolution."""
-    if operation == "addmm":
-        given = dict(zip(("input", "mat1", "mat2"), args, strict=False)) | dict(kwargs)
-        bias, x, weight = given["input"], given["mat1"], given["mat2"].T
-        return x, weight * given.get("alpha", 1), bias * given.get("beta", 1)
-    given = dict(zip(("input", "weight", "bias"), args, strict=False)) | dict(kwargs)
-    return given["input"], given["weight"], given.get("bias")
 
 
 @functools.lru_cache(4096)
