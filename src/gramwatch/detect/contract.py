@@ -58,7 +58,7 @@ class Contract(Part):
     """Whether the false-alarm rate holds for each group of classes."""
     uses_labels: bool = True
     """Whether its leaves see the labels of training data, if the loader has any."""
-    record_pass: bool = False
+    record_pass: bool | None = False
     """Whether a GPU replays the forward pass as a CUDA graph: see `Guard.record_pass`."""
     has_examples: bool = True
     """Whether an unfinished fit has anything to save."""

@@ -132,12 +132,14 @@ class Guard(Detector):
     Attributes:
         members: the joined detectors, by name.
         metadata: a free dictionary that is saved with the guard (preprocessing, class names, ...).
-        record_pass: whether the forward pass is part of the CUDA graph, on a GPU, from the fourth batch of a
-            shape on; by default False. It holds for fitting and calibrating, too. A host often takes longer
-            to launch many small operations than the GPU to run them. The graph launches them together. Use it
-            for networks that do the same operations for all inputs of one shape: their Python code is not run
-            again. In-place parameter updates are seen. Replacing a parameter object is not. Up to four shapes
-            are recorded. A recording takes as much memory as the pass.
+        record_pass: whether the forward pass is part of the CUDA graph, on a GPU, from the third batch of a
+            shape on. A host often takes longer to launch many small operations than the GPU to run them. The
+            graph launches them together. None, the default: if it is safe. Then the network is in evaluation
+            mode, it has no forward hooks, it does the same operations from call to call, it draws no random
+            numbers, and it asks the GPU for no values. `print(guard)` says why a pass is not recorded. True:
+            even if forward hooks are not called again; for fitting, too. False: never. Its Python code is not
+            run again. Weights that change, move or are replaced are seen. Up to four shapes are recorded. A
+            recording takes as much memory as the pass.
 
     """
 
@@ -217,7 +219,7 @@ class Guard(Detector):
         self._all_members, self.members = members, members
         self.per_class, self.rehearse = bool(per_class), bool(rehearse)
         self._chosen = list(members)
-        self.record_pass = False
+        self.record_pass: bool | None = None
         super().__init__(network, level=level)
 
     def _begin(self) -> None:
@@ -270,7 +272,9 @@ class Guard(Detector):
         state = "not calibrated"
         if self._calibration is not None:
             state = "calibrated per class" if self.per_class else f"threshold {self.threshold_:.4g}"
-        return f"Guard({type(unwrap(self.model)).__name__}: {self._described_fit()}, {state})"
+        graphs = vars(self._plan).get("graphs") if self._plan is not None else None
+        recorded = f", {graphs.described}" if graphs is not None and graphs.described else ""
+        return f"Guard({type(unwrap(self.model)).__name__}: {self._described_fit()}, {state}{recorded})"
 
     # --- fit -----------------------------------------------------------------------------------------
 

@@ -201,6 +201,11 @@ def options_of(model: nn.Module) -> dict[str, Any]:
         return {}
 
 
+def records_itself(model: nn.Module) -> bool:
+    """Whether a compiled network runs as a CUDA graph of the compiler."""
+    return _records(options_of(model).get("backend"))
+
+
 def _records(backend: Any) -> bool:
     """Whether a backend records CUDA graphs. The results of a call are then overwritten by the next call."""
     if not hasattr(backend, "config"):  # all but PyTorch's default backend

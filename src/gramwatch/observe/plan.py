@@ -25,6 +25,7 @@ from gramwatch.inputs.batches import (
     mapped,
     on_device,
     signature,
+    tensors_in,
     without_length,
 )
 from gramwatch.numerics.samples import WHOLE, Sample
@@ -182,19 +183,20 @@ class Plan:
             yield piece, None if labels is None else labels[part]
 
     def run(
-        self, inputs: Inputs, labels: Tensor | None = None, record: bool = False
+        self, inputs: Inputs, labels: Tensor | None = None, record: bool | None = False
     ) -> Iterable[list[Observation]]:
         """Run a batch: one list per forward pass, with the observations of all detectors.
 
         The inputs are moved to the network's device. A batch takes one pass. If its statistics would exceed
         `MOST_STATISTICS`, it is run in pieces, one pass per piece. With `record`, a GPU replays the pass as a
-        CUDA graph, from the fourth batch of a shape on.
+        CUDA graph, from the third batch of a shape on; None: if that is safe.
         """
         inputs = on_device(inputs, self.network.model)
         form, examples = signature(inputs), count_examples(inputs)
         one_pass = examples * self._bytes <= max(MOST_STATISTICS, self._bytes)
         if form == self.form and examples and one_pass:
-            read = self.graphs.read(inputs) if record else self._read(inputs)
+            replayed = record is not False and next(tensors_in(inputs)).is_cuda
+            read = self.graphs.read(inputs, record) if replayed else self._read(inputs)
             return [self.observed(read, inputs, labels, form)]
         return self._checked(inputs, labels, form)
 
