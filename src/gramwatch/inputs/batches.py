@@ -221,10 +221,11 @@ Copying so few numbers costs less than a call.
 """
 
 
-def all_finite(inputs: Inputs) -> Tensor:
+def all_finite(*inputs: Inputs) -> Tensor:
     """Whether all inputs of an example are finite, `(N,)`."""
-    total = count_examples(inputs)
-    tensors = [t for t in tensors_in(inputs) if t.ndim and t.shape[0] == total]
+    total = count_examples(inputs[0])
+    every = [t for nest in inputs for t in ((nest,) if isinstance(nest, Tensor) else tensors_in(nest))]
+    tensors = [t for t in every if t.ndim and t.shape[0] == total]
     floating = [t for t in tensors if t.is_floating_point() and t.numel()]
     if not floating:
         return torch.ones(total, dtype=torch.bool, device=tensors[0].device)
@@ -245,15 +246,10 @@ def all_finite(inputs: Inputs) -> Tensor:
     return functools.reduce(torch.logical_and, finite)
 
 
-def finite_with(shared: Inputs, own: Iterable[list[Tensor]]) -> list[Tensor]:
-    """Whether each example of `shared` and of one list of tensors is finite, for each list: `(N,)` each."""
-    finite = all_finite(shared)
-    return [finite & all_finite(tensors) if tensors else finite for tensors in own]
-
-
 def signature(inputs: Inputs) -> Signature:
     """The signature of an input, by which later inputs of another form are recognised."""
-    return [[list(t.shape[1:]), str(t.dtype).removeprefix("torch.")] for t in tensors_in(inputs)]
+    tensors = (inputs,) if isinstance(inputs, Tensor) else tensors_in(inputs)
+    return [[list(t.shape[1:]), str(t.dtype).removeprefix("torch.")] for t in tensors]
 
 
 def same_form(given: list[list[Any]], fitted: list[list[Any]]) -> bool:

@@ -243,7 +243,7 @@ class Plan:
         """
         logits, mask = read.logits.float(), self.network.mask_of(inputs)
         labels = None if labels is None else labels.to(logits.device)
-        finite = all_finite([inputs, logits])
+        finite = all_finite(inputs, logits)
         if mask is not None:
             finite = finite & mask.any(1)
             form = None if form is None else without_length(form, mask.shape[1])
@@ -253,14 +253,14 @@ class Plan:
             features = read.features[0] if view.at_head else None
             features = features if view.features is None else read.means[view.features]
             means = tuple([read.means[key] for key in view.means])
-            averages = [*means, *(() if features is None else (features,))]
+            averages = means if features is None else (*means, features)
             observations[needs] = Observation(
                 logits,
                 features,
                 self.head if view.at_head else None,
                 means,
                 labels,
-                finite & all_finite(averages) if averages else finite,
+                finite & all_finite(*averages) if averages else finite,
                 None if view.table is None else read.tables[view.table],
                 form,
                 image if view.image else None,

@@ -2,15 +2,16 @@
 
 import difflib
 import fnmatch
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import overload
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, get_type_hints, overload
 
 import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from gramwatch.errors import TapError
+from gramwatch.files.artifact import check_types
 from gramwatch.numerics.samples import as_maps
 
 
@@ -199,3 +200,28 @@ class Taps(Sequence[Tap]):
         lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
         lines.insert(1, "  ".join("-" * width for width in widths))
         return "\n".join([*lines, f"{len(self)} taps"])
+
+
+def taps_to_json(taps: Taps) -> dict[str, Any]:
+    """The taps as plain values, for the header of a file."""
+    return {"calls": list(taps.operations), "watched": [asdict(tap) for tap in taps]}
+
+
+def taps_from_json(value: Mapping[str, Any]) -> Taps:
+    """The taps from plain values, checked."""
+    check_types(value, calls=list[str], watched=list[dict[str, Any]])
+    if not value["watched"]:
+        raise ValueError("no tap is watched")
+    for entry in value["watched"]:
+        check_types(entry, **get_type_hints(Tap) | {"shape": list[int]})
+    taps = [Tap(**{**entry, "shape": tuple(entry["shape"])}) for entry in value["watched"]]
+    for tap in taps:
+        axes = range(len(tap.shape))
+        if tap.channel_axis not in axes or tap.batch_axis not in axes or min(tap.shape) < 1:
+            raise ValueError(
+                f"tap '{tap.name}' has shape {tap.shape}, batch axis {tap.batch_axis} "
+                f"and channel axis {tap.channel_axis}"
+            )
+        if tap.call not in range(len(value["calls"])):
+            raise ValueError(f"tap '{tap.name}' is call {tap.call} of {len(value['calls'])}")
+    return Taps(taps, value["calls"])
