@@ -68,14 +68,14 @@ def as_inputs(value: Any, accepts: Callable[[str], bool], dtype: torch.dtype) ->
     """
 
     def tensor(array: Any) -> Any:
-        if not isinstance(array, np.ndarray) or array.dtype.hasobject:
+        if array.dtype.hasobject:
             return array
         converted = torch.from_numpy(array)
         return converted.to(dtype) if converted.is_floating_point() else converted
 
     if isinstance(value, Mapping):
         value = _arguments_of({key: item for key, item in value.items() if key not in LABELS}, accepts)
-    return _converted(value, tensor)
+    return mapped(value, tensor, np.ndarray)
 
 
 def _arguments_of(given: Mapping[str, Any], accepts: Callable[[str], bool]) -> Any:
@@ -91,14 +91,6 @@ def _arguments_of(given: Mapping[str, Any], accepts: Callable[[str], bool]) -> A
         f"the network's forward accepts none of the keys of {kind_of(given)}. Name the key of the input, "
         "inputs='KEY', or give a function, inputs=FUNCTION, that makes the network's arguments of a batch"
     )
-
-
-def _converted(value: Any, change: Callable[[Any], Any]) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _converted(item, change) for key, item in value.items()}
-    if isinstance(value, tuple | list):
-        return tuple(_converted(item, change) for item in value)
-    return change(value)
 
 
 def split_batch(batch: Any) -> tuple[Any, Any]:
@@ -191,14 +183,17 @@ def repeated(inputs: Inputs, times: int) -> Inputs:
     return mapped(inputs, repeat)
 
 
-def mapped(value: Any, change: Callable[[Tensor], Any]) -> Any:
-    """The same nest of tuples, lists and mappings, with every tensor replaced by `change(tensor)`."""
-    if isinstance(value, Tensor):
+def mapped(value: Any, change: Callable[[Any], Any], kind: type = Tensor) -> Any:
+    """The same nest of tuples, lists and mappings, with every tensor replaced by `change(tensor)`.
+
+    Other values than tensors may be replaced: those of a `kind`.
+    """
+    if isinstance(value, kind):
         return change(value)
     if isinstance(value, Mapping):
-        return {k: mapped(v, change) for k, v in value.items()}
+        return {k: mapped(v, change, kind) for k, v in value.items()}
     if isinstance(value, tuple | list):
-        return tuple(mapped(v, change) for v in value)
+        return tuple(mapped(v, change, kind) for v in value)
     return value
 
 

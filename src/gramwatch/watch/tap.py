@@ -116,7 +116,7 @@ class Taps(Sequence[Tap]):
     """The taps of one network, in the order of their calls. Prints as a table."""
 
     def __init__(self, taps: Iterable[Tap], operations: Iterable[str]) -> None:
-        self.listed = self._taps = tuple(taps)
+        self.listed = tuple(taps)
         """The taps in their order."""
         self.operations = tuple(operations)
         """Every watched call of a forward pass, tapped or not. The network must repeat these calls."""
@@ -136,22 +136,22 @@ class Taps(Sequence[Tap]):
     def __getitem__(self, index: slice) -> "Taps": ...
     def __getitem__(self, index: int | slice) -> "Tap | Taps":
         if isinstance(index, slice):
-            return Taps(self._taps[index], self.operations)
-        return self._taps[index]
+            return Taps(self.listed[index], self.operations)
+        return self.listed[index]
 
     def __len__(self) -> int:
-        return len(self._taps)
+        return len(self.listed)
 
     def __iter__(self) -> Iterator[Tap]:
-        return iter(self._taps)
+        return iter(self.listed)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Taps):
             return NotImplemented
-        return self._taps == other._taps and self.operations == other.operations
+        return self.listed == other.listed and self.operations == other.operations
 
     def __hash__(self) -> int:
-        return hash((self._taps, self.operations))
+        return hash((self.listed, self.operations))
 
     def alike(self, other: "Taps") -> bool:
         """Whether other taps are equal except for the number of pixels, which depends on the input size."""
