@@ -86,7 +86,7 @@ NAMES = {
     },
     "gramwatch.detect.detector": dict.fromkeys(("packed", "unpacked"), "gramwatch.detect.ranks")
     | {"leaves_of": "gramwatch.detect.passes"},
-    "gramwatch.files.artifact": dict.fromkeys(("taps_from_json", "taps_to_json"), "gramwatch.watch.stored"),
+    "gramwatch.files.artifact": dict.fromkeys(("taps_from_json", "taps_to_json"), "gramwatch.watch.tap"),
     "gramwatch.inputs.images": dict.fromkeys(("REDUCE", "padded", "pixels"), "gramwatch.inputs.reducing"),
     "gramwatch.observe.observation": {
         "Plan": "gramwatch.observe.plan",

@@ -7,13 +7,12 @@ the rule that turns its measurement into a score.
 from abc import abstractmethod
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from gramwatch.detect.counted import Counted
-from gramwatch.detect.distributed import Group
 from gramwatch.detect.measurement import AsMeasured, Calibration, Measurement
 from gramwatch.detect.parts import Part
 from gramwatch.detect.progress import Fits
@@ -25,6 +24,9 @@ from gramwatch.observe.needs import Needs, Statistics
 from gramwatch.observe.observation import Observation
 from gramwatch.observe.plan import Plan
 from gramwatch.watch import Look, Network, Taps
+
+if TYPE_CHECKING:
+    from gramwatch.detect.distributed import Group
 
 _C = TypeVar("_C", bound="Contract")
 
@@ -241,7 +243,12 @@ class Contract(Part):
         """Warn of taps or members that a fitted rule leaves out."""
 
     def rehearsed(
-        self, calibration: Calibration, standard: Measurement, kept: KeptInputs, group: Group, progress: bool
+        self,
+        calibration: Calibration,
+        standard: Measurement,
+        kept: KeptInputs,
+        group: "Group",
+        progress: bool,
     ) -> Calibration:
         """The calibration after a rehearsal, by detectors that have one: see `rehearsal`.
 

@@ -139,11 +139,6 @@ class JointRule:
         standard = self.standard(scores)
         return (standard if self.weights is None else standard * self.weights).sum(1)
 
-    def weighted(self, scores: Tensor) -> Tensor:
-        """What each member adds to the joint score, `(N, members)`."""
-        standard = self.standard(scores)
-        return standard if self.weights is None else standard * self.weights
-
     def __call__(self, measured: Measurement, left_out: bool = False) -> Tensor:
         """The joint score, then the scores of the members, `(N, 1 + members)`; infinite if not `finite`."""
         scores = self.member_scores(measured, left_out)

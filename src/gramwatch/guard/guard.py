@@ -6,13 +6,12 @@ A guard is a detector made of detectors. Its rule is in `joint`, its ranks are i
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from gramwatch.detect.detector import Detector
-from gramwatch.detect.distributed import Group
 from gramwatch.detect.joint import JointRule
 from gramwatch.detect.measurement import (
     Calibration,
@@ -24,12 +23,9 @@ from gramwatch.detect.measurement import (
 )
 from gramwatch.detect.parts import Contribution
 from gramwatch.detect.passes import measure
-from gramwatch.detect.split import KeptInputs
 from gramwatch.errors import ArtifactError, NoTapError, TapError, warn
 from gramwatch.files import artifact
 from gramwatch.files.artifact import Field
-from gramwatch.guard import pretrained
-from gramwatch.guard.rehearsal import check_facts, check_weights, rehearse
 from gramwatch.inputs import image_numbers
 from gramwatch.inputs.adapters import InputsAdapter, LogitsAdapter, MaskAdapter
 from gramwatch.inputs.batches import Inputs, on_device
@@ -37,6 +33,10 @@ from gramwatch.methods import METHODS, TRAINED
 from gramwatch.methods.gram import GramDetector
 from gramwatch.observe.observation import Observation
 from gramwatch.watch import Look, Network, unwrap
+
+if TYPE_CHECKING:
+    from gramwatch.detect.distributed import Group
+    from gramwatch.detect.split import KeptInputs
 
 MEMBERS = ("gram", "profile", "class_ratio", "energy", "mahalanobis_pp", "knn", "image")
 """The default members. A member that tells little about a network gets a small weight."""
@@ -334,11 +334,18 @@ class Guard(Detector):
         return JointRule({name: rule for name, rule in rules.items() if rule.standardises})
 
     def rehearsed(
-        self, calibration: Calibration, standard: Measurement, kept: KeptInputs, group: Group, progress: bool
+        self,
+        calibration: Calibration,
+        standard: Measurement,
+        kept: "KeptInputs",
+        group: "Group",
+        progress: bool,
     ) -> Calibration:
         """The calibration with the weights that a rehearsal found."""
         if not self.rehearse or len(self.members) == 1:
             return calibration
+        from gramwatch.guard.rehearsal import rehearse
+
         rule: JointRule = calibration.rule
 
         def scores(inputs: Inputs) -> Tensor:
@@ -383,8 +390,7 @@ class Guard(Detector):
         Without stored medians of its taps, the median of a member is shared evenly by its taps.
         """
         rule: JointRule = self.calibration(measured.logits.device).rule
-        scores = rule.member_scores(measured)
-        weighted, medians = rule.weighted(scores), rule.standard.median_
+        standard, medians = rule.standard(rule.member_scores(measured)), rule.standard.median_
         assert medians is not None
         assert rule.standard.tail_ is not None
         found = []
@@ -401,7 +407,7 @@ class Guard(Detector):
                 usual = float(medians[column]) / terms.shape[1]
             weight = 1.0 if rule.weights is None else float(rule.weights[column])
             tail = float(rule.standard.tail_[column]) / weight if weight else torch.inf
-            total = weighted[:, column]
+            total = weight * standard[:, column]
             found.append(Contribution(name, member, own, total, terms, usual, tail, words))
         return found
 
@@ -499,6 +505,8 @@ class Guard(Detector):
                 shapes["calibration.groups"] = Field((classes,), torch.int64, predicted)
             tolerance_in(how, 1 + len(members))
             if "rehearsal" in how:
+                from gramwatch.guard.rehearsal import check_facts
+
                 check_facts(how["rehearsal"])
             rule = guard.rule()
             values = {name: members[name].values_in(headers[name]) for name in rule.rules}
@@ -520,6 +528,8 @@ class Guard(Detector):
         start = "calibration."
         fitted = {key.removeprefix(start): t for key, t in tensors.items() if key.startswith(start)}
         if "weights" in fitted:
+            from gramwatch.guard.rehearsal import check_weights
+
             check_weights(fitted["weights"])
         rule = self.rule().restored(fitted)
         scores, predicted = tensors["calibration.scores"], tensors["calibration.predicted"]
@@ -535,6 +545,8 @@ class Guard(Detector):
         something else, such as a network, is refused. The card takes the names of network, data and classes
         from `metadata`: its entries `model`, `images`, `classes` and `preprocessing`.
         """
+        from gramwatch.guard import pretrained
+
         pretrained.save(self, folder)
 
     @classmethod
@@ -544,6 +556,8 @@ class Guard(Detector):
         `options` are those of `gramwatch.load`: `accept_other_weights`, `check_probe`, `inputs`, `logits`,
         `mask`.
         """
+        from gramwatch.guard import pretrained
+
         return pretrained.load(cls, folder, model, **options)
 
     def export(self, path: str | PathLike[str], images: Any, *, preprocessing: bool = False) -> None:

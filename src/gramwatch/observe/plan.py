@@ -28,7 +28,7 @@ from gramwatch.inputs.batches import (
     tensors_in,
     without_length,
 )
-from gramwatch.numerics.samples import WHOLE, Sample
+from gramwatch.numerics.samples import Sample
 from gramwatch.observe.needs import Averaged, Needs, Statistics
 from gramwatch.observe.observation import Head, Observation
 from gramwatch.observe.uses import GramTable, Mean, Pass, Read, Readers, Uses
@@ -87,9 +87,13 @@ class Plan:
         """A context for inputs of a new form. It refuses inputs that a detector does not accept, and explains
         an error of the network."""
         known = known or {}
-        self._mean_taps = {key: _averaged_taps(look, key) for key in _distinct(n.averaged for n in needs)}
-        names = _distinct(need.features_at for need in needs)
-        self._feature_taps = {_at_tap(name): _single_tap(look, name) for name in names}
+        of_features = _distinct(need.features_averaged for need in needs)
+        averaged = [*_distinct(need.averaged for need in needs), *of_features]
+        self._averaged = {key: _averaged_taps(look, key) for key in averaged}
+        for key in of_features:
+            if len(self._averaged[key]) != 1:
+                (name,), count = key[0], len(self._averaged[key])
+                raise TapError(f"features='{name}' names {count} taps: name one")
         self.tables = {
             statistics: GramTable(statistics, known.get(statistics) or look.taps(statistics.taps))
             for statistics in _distinct(need.statistics for need in needs)
@@ -99,8 +103,7 @@ class Plan:
         self.head = Head.of(*look.head_layer) if self._head_call is not None and look.head_layer else None
         """The linear layer that makes the logits. None if no detector needs it."""
         watched = [
-            *self._mean_taps.values(),
-            *self._feature_taps.values(),
+            *self._averaged.values(),
             *(table.taps for table in self.tables.values()),
         ]
         calls = {tap.call: tap for taps in watched for tap in taps}
@@ -110,11 +113,11 @@ class Plan:
         self.taps = Taps((calls[call] for call in sorted(calls)), operations)
         look.warn_of_padding(self.taps)
         self._makers = self._makers_of(look)
-        averaged: dict[int, list[Sample]] = {}
-        for (_, _, sample), taps in (self._mean_taps | self._feature_taps).items():
+        samples: dict[int, list[Sample]] = {}
+        for (_, _, sample), taps in self._averaged.items():
             for tap in taps:
-                averaged.setdefault(tap.call, []).append(sample)
-        self._uses = Uses(self.taps, list(self.tables.values()), averaged)
+                samples.setdefault(tap.call, []).append(sample)
+        self._uses = Uses(self.taps, list(self.tables.values()), samples)
         self._readers: Readers = {}
         self._bytes = 4 * self._uses.size  # of the statistics of one example
         self._views = {need: self._view_of(need) for need in self.needs}
@@ -126,7 +129,7 @@ class Plan:
 
     def taps_of(self, needs: Needs) -> Taps | None:
         """The taps whose channel means a detector needs; None if it needs none."""
-        return None if needs.averaged is None else self._mean_taps[needs.averaged]
+        return None if needs.averaged is None else self._averaged[needs.averaged]
 
     @property
     def _needs_head(self) -> bool:
@@ -152,19 +155,18 @@ class Plan:
 
     def _view_of(self, needs: Needs) -> _View:
         """What a detector with these needs sees of a pass."""
-        averaged, features_at = needs.averaged, needs.features_at if needs.features else None
-        features = None if features_at is None else self._keys(self._feature_taps, _at_tap(features_at))[0]
+        features = self._keys(needs.features_averaged)
         return _View(
-            at_head=needs.features and features_at is None,
-            features=features,
-            means=[] if averaged is None else self._keys(self._mean_taps, averaged),
+            at_head=needs.features and not features,
+            features=features[0] if features else None,
+            means=self._keys(needs.averaged),
             table=None if needs.statistics is None else list(self.tables).index(needs.statistics),
             image=needs.image,
         )
 
-    def _keys(self, selected: Mapping[Averaged, Taps], key: Averaged) -> list[Mean]:
+    def _keys(self, key: Averaged | None) -> list[Mean]:
         """The keys of the channel means of chosen taps."""
-        return [(self.taps.numbers[tap.call], key[2]) for tap in selected[key]]
+        return [] if key is None else [(self.taps.numbers[tap.call], key[2]) for tap in self._averaged[key]]
 
     @property
     def at_once(self) -> int:
@@ -245,7 +247,7 @@ class Plan:
         """
         logits, mask = read.logits.float(), self.network.mask_of(inputs)
         labels = None if labels is None else labels.to(logits.device)
-        finite = all_finite([inputs, logits])
+        finite = all_finite(inputs, logits)
         if mask is not None:
             finite = finite & mask.any(1)
             form = None if form is None else without_length(form, mask.shape[1])
@@ -255,14 +257,14 @@ class Plan:
             features = read.features[0] if view.at_head else None
             features = features if view.features is None else read.means[view.features]
             means = tuple([read.means[key] for key in view.means])
-            averages = [*means, *(() if features is None else (features,))]
+            averages = means if features is None else (*means, features)
             observations[needs] = Observation(
                 logits,
                 features,
                 self.head if view.at_head else None,
                 means,
                 labels,
-                finite & all_finite(averages) if averages else finite,
+                finite & all_finite(*averages) if averages else finite,
                 None if view.table is None else read.tables[view.table],
                 form,
                 image if view.image else None,
@@ -359,21 +361,8 @@ def _distinct(values: Iterable[Any]) -> list[Any]:
     return list(dict.fromkeys(value for value in values if value is not None))
 
 
-def _at_tap(name: str) -> Averaged:
-    """The channel means of one tap."""
-    return (name,), (None, None), WHOLE
-
-
 def _averaged_taps(look: Look, wanted: Averaged) -> Taps:
     """The taps whose channel means are wanted."""
     selection, (first, end), _ = wanted
     taps = look.taps(selection)
     return taps[first:end] or taps
-
-
-def _single_tap(look: Look, name: str) -> Taps:
-    """The tap of this name; an error if the name fits several taps."""
-    named = look.taps([name])
-    if len(named) != 1:
-        raise TapError(f"features='{name}' names {len(named)} taps: name one")
-    return named

@@ -78,25 +78,14 @@ class Look:
         return mapped(first, lambda t: t.nan_to_num(0.0, 0.0, 0.0) if t.is_floating_point() else t)
 
     @functools.cached_property
-    def _probed(self) -> "tuple[Probe, Tensor]":
-        """The watched calls of one pass over two examples, and its logits. The pass runs at the first use."""
-        return self._run()
-
     @outside_compilation
-    def _run(self) -> "tuple[Probe, Tensor]":
+    def _probe(self) -> Probe:
+        """The watched calls of one pass over two examples, and its logits. The pass runs at the first use."""
         with judging(self._model), first_look(self.network, self._inputs):
             probe = Probe(self._model)
-            logits = self.network.logits_of(probe.run(repeated(self._inputs, 2)))
-        self.network.warn_of_probabilities(logits, probe.last_operation(logits))
-        return probe, logits
-
-    @property
-    def _probe(self) -> "Probe":
-        return self._probed[0]
-
-    @property
-    def _logits(self) -> Tensor:
-        return self._probed[1]
+            probe.logits = self.network.logits_of(probe.run(repeated(self._inputs, 2)))
+        self.network.warn_of_probabilities(probe.logits, probe.last_operation())
+        return probe
 
     @property
     def operations(self) -> tuple[str, ...]:
@@ -105,15 +94,12 @@ class Look:
 
     def taps(self, select: str | Iterable[str] = "all") -> Taps:
         """The chosen taps."""
-        return _chosen(self._model, self._every, select, _HINT_PACKED * self._probe.packed)
+        return _chosen(self._model, self._all_taps, select, _HINT_PACKED * self._probe.packed)
 
     @functools.cached_property
-    def _every(self) -> Taps:
-        """All taps, including marked tensors. They are found at the first use."""
-        return self._all_taps()
-
     @outside_compilation
     def _all_taps(self) -> Taps:
+        """All taps, including marked tensors. They are found at the first use."""
         probe, model = self._probe, self._model
         with judging(model):
             sizes = sizes_of(model, repeated(self._inputs, 3))
@@ -129,7 +115,7 @@ class Look:
                     f"{none}; a scripted network cannot be watched, pass the nn.Module it was made from"
                 )
             raise NoTapError(none + _HINT_PACKED * probe.packed)
-        dropped = probe.logits_calls(self._logits)
+        dropped = probe.logits_calls()
         names = _names(probe.events)
         taps = []
         for number, (event, shape3) in enumerate(zip(probe.events, sizes.shapes, strict=True)):
@@ -146,27 +132,20 @@ class Look:
     @property
     def makers(self) -> tuple[nn.Module, ...]:
         """The module of every watched call, in order. Empty if a call is no result of a module of its own."""
-        if "_probed" not in vars(self):
+        if "_probe" not in vars(self):
             return ()
         makers = tuple([event.maker for event in self._probe.events])
         return () if any(maker is None for maker in makers) else makers  # type: ignore[return-value]
 
     @functools.cached_property
+    @outside_compilation
     def head(self) -> int | None:
         """The position of the watched call that computes the logits by a linear layer. None if there is none.
 
         A convolution over its whole input counts as a linear layer, because it computes the same.
         """
-        return self._head()
-
-    @outside_compilation
-    def _head(self) -> int | None:
         probe = self._probe
-        layers = [
-            number
-            for number in probe.logits_calls(self._logits)
-            if probe.events[number].kind in ("linear", "convolution")
-        ]
+        layers = [n for n in probe.logits_calls() if probe.events[n].kind in ("linear", "convolution")]
         if len(layers) != 1:
             return None
         watch = Watch(Taps((), self.operations), lambda *_: None, head=layers[0])
@@ -191,7 +170,7 @@ class Look:
         mask = self.network.mask_of(self.inputs)
         if mask is None:
             return
-        sizes = {tap.call: tap.pixels for tap in self._every} if taps else {}  # for these inputs
+        sizes = {tap.call: tap.pixels for tap in self._all_taps} if taps else {}  # for these inputs
         apart = [tap.name for tap in taps if sizes.get(tap.call, 1) not in (1, mask.shape[1])]
         if apart:
             names = ", ".join(apart[:8]) + (f" and {len(apart) - 8} more" if len(apart) > 8 else "")
