@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from gramwatch import GramDetector, InputError, TapError
 from gramwatch.detect.passes import plan_for
@@ -232,6 +232,49 @@ def test_modules_are_watched_if_they_make_all_calls():
     for one, other in zip(by_modules.channel_means, by_calls.channel_means, strict=True):
         assert torch.equal(one, other)
     assert not any(module._forward_hooks for module in net.modules())
+
+
+def with_features(net: nn.Module) -> tuple[Plan, Tensor, Tensor]:
+    """The plan, and the features that it reads by watching modules and by watching all calls."""
+    torch.manual_seed(1)
+    plan = planned(net, Needs(means="all", features=True), torch.randn(2, 1, 8, 8))
+    x = torch.randn(5, 1, 8, 8)
+    by_modules = plan(x)[0].features
+    plan._makers, kept = (), plan._makers
+    by_calls = plan(x)[0].features
+    plan._makers = kept
+    return plan, by_modules, by_calls
+
+
+def test_the_module_of_the_head_shows_the_features():
+    net = Modules().eval()
+    plan, by_modules, by_calls = with_features(net)
+    assert plan._makers[-1] == (4, net.head)
+    assert by_modules.shape == (5, 8)
+    assert torch.equal(by_modules, by_calls)
+    assert torch.equal(by_modules, net.conv2(net.relu(net.conv1(x_of(5)))).relu().mean((2, 3)))
+
+
+def x_of(examples: int) -> Tensor:
+    torch.manual_seed(1)
+    torch.randn(2, 1, 8, 8)
+    return torch.randn(examples, 1, 8, 8)
+
+
+def test_a_head_that_is_called_by_name_is_watched_by_its_calls():
+    net = Modules().eval()
+    net.forward = lambda x: net.head(input=net.relu(net.conv2(net.relu(net.conv1(x)))).mean((2, 3)))
+    plan, by_modules, by_calls = with_features(net)
+    assert torch.equal(by_modules, by_calls)
+    assert not any(module._forward_hooks for module in net.modules())
+
+
+def test_a_head_of_another_kind_is_watched_by_its_calls():
+    net = Modules().eval()
+    nn.utils.parametrizations.weight_norm(net.head)
+    plan, by_modules, by_calls = with_features(net)
+    assert plan._makers == ()
+    assert torch.equal(by_modules, by_calls)
 
 
 def test_modules_that_make_no_tap_have_no_hook():

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gramwatch.errors import InputError, TapError
 from gramwatch.inputs import image_numbers
@@ -138,12 +138,14 @@ class Plan:
 
     def _makers_of(self, look: Look) -> Makers:
         """The modules to watch in place of all calls. Empty if they do not show all that is needed."""
-        makers = look.makers if self._head_call is None and self.taps else ()
+        makers, head = look.makers if self.taps else (), self._head_call
         if not makers or look.operations != self.taps.operations:
+            return ()
+        if head is not None and type(makers[head]) is not nn.Linear:
             return ()
         if any(map(is_compiled, self.network.model.modules())):
             return ()
-        watched = {makers[tap.call] for tap in self.taps}
+        watched = {makers[call] for call in [*self.taps.numbers, *(() if head is None else (head,))]}
         return tuple((call, maker) for call, maker in enumerate(makers) if maker in watched)
 
     def _check_head(self) -> None:
@@ -343,17 +345,19 @@ class Plan:
         examples, mask = count_examples(inputs), network.mask_of(inputs)
         real = None if mask is None else Real(mask)
         reading = Pass(self._uses, self._readers, examples, real)
-        watch = Watch(self.taps, reading.receive, reading.repeat, self._head_call)
+        head, receive = self._head_call, reading.receive
         with judging(network.module), torch.set_grad_enabled(gradients):
             if makers:
                 try:
-                    output = run_by_modules(network.module, inputs, self.taps, reading.receive, makers)
+                    output, at_head = run_by_modules(network.module, inputs, self.taps, receive, makers, head)
                 except OtherCallsError:  # perhaps a module was replaced: watch all calls from now on
                     self._makers = ()
                     return self._read_eagerly(inputs, gradients)
             else:
+                watch = Watch(self.taps, receive, reading.repeat, head)
                 output = watch.run(network.module, inputs)
-        return Read(network.logits_of(output), reading.tables, reading.means, list(watch.at_head[:1]))
+                at_head = list(watch.at_head[:1])
+        return Read(network.logits_of(output), reading.tables, reading.means, at_head)
 
 
 def _distinct(values: Iterable[Any]) -> list[Any]:

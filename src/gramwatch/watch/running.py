@@ -229,15 +229,18 @@ def run_by_modules(
     taps: Taps,
     receive: Callable[[int, Tensor], None],
     makers: Makers,
-) -> Any:
+    head: int | None = None,
+) -> tuple[Any, list[Tensor]]:
     """`Watch.run` for a network whose every watched call is the result of a module of its own.
+
+    Returns the output, and the input of the layer at the call `head`.
 
     The makers get hooks for the time of this pass, before the hooks of others. All other calls take no more
     time than usual, and are not checked. It raises `OtherCallsError` if the makers are called in another
     order.
     """
     owner, key, numbers = threading.get_ident(), next(_keys), taps.numbers
-    done = 0
+    done, at_head = 0, []
 
     def hook(maker: nn.Module, args: Any, result: Any) -> None:
         nonlocal done
@@ -245,8 +248,13 @@ def run_by_modules(
             return
         if done >= len(makers) or makers[done][1] is not maker:
             raise OtherCallsError
-        number = numbers.get(makers[done][0])
+        call = makers[done][0]
         done += 1
+        if call == head:
+            if len(args) != 1:  # it was given by name
+                raise OtherCallsError
+            at_head.append(args[0].flatten(1).float())
+        number = numbers.get(call)
         if number is not None:
             receive(number, made_by(result))
 
@@ -263,7 +271,7 @@ def run_by_modules(
             hooks.pop(key, None)
     if done != len(makers):
         raise OtherCallsError
-    return output
+    return output, at_head
 
 
 class Watch(TorchFunctionMode):
