@@ -264,16 +264,31 @@ def x_of(examples: int) -> Tensor:
 def test_a_head_that_is_called_by_name_is_watched_by_its_calls():
     net = Modules().eval()
     net.forward = lambda x: net.head(input=net.relu(net.conv2(net.relu(net.conv1(x)))).mean((2, 3)))
-    plan, by_modules, by_calls = with_features(net)
+    _, by_modules, by_calls = with_features(net)
     assert torch.equal(by_modules, by_calls)
     assert not any(module._forward_hooks for module in net.modules())
 
 
-def test_a_head_of_another_kind_is_watched_by_its_calls():
+class Directions(nn.Linear):
+    """A linear layer that does not take its argument as it is."""
+
+    def forward(self, x):
+        return F.linear(F.normalize(x), self.weight, self.bias)
+
+
+def test_a_head_that_changes_its_argument_is_watched_by_its_calls():
     net = Modules().eval()
-    nn.utils.parametrizations.weight_norm(net.head)
+    net.head = Directions(8, 4)
     plan, by_modules, by_calls = with_features(net)
     assert plan._makers == ()
+    assert torch.equal(by_modules, by_calls)
+    torch.testing.assert_close(by_modules.norm(dim=1), torch.ones(5))
+
+
+def test_a_head_with_a_parametrisation_is_watched_by_its_module():
+    net = Modules().eval()
+    nn.utils.parametrizations.weight_norm(net.head)
+    _, by_modules, by_calls = with_features(net)
     assert torch.equal(by_modules, by_calls)
 
 

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from gramwatch.errors import InputError, TapError
 from gramwatch.inputs import image_numbers
@@ -141,7 +141,7 @@ class Plan:
         makers, head = look.makers if self.taps else (), self._head_call
         if not makers or look.operations != self.taps.operations:
             return ()
-        if head is not None and type(makers[head]) is not nn.Linear:
+        if head is not None and not look.head_takes_features:
             return ()
         if any(map(is_compiled, self.network.model.modules())):
             return ()

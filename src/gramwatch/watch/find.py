@@ -7,6 +7,7 @@ A watched call is named after the module that makes it.
 import functools
 from collections import Counter
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -70,6 +71,8 @@ class Look:
         self._model = unwrap(network.model)
         self.head_layer: tuple[Tensor, Tensor | None] | None = None
         """The weight `(classes, features)` and the bias of the head, after `head` has found it."""
+        self.head_takes_features = False
+        """Whether the features are the one argument of a module that makes the logits, likewise."""
 
     @functools.cached_property
     def _inputs(self) -> Inputs:
@@ -149,8 +152,13 @@ class Look:
         if len(layers) != 1:
             return None
         watch = Watch(Taps((), self.operations), lambda *_: None, head=layers[0])
+        maker = probe.events[layers[0]].maker
+        arguments: list[tuple[Any, ...]] = []
+        hook = maker and maker.register_forward_hook(lambda _, args, result: arguments.append(args))
         with judging(self._model):
             logits = self.network.logits_of(watch.run(self._model, repeated(self._inputs, 2))).float()
+        if hook is not None:
+            hook.remove()
         assert watch.at_head
         features, weight, bias = watch.at_head
         weight = weight.detach().flatten(1).float()
@@ -163,6 +171,8 @@ class Look:
         if not torch.allclose(computed, logits, rtol=1e-2, atol=1e-3 * float(logits.abs().max())):
             return None
         self.head_layer = weight, bias
+        if arguments and len(arguments[-1]) == 1:
+            self.head_takes_features = torch.equal(arguments[-1][0].flatten(1).float(), features)
         return layers[0]
 
     def warn_of_padding(self, taps: Taps) -> None:
