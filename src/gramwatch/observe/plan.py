@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gramwatch.errors import InputError, TapError
 from gramwatch.inputs import image_numbers
@@ -137,12 +137,16 @@ class Plan:
 
     def _makers_of(self, look: Look) -> Makers:
         """The modules to watch in place of all calls. Empty if they do not show all that is needed."""
-        makers = look.makers if self._head_call is None and self.taps else ()
+        makers = look.makers if self.taps or self._head_call is not None else ()
         if not makers or look.operations != self.taps.operations:
             return ()
+        head = None if self._head_call is None else makers[self._head_call]
+        if head is not None and (type(head) is not nn.Linear or "forward" in vars(head)):
+            return ()  # the input of the module may not be that of the linear layer
         if any(map(is_compiled, self.network.model.modules())):
             return ()
-        watched = {makers[tap.call] for tap in self.taps}
+        # If the head is watched, so are all others: a guard refuses a network that takes another path.
+        watched = {makers[tap.call] for tap in self.taps} if head is None else set(makers)
         return tuple((call, maker) for call, maker in enumerate(makers) if maker in watched)
 
     def _check_head(self) -> None:
@@ -341,17 +345,20 @@ class Plan:
         examples, mask = count_examples(inputs), network.mask_of(inputs)
         real = None if mask is None else Real(mask)
         reading = Pass(self._uses, self._readers, examples, real)
-        watch = Watch(self.taps, reading.receive, reading.repeat, self._head_call)
         with judging(network.module), torch.set_grad_enabled(gradients):
             if makers:
                 try:
-                    output = run_by_modules(network.module, inputs, self.taps, reading.receive, makers)
+                    output, features = run_by_modules(
+                        network.module, inputs, self.taps, reading.receive, makers, self._head_call
+                    )
                 except OtherCallsError:  # perhaps a module was replaced: watch all calls from now on
                     self._makers = ()
                     return self._read_eagerly(inputs, gradients)
             else:
+                watch = Watch(self.taps, reading.receive, reading.repeat, self._head_call)
                 output = watch.run(network.module, inputs)
-        return Read(network.logits_of(output), reading.tables, reading.means, list(watch.at_head[:1]))
+                features = list(watch.at_head[:1])
+        return Read(network.logits_of(output), reading.tables, reading.means, features)
 
 
 def _distinct(values: Iterable[Any]) -> list[Any]:

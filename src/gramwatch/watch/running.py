@@ -210,7 +210,8 @@ def ordinary(inputs: Inputs) -> Inputs:
 
 
 Makers = Sequence[tuple[int, nn.Module]]
-"""The modules that make the tapped tensors, each with the position of its call among the watched calls.
+"""The modules that make the tapped tensors and the logits, each with the position of its call among the
+watched calls.
 
 A module that is called several times occurs with all its calls, tapped or not."""
 
@@ -229,15 +230,17 @@ def run_by_modules(
     taps: Taps,
     receive: Callable[[int, Tensor], None],
     makers: Makers,
-) -> Any:
-    """`Watch.run` for a network whose every watched call is the result of a module of its own.
+    head: int | None = None,
+) -> tuple[Any, list[Tensor]]:
+    """The network's output, and the features if `head` is the position of the call that makes the logits.
 
-    The makers get hooks for the time of this pass, before the hooks of others. All other calls take no more
-    time than usual, and are not checked. It raises `OtherCallsError` if the makers are called in another
-    order.
+    It is `Watch.run` for a network whose every watched call is the result of a module of its own. The makers
+    get hooks for the time of this pass, before the hooks of others. All other calls take no more time than
+    usual, and are not checked. It raises `OtherCallsError` if the makers are called in another order.
     """
     owner, key, numbers = threading.get_ident(), next(_keys), taps.numbers
     done = 0
+    features: list[Tensor] = []
 
     def hook(maker: nn.Module, args: Any, result: Any) -> None:
         nonlocal done
@@ -245,8 +248,13 @@ def run_by_modules(
             return
         if done >= len(makers) or makers[done][1] is not maker:
             raise OtherCallsError
-        number = numbers.get(makers[done][0])
+        position = makers[done][0]
         done += 1
+        if position == head:
+            if not args:  # the input is an argument by keyword, which a hook does not see
+                raise OtherCallsError
+            features.append(args[0].flatten(1).float())
+        number = numbers.get(position)
         if number is not None:
             receive(number, made_by(result))
 
@@ -263,7 +271,7 @@ def run_by_modules(
             hooks.pop(key, None)
     if done != len(makers):
         raise OtherCallsError
-    return output
+    return output, features
 
 
 class Watch(TorchFunctionMode):
