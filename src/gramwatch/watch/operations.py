@@ -92,9 +92,3 @@ def writes(func: Any) -> bool:
     name: str = getattr(func, "__name__", "")
     in_place = name.endswith("_") and not name.endswith("__")
     return in_place or name.startswith("__i") or name in ("__set__", "__setitem__")
-
-
-def made_by(result: Any) -> Tensor:
-    """The watched tensor in a result. Attention also returns its weights, a recurrent layer its state."""
-    tensor: Tensor = result[0] if isinstance(result, tuple) else result
-    return tensor

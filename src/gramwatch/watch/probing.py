@@ -20,11 +20,10 @@ from gramwatch.watch.operations import (
     MOVES,
     PRODUCTS,
     RECURRENT,
-    made_by,
     operation_of,
     watched,
 )
-from gramwatch.watch.running import call
+from gramwatch.watch.running import call, made_by
 
 _T = TypeVar("_T")
 

@@ -23,7 +23,6 @@ from gramwatch.watch.operations import (
     OPERATIONS,
     RECURRENT,
     WATCHED_LATER,
-    made_by,
     watched,
     writes,
 )
@@ -333,7 +332,7 @@ class Watch(TorchFunctionMode):
             self._calls = call + 1
             number = self._taps.numbers.get(call)
             if number is not None:
-                tensor = result[0] if isinstance(result, tuple) else result  # `made_by`, without a call
+                tensor = made_by(result)
                 if self._repeat is None or not self._repeats(number, tensor, operation):
                     self._receive(number, tensor)
         return result
@@ -358,6 +357,12 @@ class Watch(TorchFunctionMode):
             f"{self._calls}): it is another network, or takes another path, than when its taps were found"
             + (later if operation in WATCHED_LATER else "")
         )
+
+
+def made_by(result: Any) -> Tensor:
+    """The watched tensor in a result. Attention also returns its weights, a recurrent layer its state."""
+    tensor: Tensor = result[0] if isinstance(result, tuple) else result
+    return tensor
 
 
 def _overwrites(result: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> bool:
