@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from gramwatch import GramDetector, InputError, TapError
 from gramwatch.detect.passes import plan_for
@@ -234,62 +234,45 @@ def test_modules_are_watched_if_they_make_all_calls():
     assert not any(module._forward_hooks for module in net.modules())
 
 
-def with_features(net: nn.Module) -> tuple[Plan, Tensor, Tensor]:
-    """The plan, and the features that it reads by watching modules and by watching all calls."""
-    torch.manual_seed(1)
-    plan = planned(net, Needs(means="all", features=True), torch.randn(2, 1, 8, 8))
-    x = torch.randn(5, 1, 8, 8)
-    by_modules = plan(x)[0].features
-    plan._makers, kept = (), plan._makers
-    by_calls = plan(x)[0].features
-    plan._makers = kept
-    return plan, by_modules, by_calls
-
-
-def test_the_module_of_the_head_shows_the_features():
-    net = Modules().eval()
-    plan, by_modules, by_calls = with_features(net)
-    assert plan._makers[-1] == (4, net.head)
-    assert by_modules.shape == (5, 8)
-    assert torch.equal(by_modules, by_calls)
-    assert torch.equal(by_modules, net.conv2(net.relu(net.conv1(x_of(5)))).relu().mean((2, 3)))
-
-
-def x_of(examples: int) -> Tensor:
-    torch.manual_seed(1)
-    torch.randn(2, 1, 8, 8)
-    return torch.randn(examples, 1, 8, 8)
-
-
-def test_a_head_that_is_called_by_name_is_watched_by_its_calls():
-    net = Modules().eval()
-    net.forward = lambda x: net.head(input=net.relu(net.conv2(net.relu(net.conv1(x)))).mean((2, 3)))
-    _, by_modules, by_calls = with_features(net)
-    assert torch.equal(by_modules, by_calls)
-    assert not any(module._forward_hooks for module in net.modules())
-
-
-class Directions(nn.Linear):
-    """A linear layer that does not take its argument as it is."""
+class Scaled(nn.Linear):
+    """The input of the module is not that of its linear layer."""
 
     def forward(self, x):
-        return F.linear(F.normalize(x), self.weight, self.bias)
+        return F.linear(2 * x, self.weight, self.bias)
 
 
-def test_a_head_that_changes_its_argument_is_watched_by_its_calls():
-    net = Modules().eval()
-    net.head = Directions(8, 4)
-    plan, by_modules, by_calls = with_features(net)
+def test_the_head_is_watched_as_a_module_too():
+    net, x = Modules().eval(), torch.randn(5, 1, 8, 8)
+    plan = planned(net, Needs(features=True, means=("conv1",)), x)
+    layers = (net.conv1, net.relu, net.conv2, net.relu, net.head)
+    assert plan._makers == tuple(enumerate(layers))  # another path is refused
+    by_modules, plan._makers = plan(x)[0], ()
+    by_calls = plan(x)[0]
+    assert torch.equal(by_modules.features, by_calls.features)
+    torch.testing.assert_close(plan.head(by_modules.features), by_modules.logits)
+    net.head = Scaled(8, 4)
+    scaled = planned(net, Needs(features=True), x)
+    assert scaled._makers == ()
+    torch.testing.assert_close(scaled.head(scaled(x)[0].features), scaled(x)[0].logits)
+
+
+def test_a_head_with_an_input_by_keyword_is_watched_by_its_calls():
+    class Named(Modules):
+        def forward(self, x):
+            return self.head(input=self.relu(self.conv1(x))[:, :, 0].mean(2).repeat(1, 2)[:, :8])
+
+    plan = planned(Named().eval(), Needs(features=True), x := torch.randn(5, 1, 8, 8))
     assert plan._makers == ()
-    assert torch.equal(by_modules, by_calls)
-    torch.testing.assert_close(by_modules.norm(dim=1), torch.ones(5))
+    seen = plan(x)[0]
+    torch.testing.assert_close(plan.head(seen.features), seen.logits)
 
 
 def test_a_head_with_a_parametrisation_is_watched_by_its_module():
-    net = Modules().eval()
+    net, x = Modules().eval(), torch.randn(5, 1, 8, 8)
     nn.utils.parametrizations.weight_norm(net.head)
-    _, by_modules, by_calls = with_features(net)
-    assert torch.equal(by_modules, by_calls)
+    plan = planned(net, Needs(features=True, means=("conv1",)), x)
+    by_modules, plan._makers = plan(x)[0], ()
+    assert torch.equal(by_modules.features, plan(x)[0].features)
 
 
 def test_modules_that_make_no_tap_have_no_hook():

@@ -38,8 +38,8 @@ class Detector(Contract):
     Example:
         >>> detector.fit(train_loader)
         >>> detector.calibrate(validation_loader)
-        >>> found = detector(images)
-        >>> found.is_ood
+        >>> detection = detector(images)
+        >>> detection.is_ood
 
     Args:
         model: any classifier that returns logits. It is not changed.

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from gramwatch.detect.detector import Detector
-from gramwatch.detect.joint import JointRule
+from gramwatch.detect.joint import JointRule, below
 from gramwatch.detect.measurement import (
     Calibration,
     Measurement,
@@ -96,8 +96,8 @@ class Guard(Detector):
         >>> guard = gramwatch.Guard(model)
         >>> guard.fit(train_loader)
         >>> guard.calibrate(validation_loader)
-        >>> found = guard(images)
-        >>> found.is_ood, found.parts
+        >>> detection = guard(images)
+        >>> detection.is_ood, detection.parts
 
     Args:
         model: any classifier that returns logits. It is not changed.
@@ -393,7 +393,7 @@ class Guard(Detector):
         standard, medians = rule.standard(rule.member_scores(measured)), rule.standard.median_
         assert medians is not None
         assert rule.standard.tail_ is not None
-        found = []
+        contributions = []
         for column, (name, member) in enumerate(self.members.items()):
             terms = rule.terms_of(name, measured)
             if terms is None and member in observed:
@@ -408,8 +408,8 @@ class Guard(Detector):
             weight = 1.0 if rule.weights is None else float(rule.weights[column])
             tail = float(rule.standard.tail_[column]) / weight if weight else torch.inf
             total = weight * standard[:, column]
-            found.append(Contribution(name, member, own, total, terms, usual, tail, words))
-        return found
+            contributions.append(Contribution(name, member, own, total, terms, usual, tail, words))
+        return contributions
 
     def _replayed(self, inputs: Inputs) -> Verdict:
         """The verdict on a batch on a GPU, by a CUDA graph if the batch fits into one pass."""
@@ -517,24 +517,19 @@ class Guard(Detector):
     def restore(self, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         """Set the tensors from a file."""
         for name, member in self.members.items():
-            start = f"members.{name}."
-            member_tensors = {
-                key.removeprefix(start): t for key, t in tensors.items() if key.startswith(start)
-            }
-            member.restore(header["members"][name], member_tensors)
+            member.restore(header["members"][name], below(tensors, f"members.{name}."))
         how = header["calibration"]
         if how is None:
             return
-        start = "calibration."
-        fitted = {key.removeprefix(start): t for key, t in tensors.items() if key.startswith(start)}
+        fitted = below(tensors, "calibration.")
         if "weights" in fitted:
             from gramwatch.guard.rehearsal import check_weights
 
             check_weights(fitted["weights"])
         rule = self.rule().restored(fitted)
-        scores, predicted = tensors["calibration.scores"], tensors["calibration.predicted"]
+        scores, predicted = fitted["scores"], fitted["predicted"]
         together = torch.zeros(int(how["classes"]), dtype=torch.int64)
-        groups = tensors.get("calibration.groups", together)
+        groups = fitted.get("groups", together)
         how = facts_of(how, "classes", "rehearsal")
         self._calibration = Calibration.restored(rule, scores, self.level, how, predicted, groups)
 

@@ -138,14 +138,15 @@ class Plan:
 
     def _makers_of(self, look: Look) -> Makers:
         """The modules to watch in place of all calls. Empty if they do not show all that is needed."""
-        makers, head = look.makers if self.taps else (), self._head_call
+        makers = look.makers if self.taps or self._head_call is not None else ()
         if not makers or look.operations != self.taps.operations:
             return ()
-        if head is not None and not look.head_takes_features:
+        if self._head_call is not None and not look.head_takes_features:
             return ()
         if any(map(is_compiled, self.network.model.modules())):
             return ()
-        watched = {makers[call] for call in [*self.taps.numbers, *(() if head is None else (head,))]}
+        # If the head is watched, so are all others: a guard refuses a network that takes another path.
+        watched = {makers[tap.call] for tap in self.taps} if self._head_call is None else set(makers)
         return tuple((call, maker) for call, maker in enumerate(makers) if maker in watched)
 
     def _check_head(self) -> None:
@@ -345,19 +346,20 @@ class Plan:
         examples, mask = count_examples(inputs), network.mask_of(inputs)
         real = None if mask is None else Real(mask)
         reading = Pass(self._uses, self._readers, examples, real)
-        head, receive = self._head_call, reading.receive
         with judging(network.module), torch.set_grad_enabled(gradients):
             if makers:
                 try:
-                    output, at_head = run_by_modules(network.module, inputs, self.taps, receive, makers, head)
+                    output, features = run_by_modules(
+                        network.module, inputs, self.taps, reading.receive, makers, self._head_call
+                    )
                 except OtherCallsError:  # perhaps a module was replaced: watch all calls from now on
                     self._makers = ()
                     return self._read_eagerly(inputs, gradients)
             else:
-                watch = Watch(self.taps, receive, reading.repeat, head)
+                watch = Watch(self.taps, reading.receive, reading.repeat, self._head_call)
                 output = watch.run(network.module, inputs)
-                at_head = list(watch.at_head[:1])
-        return Read(network.logits_of(output), reading.tables, reading.means, at_head)
+                features = list(watch.at_head[:1])
+        return Read(network.logits_of(output), reading.tables, reading.means, features)
 
 
 def _distinct(values: Iterable[Any]) -> list[Any]:

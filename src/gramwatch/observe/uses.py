@@ -4,6 +4,7 @@ A `Pass` runs a network as it is: tensors are read as soon as the network makes 
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -149,36 +150,34 @@ Readers = dict[tuple[Any, ...], Reader]
 """The readers of a plan, by the number of the tap, the number of examples and the form of the tensor."""
 
 
+@dataclass
 class Pass:
-    """One pass: it receives the tensors that the network makes, and keeps what is read of them.
+    """One pass: it receives the tensors that the network makes, and keeps what is read of them."""
 
-    Args:
-        uses: what is read of each tap.
-        readers: the readers of earlier passes.
-        examples: the number of examples in the batch.
-        real: the places that are not padding, if the batch has a mask.
-
-    """
-
-    def __init__(self, uses: Uses, readers: Readers, examples: int, real: Real | None) -> None:
-        self._uses, self._readers, self._examples, self._real = uses, readers, examples, real
-        self._scratch = Scratch()
-        self.tables: list[Tensor] = []
-        self.means: dict[Mean, Tensor] = {}
+    uses: Uses
+    readers: Readers
+    """The readers of earlier passes."""
+    examples: int
+    """The number of examples in the batch."""
+    real: Real | None
+    """The places that are not padding, if the batch has a mask."""
+    tables: list[Tensor] = field(default_factory=list)
+    means: dict[Mean, Tensor] = field(default_factory=dict)
+    _scratch: Scratch = field(default_factory=Scratch)
 
     def receive(self, number: int, tensor: Tensor) -> None:
         """Read the tensor of a tap."""
         if not self.tables:
-            sizes = [(self._examples, table.starts[-1]) for table in self._uses.tables]
+            sizes = [(self.examples, table.starts[-1]) for table in self.uses.tables]
             self.tables = [torch.empty(size, dtype=torch.float32, device=tensor.device) for size in sizes]
-        if self._real is not None:
-            x, axis = self._uses.taps.examples_apart(number, tensor, self._examples)
-            if self._real.fits(x.shape, axis):
-                return self._uses.read_real(number, x, axis, self._real, self._write, self.means)
-        form = (number, self._examples, *form_of(tensor))
-        reader = self._readers.get(form) or self._prepared(form, number, tensor)
+        if self.real is not None:
+            x, axis = self.uses.taps.examples_apart(number, tensor, self.examples)
+            if self.real.fits(x.shape, axis):
+                return self.uses.read_real(number, x, axis, self.real, self._write, self.means)
+        form = (number, self.examples, *form_of(tensor))
+        reader = self.readers.get(form) or self._prepared(form, number, tensor)
         if not reader.as_it_is:
-            tensor, _ = self._uses.taps.examples_apart(number, tensor, self._examples)
+            tensor, _ = self.uses.taps.examples_apart(number, tensor, self.examples)
         for prepared, places, keys in reader.steps:
             outs = [self.tables[i].as_strided(*place) for i, place in places]
             mean = prepared(tensor, outs, self._scratch)
@@ -189,11 +188,11 @@ class Pass:
 
     def _prepared(self, form: tuple[Any, ...], number: int, tensor: Tensor) -> Reader:
         """The reader of the tensors of a tap that have this form. It is kept."""
-        uses = self._uses
-        x, axis = uses.taps.examples_apart(number, tensor, self._examples)
+        uses = self.uses
+        x, axis = uses.taps.examples_apart(number, tensor, self.examples)
         reader = Reader(x is tensor, [])
         for step in uses.steps(number, x.shape, axis):
-            places = [(i, uses.tables[i].place(self._examples, column)) for i, column in step.tables]
+            places = [(i, uses.tables[i].place(self.examples, column)) for i, column in step.tables]
             at_tap = [uses.tables[i].at[column] for i, column in step.tables]
             wanted = [
                 (at.statistic, at.orders, self.tables[i].as_strided(*place))
@@ -202,25 +201,25 @@ class Pass:
             averaged = step.averaged[0] if step.averaged else None
             prepared = reading(x, axis, step.sample, wanted, averaged)
             reader.steps.append((prepared, places, [(number, sample) for sample in step.averaged]))
-        if len(self._readers) >= MOST_READERS:
-            self._readers.clear()
-        self._readers[form] = reader
+        if len(self.readers) >= MOST_READERS:
+            self.readers.clear()
+        self.readers[form] = reader
         return reader
 
     def _write(self, table: int, column: int, maps: Tensor) -> None:
         """Compute the statistics of a tap from maps."""
-        layout = self._uses.tables[table]
-        at, place = layout.at[column], layout.place(self._examples, column)
+        layout = self.uses.tables[table]
+        at, place = layout.at[column], layout.place(self.examples, column)
         kernels.compute(at.statistic, maps, at.orders, self.tables[table].as_strided(*place))
 
     def repeat(self, number: int, earlier: int) -> bool:
         """Copy the statistics of an earlier tap of the same tensor. False if the copy is not enough."""
-        uses, call = self._uses, self._uses.taps[earlier].call
+        uses, call = self.uses, self.uses.taps[earlier].call
         if uses.averaged[number] or any(call not in uses.columns[i] for i, _ in uses.places[number]):
             return False
         for i, column in uses.places[number]:
             first, second = (
-                self.tables[i].as_strided(*uses.tables[i].place(self._examples, at))
+                self.tables[i].as_strided(*uses.tables[i].place(self.examples, at))
                 for at in (uses.columns[i][call], column)
             )
             second.copy_(first)

@@ -53,17 +53,18 @@ def operation_of(func: Any) -> str:
 
 def _watched_functions() -> dict[Any, str]:
     """Every function of PyTorch that counts as an operation of `KINDS`, and that operation."""
-    found: dict[Any, str] = {mark: "mark"}
+    operations: dict[Any, str] = {mark: "mark"}
     places = (torch, torch.nn.functional, Tensor, torch._C._nn, torch.ops.aten)
     for operation in KINDS:
         for place, name in itertools.product(places, (operation, f"{operation}_", f"_{operation}")):
             function = getattr(place, name, None)
             if not callable(function):
                 continue
-            found[function] = operation
+            operations[function] = operation
             if place is torch.ops.aten:
-                found.update({getattr(function, overload): operation for overload in function.overloads()})
-    return found
+                overloads = [getattr(function, overload) for overload in function.overloads()]
+                operations |= dict.fromkeys(overloads, operation)
+    return operations
 
 
 OPERATIONS = _watched_functions()
@@ -91,9 +92,3 @@ def writes(func: Any) -> bool:
     name: str = getattr(func, "__name__", "")
     in_place = name.endswith("_") and not name.endswith("__")
     return in_place or name.startswith("__i") or name in ("__set__", "__setitem__")
-
-
-def made_by(result: Any) -> Tensor:
-    """The watched tensor in a result. Attention also returns its weights, a recurrent layer its state."""
-    tensor: Tensor = result[0] if isinstance(result, tuple) else result
-    return tensor

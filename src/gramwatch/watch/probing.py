@@ -20,11 +20,10 @@ from gramwatch.watch.operations import (
     MOVES,
     PRODUCTS,
     RECURRENT,
-    made_by,
     operation_of,
     watched,
 )
-from gramwatch.watch.running import call
+from gramwatch.watch.running import call, made_by
 
 _T = TypeVar("_T")
 
@@ -103,10 +102,10 @@ class Probe(TorchFunctionMode):
             if threading.get_ident() != owner:
                 return
             _, is_leaf, number = self._modules.pop()
-            made = [event for event in self.events[-2:] if event.module_call == number]
-            if is_leaf and len(made) == 1 and result is not None:
+            events = [event for event in self.events[-2:] if event.module_call == number]
+            if is_leaf and len(events) == 1 and result is not None:
                 returned = id(made_by(result))
-                made[0].maker = module if returned == self._last_output else None
+                events[0].maker = module if returned == self._last_output else None
 
         try:
             for path, module in self.model.named_modules():

@@ -23,7 +23,6 @@ from gramwatch.watch.operations import (
     OPERATIONS,
     RECURRENT,
     WATCHED_LATER,
-    made_by,
     watched,
     writes,
 )
@@ -210,7 +209,8 @@ def ordinary(inputs: Inputs) -> Inputs:
 
 
 Makers = Sequence[tuple[int, nn.Module]]
-"""The modules that make the tapped tensors, each with the position of its call among the watched calls.
+"""The modules that make the tapped tensors and the logits, each with the position of its call among the
+watched calls.
 
 A module that is called several times occurs with all its calls, tapped or not."""
 
@@ -231,16 +231,15 @@ def run_by_modules(
     makers: Makers,
     head: int | None = None,
 ) -> tuple[Any, list[Tensor]]:
-    """`Watch.run` for a network whose every watched call is the result of a module of its own.
+    """The network's output, and the features if `head` is the position of the call that makes the logits.
 
-    Returns the output, and the input of the layer at the call `head`.
-
-    The makers get hooks for the time of this pass, before the hooks of others. All other calls take no more
-    time than usual, and are not checked. It raises `OtherCallsError` if the makers are called in another
-    order.
+    It is `Watch.run` for a network whose every watched call is the result of a module of its own. The makers
+    get hooks for the time of this pass, before the hooks of others. All other calls take no more time than
+    usual, and are not checked. It raises `OtherCallsError` if the makers are called in another order.
     """
     owner, key, numbers = threading.get_ident(), next(_keys), taps.numbers
-    done, at_head = 0, []
+    done = 0
+    features: list[Tensor] = []
 
     def hook(maker: nn.Module, args: Any, result: Any) -> None:
         nonlocal done
@@ -248,13 +247,13 @@ def run_by_modules(
             return
         if done >= len(makers) or makers[done][1] is not maker:
             raise OtherCallsError
-        call = makers[done][0]
+        position = makers[done][0]
         done += 1
-        if call == head:
-            if len(args) != 1:  # it was given by name
+        if position == head:
+            if not args:  # the input is an argument by keyword, which a hook does not see
                 raise OtherCallsError
-            at_head.append(args[0].flatten(1).float())
-        number = numbers.get(call)
+            features.append(args[0].flatten(1).float())
+        number = numbers.get(position)
         if number is not None:
             receive(number, made_by(result))
 
@@ -271,7 +270,7 @@ def run_by_modules(
             hooks.pop(key, None)
     if done != len(makers):
         raise OtherCallsError
-    return output, at_head
+    return output, features
 
 
 class Watch(TorchFunctionMode):
@@ -333,7 +332,7 @@ class Watch(TorchFunctionMode):
             self._calls = call + 1
             number = self._taps.numbers.get(call)
             if number is not None:
-                tensor = result[0] if isinstance(result, tuple) else result  # `made_by`, without a call
+                tensor = made_by(result)
                 if self._repeat is None or not self._repeats(number, tensor, operation):
                     self._receive(number, tensor)
         return result
@@ -358,6 +357,12 @@ class Watch(TorchFunctionMode):
             f"{self._calls}): it is another network, or takes another path, than when its taps were found"
             + (later if operation in WATCHED_LATER else "")
         )
+
+
+def made_by(result: Any) -> Tensor:
+    """The watched tensor in a result. Attention also returns its weights, a recurrent layer its state."""
+    tensor: Tensor = result[0] if isinstance(result, tuple) else result
+    return tensor
 
 
 def _overwrites(result: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> bool:
