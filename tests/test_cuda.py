@@ -1,6 +1,7 @@
 """The same on a GPU: statistics, fit, scores, and files that move between devices."""
 
 import copy
+import threading
 
 import pytest
 import torch
@@ -160,6 +161,13 @@ def test_labels_that_are_no_classes_are_refused_at_the_end(net):
     assert detector.counts_.sum() == 20 * (3 + 2 + 0 + 3)
 
 
+def recordings(guard):
+    """Whether the attempts to record gave a recording: of verdicts alone, then of passes with verdicts."""
+    graphs = guard._plan.graphs
+    replays = [replay for replay in (graphs.verdicts, graphs.whole) if replay is not None]
+    return [recording is not None for replay in replays for recording in replay._recorded.values()]
+
+
 def assert_equal(result, expected):
     assert torch.equal(result.predicted, expected.predicted)
     assert torch.equal(result.is_ood, expected.is_ood)
@@ -173,6 +181,7 @@ def assert_equal(result, expected):
 @pytest.mark.parametrize("per_class", [False, True])
 def test_a_recorded_verdict_is_the_one_that_is_computed(net, per_class, monkeypatch):
     guard = gramwatch.Guard(net.cuda(), per_class=per_class).fit(torch.randn(400, 3, 16, 16).split(100))
+    guard.record_pass = False
     guard.calibrate(torch.randn(900, 3, 16, 16).split(100))
     batches = [scale * torch.randn(50, 3, 16, 16, device="cuda") for scale in (1, 1.2, 1.4, 1.6, 1.8, 2)]
     batches[-1][3, 0, 0, 0] = torch.nan
@@ -180,14 +189,14 @@ def test_a_recorded_verdict_is_the_one_that_is_computed(net, per_class, monkeypa
     broken = pytest.warns(gramwatch.GramwatchWarning, match=r"1 input\(s\) with NaN")
     with broken:
         computed = [guard(x) for x in batches]
-    assert not guard._plan.graphs.verdicts._recorded
+    assert not recordings(guard)
     monkeypatch.setattr(replay, "CALLS", 2)
     guard._plan.graphs.forget()
     with broken:
         detections = [
             guard(x) for x in batches
         ]  # kept until the end: a later verdict must not overwrite them
-    assert [recording is not None for recording in guard._plan.graphs.verdicts._recorded.values()] == [True]
+    assert recordings(guard) == [True]
     for one, other in zip(detections, computed, strict=True):
         assert_equal(one, other)
     assert detections[-1].score[3] == torch.inf
@@ -204,9 +213,7 @@ def test_a_recorded_verdict_is_the_one_that_is_computed(net, per_class, monkeypa
     for judge in (guard, copy.deepcopy(guard)):  # what was recorded before the calibration is forgotten
         for _ in range(4):
             assert_equal(judge(batches[0]), anew)
-        assert [recording is not None for recording in judge._plan.graphs.verdicts._recorded.values()] == [
-            True
-        ]
+        assert recordings(judge) == [True]
 
 
 def assert_close(result, expected):
@@ -230,9 +237,7 @@ def test_a_recorded_pass_is_the_one_that_is_computed(net, monkeypatch):
             return [guard(x) for x in batches]
 
     def assert_recorded(times):
-        assert [graph is not None for graph in guard._plan.graphs.verdicts._recorded.values()] == [
-            True
-        ] * times
+        assert recordings(guard) == [True] * times
 
     monkeypatch.setattr(replay, "CALLS", 2)
     computed, result = judged(False), judged(True)
@@ -299,7 +304,7 @@ def test_a_pass_of_a_compiled_network_is_recorded(net, monkeypatch):
     monkeypatch.setattr(replay, "CALLS", 2)
     for x, expected in zip(batches, computed, strict=True):
         assert_close(guard(x), expected)
-    assert [graph is not None for graph in guard._plan.graphs.verdicts._recorded.values()] == [True]
+    assert recordings(guard) == [True]
     assert guard._plan._in_graph is not None
     with torch.no_grad():  # weights that change in place are followed
         for weight in net.parameters():
@@ -321,7 +326,7 @@ def test_a_batch_in_pieces_is_not_recorded_but_judged(net, record, monkeypatch):
     assert guard.planned(x).at_once < 50
     for _ in range(4):
         assert_close(guard(x), expected)
-    assert not guard._plan.graphs.verdicts._recorded
+    assert not recordings(guard)
 
 
 @pytest.mark.parametrize("record", [False, True])
@@ -337,7 +342,7 @@ def test_what_was_recorded_in_inference_mode_serves_outside_of_it(net, record, m
         for _ in range(3):
             assert_close(guard(x), expected)
     assert_close(guard(x), expected)
-    assert [graph is not None for graph in guard._plan.graphs.verdicts._recorded.values()] == [True]
+    assert recordings(guard) == [True]
 
 
 def test_a_network_that_asks_the_gpu_is_not_recorded(net, monkeypatch):
@@ -357,7 +362,8 @@ def test_a_network_that_asks_the_gpu_is_not_recorded(net, monkeypatch):
     guard.record_pass = True
     for _ in range(4):
         assert_close(guard(x), expected)
-    assert list(guard._plan.graphs.verdicts._recorded.values()) == [None]
+    assert recordings(guard) == [False]
+    assert "it asks the GPU for values" in repr(guard)
 
 
 def test_what_cannot_be_recorded_is_computed(net, monkeypatch):
@@ -372,9 +378,162 @@ def test_what_cannot_be_recorded_is_computed(net, monkeypatch):
     guard.calibrate([torch.randn(200, 3, 16, 16)])
     batches = [torch.randn(50, 3, 16, 16, device="cuda") for _ in range(5)]
     first = [guard(x) for x in batches]
-    assert list(guard._plan.graphs.verdicts._recorded.values()) == [None]
+    assert recordings(guard) == [False, False]
     for x, expected in zip(batches, first, strict=True):
         assert_equal(guard(x), expected)
+
+
+class Counting(Net):
+    """Counts how often its Python code runs."""
+
+    runs = 0
+
+    def forward(self, x):
+        self.runs += 1
+        return super().forward(x)
+
+
+@pytest.fixture
+def counting(net):
+    torch.backends.cudnn.allow_tf32 = False
+    network = Counting()
+    network.load_state_dict(net.state_dict())
+    return network.eval().cuda()
+
+
+def guarding(network, **options):
+    guard = gramwatch.Guard(network, rehearse=False, **options).fit(torch.randn(400, 3, 16, 16).split(100))
+    return guard.calibrate(torch.randn(900, 3, 16, 16).split(100))
+
+
+def computed(guard, x):
+    """The verdict without a CUDA graph of the pass."""
+    guard.record_pass = False
+    detection = guard(x)
+    guard.record_pass = None
+    return detection
+
+
+def test_a_pass_is_recorded_by_itself(counting):
+    guard = guarding(counting)
+    batches = [scale * torch.randn(50, 3, 16, 16, device="cuda") for scale in (1, 1.2, 1.4, 1.6, 1.8)]
+    expected = [computed(guard, x) for x in batches]
+    for x in batches[:3]:
+        guard(x)
+    before = counting.runs
+    for x, other in zip(batches, expected, strict=True):
+        assert_close(guard(x), other)
+    assert counting.runs == before
+    assert recordings(guard) == [True]
+    assert "1 recorded pass, " in repr(guard)
+    for few in (49, 30, 25):  # padded to 50
+        assert_close(guard(batches[1][:few]), computed(guard, batches[1][:few]))
+    assert recordings(guard) == [True]
+    broken = batches[1][:30].clone()
+    broken[0, 0, 0, 0] = torch.nan  # the example that pads
+    with pytest.warns(gramwatch.GramwatchWarning, match=r"1 input\(s\) with NaN"):
+        assert guard(broken).score.isinf().sum() == 1
+    for _ in range(4):
+        assert_close(guard(batches[1][:10]), computed(guard, batches[1][:10]))
+    assert recordings(guard) == [True, True]
+
+
+def test_a_recorded_pass_follows_its_network(counting):
+    guard, x = guarding(counting), torch.randn(50, 3, 16, 16, device="cuda")
+    for _ in range(4):
+        first = guard(x)
+    with torch.no_grad():
+        counting.conv1.weight.mul_(1.5)
+    assert_close(guard(x), computed(guard, x))
+    assert not torch.allclose(guard(x).logits, first.logits)
+    counting.conv2.weight = nn.Parameter(1.5 * counting.conv2.weight.detach())
+    for _ in range(4):
+        assert_close(guard(x), computed(guard, x))
+    counting.conv2.bias.data = counting.conv2.bias.data + 1
+    for _ in range(4):
+        assert_close(guard(x), computed(guard, x))
+    counting.hidden = nn.Linear(16, 12).cuda().eval()
+    for _ in range(4):
+        assert_close(guard(x), computed(guard, x))
+    counting.train()
+    before = counting.runs
+    assert_close(guard(x), computed(guard, x))
+    assert counting.runs == before + 2
+    assert counting.training
+    counting.eval()
+    for _ in range(4):
+        after = guard(x)
+    assert_close(after, computed(guard, x))
+
+
+def test_where_a_recording_is_not_safe_the_pass_is_computed(counting):
+    x = torch.randn(50, 3, 16, 16, device="cuda")
+    guard, seen = guarding(counting), []
+    handle = counting.conv1.register_forward_hook(lambda *_: seen.append(1))
+    for _ in range(5):
+        guard(x)
+    assert len(seen) == 5
+    assert "forward hooks" in repr(guard)
+    handle.remove()
+    for _ in range(4):
+        guard(x)
+    assert "1 recorded pass, " in repr(guard)
+
+    class Drawing(Counting):
+        def forward(self, x):
+            return super().forward(x) + 1e-6 * torch.rand(1, device=x.device)
+
+    class Changing(Counting):
+        def forward(self, x):
+            return super().forward(x + 0 if self.runs % 2 else x)
+
+    for kind, why in ((Drawing, "it draws random numbers"), (Changing, "other operations from call to call")):
+        network = kind()
+        network.load_state_dict(counting.state_dict())
+        guard = guarding(network.eval().cuda(), members=("gram", "profile", "energy"))
+        for _ in range(5):
+            assert torch.isfinite(guard(x).score).all()
+        assert network.runs > 20
+        assert why in repr(guard)
+
+
+def test_too_little_memory_for_a_recording_is_no_error(counting, monkeypatch):
+    guard, x = guarding(counting), torch.randn(50, 3, 16, 16, device="cuda")
+    expected = computed(guard, x)
+
+    class Full(torch.cuda.graph):
+        def __exit__(self, *error):
+            super().__exit__(*error)
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(torch.cuda, "graph", Full)
+    for _ in range(5):
+        assert_close(guard(x), expected)
+    assert "too little memory" in repr(guard)
+    assert torch.rand(3, device="cuda").isfinite().all()
+
+
+def test_two_guards_and_several_threads_share_a_network(counting):
+    guards = [guarding(counting), guarding(counting, members=("gram", "energy"))]
+    batches = [scale * torch.randn(50, 3, 16, 16, device="cuda") for scale in (1, 1.2, 1.4, 1.6)]
+    expected = {id(guard): [computed(guard, x) for x in batches] for guard in guards}
+    failures = []
+
+    def work(guard):
+        try:
+            for _ in range(6):
+                for x, other in zip(batches, expected[id(guard)], strict=True):
+                    assert_close(guard(x), other)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(guard,)) for guard in guards * 2]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures, failures
+    assert all(True in recordings(guard) for guard in guards)
 
 
 def test_mean_variance_and_autocast_on_the_gpu(net):

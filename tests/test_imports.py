@@ -114,7 +114,7 @@ def test_modules_of_one_package_do_not_import_in_a_circle(package):
 
 def test_modules_of_watch_are_in_order():
     """What a tap is comes first, finding taps last."""
-    parts = "tap padding operations running observe find".split()
+    parts = "tap padding operations running find".split()
     for number, part in enumerate(parts):
         others = {other.rpartition(".")[2] for other, _ in imported(MODULES[f"gramwatch.watch.{part}"])}
         assert not others & set(parts[number:]), part

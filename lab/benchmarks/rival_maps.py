@@ -13,7 +13,7 @@ from gramwatch.numerics.samples import Sample
 from gramwatch.observe.observation import Observation
 from gramwatch.observe.places import Places
 from gramwatch.watch import Tap, Taps, judging
-from gramwatch.watch.observe import run_watched
+from gramwatch.watch.running import Watch
 
 
 def rival_maps(guard: Guard, inputs: Tensor) -> dict[str, Tensor]:
@@ -43,7 +43,7 @@ class _Run:
         self.taps = guard.planned(inputs).taps
         network = guard.network
         with judging(network.module), torch.enable_grad():
-            output = run_watched(network.module, self.leaf, self.taps, self._keep, None, (None, None))
+            output = Watch(self.taps, self._keep).run(network.module, self.leaf)
             self.logits = network.logits_of(output)
 
     def _keep(self, number: int, tensor: Tensor) -> None:

@@ -22,8 +22,7 @@ _SAME_NAME = {
         datasets.digits datasets.faults datasets.files datasets.folder datasets.images datasets.resize
         datasets.source datasets.synthetic networks.foreign
     """,
-    "gramwatch.watch": "compiled",
-    "gramwatch.observe": "observation replay places",
+    "gramwatch.observe": "observation replay places compiled",
     "gramwatch.detect": "detector distributed counted measurement threshold split joint probe",
     "gramwatch.methods": "gram",
     "gramwatch.guard": "rehearsal loading pretrained",
@@ -64,6 +63,7 @@ _OTHER_NAME = {
     "report.stream": "gramwatch.stream.picture",
     "rivals": "gramwatch.methods",
     "taps": "gramwatch.watch",
+    "taps.observe": "gramwatch.watch.running",
 }
 """Old modules with another name than before."""
 MODULES = {
@@ -96,7 +96,7 @@ NAMES = {
     },
     "gramwatch.detect.detector": dict.fromkeys(("packed", "unpacked"), "gramwatch.detect.ranks")
     | {"leaves_of": "gramwatch.detect.passes"},
-    "gramwatch.files.artifact": dict.fromkeys(("taps_from_json", "taps_to_json"), "gramwatch.watch.stored"),
+    "gramwatch.files.artifact": dict.fromkeys(("taps_from_json", "taps_to_json"), "gramwatch.watch.tap"),
     "gramwatch.inputs.images": dict.fromkeys(("REDUCE", "padded", "pixels"), "gramwatch.inputs.reducing"),
     "gramwatch.observe.observation": {
         "Plan": "gramwatch.observe.plan",

@@ -234,6 +234,47 @@ def test_modules_are_watched_if_they_make_all_calls():
     assert not any(module._forward_hooks for module in net.modules())
 
 
+class Scaled(nn.Linear):
+    """The input of the module is not that of its linear layer."""
+
+    def forward(self, x):
+        return F.linear(2 * x, self.weight, self.bias)
+
+
+def test_the_head_is_watched_as_a_module_too():
+    net, x = Modules().eval(), torch.randn(5, 1, 8, 8)
+    plan = planned(net, Needs(features=True, means=("conv1",)), x)
+    layers = (net.conv1, net.relu, net.conv2, net.relu, net.head)
+    assert plan._makers == tuple(enumerate(layers))  # another path is refused
+    by_modules, plan._makers = plan(x)[0], ()
+    by_calls = plan(x)[0]
+    assert torch.equal(by_modules.features, by_calls.features)
+    torch.testing.assert_close(plan.head(by_modules.features), by_modules.logits)
+    net.head = Scaled(8, 4)
+    scaled = planned(net, Needs(features=True), x)
+    assert scaled._makers == ()
+    torch.testing.assert_close(scaled.head(scaled(x)[0].features), scaled(x)[0].logits)
+
+
+def test_a_head_with_an_input_by_keyword_is_watched_by_its_calls():
+    class Named(Modules):
+        def forward(self, x):
+            return self.head(input=self.relu(self.conv1(x))[:, :, 0].mean(2).repeat(1, 2)[:, :8])
+
+    plan = planned(Named().eval(), Needs(features=True), x := torch.randn(5, 1, 8, 8))
+    assert plan._makers == ()
+    seen = plan(x)[0]
+    torch.testing.assert_close(plan.head(seen.features), seen.logits)
+
+
+def test_a_head_with_a_parametrisation_is_watched_by_its_module():
+    net, x = Modules().eval(), torch.randn(5, 1, 8, 8)
+    nn.utils.parametrizations.weight_norm(net.head)
+    plan = planned(net, Needs(features=True, means=("conv1",)), x)
+    by_modules, plan._makers = plan(x)[0], ()
+    assert torch.equal(by_modules.features, plan(x)[0].features)
+
+
 def test_modules_that_make_no_tap_have_no_hook():
     net, x = Modules().eval(), torch.randn(5, 1, 8, 8)
     everything = planned(net, Needs(means="all"), x)(x)[0].channel_means

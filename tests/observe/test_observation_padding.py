@@ -7,8 +7,7 @@ from torch import Tensor, nn
 
 import gramwatch
 from gramwatch import GramDetector, GramwatchWarning, Guard, InputError
-from gramwatch.watch import Network, find_taps
-from gramwatch.watch.observe import observe
+from gramwatch.watch import Network, find_taps, observe
 from tests import oracle
 from tests.texts import CLASSES, WORDS, Reader, batches, padded, texts, transformer
 

@@ -7,8 +7,20 @@ from torch import Tensor, nn
 import gramwatch
 from gramwatch.detect.distributed import Group
 from gramwatch.detect.fitting import TrainingPass
+from gramwatch.detect.measurement import Verdict
 from gramwatch.detect.progress import Fits
-from gramwatch.observe.replay import Nest, Replay, asks_for_values
+from gramwatch.observe.replay import (
+    MOST,
+    UNUSED,
+    Held,
+    Nest,
+    Replay,
+    _alike,
+    _Asking,
+    _without_padding,
+    asks_for_values,
+    padded,
+)
 
 
 @pytest.mark.parametrize(
@@ -176,3 +188,153 @@ def test_nothing_in_a_guard_asks_for_values_before_its_end() -> None:
     graphs = guard.planned(some).graphs
     assert not asks_for_values(lambda: guard.judge_given(graphs.given(some, guard)), "cpu")
     assert asks_for_values(lambda: guard(some), "cpu")  # how many are broken, at the end
+
+
+# --- whether a pass may be replayed -------------------------------------------------------------------
+
+
+def why_not(function) -> str:
+    trial = _Asking("cpu")
+    with trial:
+        function()
+    return trial.why_not
+
+
+def test_random_numbers_forbid_a_recording() -> None:
+    x, layer = torch.randn(1, 2, 4, 8), nn.TransformerEncoderLayer(8, 2, 8, 0.1).eval()
+    for drawing in (
+        lambda: torch.rand_like(x),
+        lambda: nn.functional.dropout(x, 0.5),
+        lambda: torch.bernoulli(x.sigmoid()),
+        lambda: nn.functional.scaled_dot_product_attention(x, x, x, dropout_p=0.5),
+    ):
+        assert why_not(drawing) == "it draws random numbers"
+    for steady in (
+        lambda: nn.functional.dropout(x, 0.5, training=False),
+        lambda: nn.functional.scaled_dot_product_attention(x, x, x),
+        lambda: layer(x[0]),
+    ):
+        assert why_not(steady) == ""
+
+
+def test_a_network_in_training_mode_or_with_hooks_is_not_replayed() -> None:
+    net = Net().eval()
+    held = Held(net)
+    assert held.why_not() == ""
+    net.hidden.train()
+    assert held.why_not() == "it is in training mode"
+    net.eval()
+    for register in (net.conv.register_forward_hook, net.conv.register_forward_pre_hook):
+        handle = register(lambda *_: None)
+        assert "forward hooks" in held.why_not()
+        handle.remove()
+        assert held.why_not() == ""
+    handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
+    assert "forward hooks" in held.why_not()
+    handle.remove()
+    assert held.why_not() == ""
+
+
+def test_hooks_of_a_guard_in_another_thread_are_not_those_of_others() -> None:
+    net = Net().eval()
+    held, seen = Held(net), []
+    net.conv.register_forward_hook(lambda *_: seen.append(held.why_not()))
+    handle = next(iter(net.conv._forward_hooks))
+    net.conv._forward_hooks[-7] = net.conv._forward_hooks.pop(handle)
+    net(**batches(1)[0])
+    assert seen == [""]
+
+
+def test_weights_that_are_replaced_are_seen() -> None:
+    net = Net().eval()
+    held = Held(net)
+    before = held.places()
+    with torch.no_grad():
+        net.conv.weight.mul_(2)
+    assert held.places() == before
+    net.conv.weight = nn.Parameter(net.conv.weight.detach().clone())
+    assert held.places() != before
+    before = held.places()
+    net.hidden.weight.data = net.hidden.weight.data.clone()
+    assert held.places() != before
+    assert held.holds
+    net.head = nn.Linear(12, 3)
+    assert not held.holds
+
+
+def test_a_batch_is_padded_with_its_first_example_and_cut_again() -> None:
+    torch.manual_seed(0)
+    guard = gramwatch.Guard(Net().eval()).fit(batches(8), progress=False)
+    guard.calibrate(batches(4), progress=False)
+    few = {name: tensor[:37].clone() for name, tensor in batches(1)[0].items()}
+    expected = guard(few)
+    for broken in ((), (3,), (0, 5)):
+        images = few["image"].clone()
+        images[list(broken)] = torch.nan
+        inputs = few | {"image": images}
+        graphs = guard.planned(inputs).graphs
+        many = padded(inputs, 37, 50)
+        assert {name: len(tensor) for name, tensor in many.items()} == {"image": 50, "shift": 50}
+        tensors = guard.judge_given(graphs.given(many, guard))
+        verdict = Verdict(*_without_padding(tensors, 37))
+        assert int(verdict.finite) == 37 - len(broken)
+        kept = [i for i in range(37) if i not in broken]
+        torch.testing.assert_close(verdict.score[kept], expected.score[kept], rtol=1e-5, atol=1e-5)
+        assert torch.equal(verdict.is_ood[kept], expected.is_ood[kept])
+        assert all(len(t) == 37 for t in verdict if t is not None and t.ndim)
+
+
+def test_padding_keeps_the_memory_format() -> None:
+    x = torch.randn(5, 3, 6, 4)
+    for given in (x, x.to(memory_format=torch.channels_last)):
+        assert padded(given, 5, 8).stride()[1:] == given.stride()[1:]
+        assert torch.equal(padded(given, 5, 8)[:5], given)
+        assert torch.equal(padded(given, 5, 8)[5:], given[:1].expand(3, -1, -1, -1))
+
+
+def test_the_recording_that_was_not_used_for_longest_makes_place() -> None:
+    class Recorded:
+        memory = 10
+
+    replay: Replay[Nest] = Replay(lambda nest: (nest.value,))
+    for number in range(MOST):
+        assert replay._has_place()
+        replay._recorded[number], replay._used[number], replay._calls[number] = Recorded(), number, 3  # type: ignore[assignment]
+    replay._recorded["refused"] = None
+    assert (replay.recordings, replay.memory) == (MOST, 10 * MOST)
+    replay._count = UNUSED
+    assert not replay._has_place()
+    replay._used[0], replay._count = UNUSED, UNUSED + 2
+    assert replay._has_place()
+    assert list(replay._recorded) == [0, 2, 3, "refused"]
+
+
+def test_a_replay_is_compared_with_what_was_computed() -> None:
+    score, flags = torch.linspace(0, 5, 100), torch.arange(100) < 5
+    ranks = score.clone()
+    ranks[7] += 1
+    assert _alike((score, flags), (score, flags))
+    assert _alike((ranks, flags), (score, flags))  # one value at a tie
+    assert _alike((torch.tensor([torch.nan, torch.inf]),), (torch.tensor([torch.nan, torch.inf]),))
+    assert not _alike((score.flip(0), flags), (score, flags))
+    assert not _alike((torch.zeros(100), flags), (score, flags))
+    assert not _alike((torch.tensor(90),), (torch.tensor(100),))
+
+
+def test_a_guard_says_why_its_pass_is_not_recorded() -> None:
+    torch.manual_seed(0)
+    guard = gramwatch.Guard(Net().eval()).fit(batches(8), progress=False)
+    guard.calibrate(batches(4), progress=False)
+    assert guard.record_pass is None
+    assert "recorded" not in repr(guard)
+    graphs = guard.planned(batches(1)[0]).graphs
+    assert not graphs.may_replay(False)
+    assert graphs.may_replay(None)
+    assert "recorded" not in repr(guard)
+    guard.model.train()
+    assert not graphs.may_replay(None)
+    assert graphs.may_replay(True)
+    assert "its pass is not recorded: it is in training mode" in repr(guard)
+    guard.model.eval()
+    assert graphs.may_replay(None)
+    assert "recorded" not in repr(guard)

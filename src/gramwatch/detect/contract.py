@@ -7,13 +7,12 @@ the rule that turns its measurement into a score.
 from abc import abstractmethod
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from gramwatch.detect.counted import Counted
-from gramwatch.detect.distributed import Group
 from gramwatch.detect.measurement import AsMeasured, Calibration, Measurement
 from gramwatch.detect.parts import Part
 from gramwatch.detect.progress import Fits
@@ -25,6 +24,9 @@ from gramwatch.observe.needs import Needs, Statistics
 from gramwatch.observe.observation import Observation
 from gramwatch.observe.plan import Plan
 from gramwatch.watch import Look, Network, Taps
+
+if TYPE_CHECKING:
+    from gramwatch.detect.distributed import Group
 
 _C = TypeVar("_C", bound="Contract")
 
@@ -58,7 +60,7 @@ class Contract(Part):
     """Whether the false-alarm rate holds for each group of classes."""
     uses_labels: bool = True
     """Whether its leaves see the labels of training data, if the loader has any."""
-    record_pass: bool = False
+    record_pass: bool | None = False
     """Whether a GPU replays the forward pass as a CUDA graph: see `Guard.record_pass`."""
     has_examples: bool = True
     """Whether an unfinished fit has anything to save."""
@@ -241,7 +243,12 @@ class Contract(Part):
         """Warn of taps or members that a fitted rule leaves out."""
 
     def rehearsed(
-        self, calibration: Calibration, standard: Measurement, kept: KeptInputs, group: Group, progress: bool
+        self,
+        calibration: Calibration,
+        standard: Measurement,
+        kept: KeptInputs,
+        group: "Group",
+        progress: bool,
     ) -> Calibration:
         """The calibration after a rehearsal, by detectors that have one: see `rehearsal`.
 

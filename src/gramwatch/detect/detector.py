@@ -1,7 +1,7 @@
 """Detector: the one contract of all methods and guards; the lifecycle, written once.
 
 A detector is fitted on training data, calibrated on held-out data, called on new inputs, saved and loaded.
-`Contract` says what a method adds.
+`Contract` says what a method adds. What only a fit, a calibration or a file needs is imported there.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,15 +12,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from gramwatch.detect import calibrating, storing
 from gramwatch.detect.contract import Contract
 from gramwatch.detect.counted import MOSTLY
-from gramwatch.detect.distributed import files_of_ranks, together
-from gramwatch.detect.fitting import check_adding, fit_all
 from gramwatch.detect.measurement import Detection, Measurement, Verdict
 from gramwatch.detect.parts import Contribution
 from gramwatch.detect.passes import explained, measure, note_form, plan_for
-from gramwatch.detect.ranks import begin_on_ranks, measured_all
 from gramwatch.detect.split import KeptInputs
 from gramwatch.errors import InputError, warn
 from gramwatch.files import artifact
@@ -42,8 +38,8 @@ class Detector(Contract):
     Example:
         >>> detector.fit(train_loader)
         >>> detector.calibrate(validation_loader)
-        >>> found = detector(images)
-        >>> found.is_ood
+        >>> detection = detector(images)
+        >>> detection.is_ood
 
     Args:
         model: any classifier that returns logits. It is not changed.
@@ -133,6 +129,11 @@ class Detector(Contract):
                 tell.
 
         """
+        from gramwatch.detect import storing
+        from gramwatch.detect.distributed import files_of_ranks, together
+        from gramwatch.detect.fitting import check_adding, fit_all
+        from gramwatch.detect.ranks import begin_on_ranks
+
         with together(self.model, "fit") as group:
             check_adding(self.leaves, checkpoint is not None)
             files = [] if checkpoint is None else files_of_ranks(checkpoint, group.size)
@@ -186,6 +187,8 @@ class Detector(Contract):
         """Make sure that another detector can be merged into this one."""
         if self is other:
             raise ValueError("a detector cannot be merged with itself: its examples would count twice")
+        from gramwatch.detect import storing
+
         if type(other) is not type(self):
             raise ValueError(f"the two are different methods: {self.name} and {other.name}")
         for name, mine, theirs in storing.differences(self, other):
@@ -231,6 +234,9 @@ class Detector(Contract):
             sharded: as for `fit`.
 
         """
+        from gramwatch.detect import calibrating
+        from gramwatch.detect.distributed import together
+
         self.check_fitted()
         with together(self.model, "calibrate") as group:
             kept = KeptInputs(seed)
@@ -245,7 +251,9 @@ class Detector(Contract):
         There are no inputs to run again. The tolerance of ranks is 64 units in the last place of float32, of
         the magnitude that nine of ten scores do not exceed.
         """
-        calibration = calibrating.calibrated(self, measurement, split, seed)
+        from gramwatch.detect.calibrating import calibrated
+
+        calibration = calibrated(self, measurement, split, seed)
         self.forget_calibration()
         self._calibration = calibration
         return self
@@ -275,14 +283,11 @@ class Detector(Contract):
         if ready is None or ready.device != device:
             ready = self.ready(device)
         verdict = ready.calibration.judged(measurement)
-        shown: dict[str, Tensor] = {}
-        if self.shows_deviations:
-            shown = self.shown(measurement.values, verdict.predicted)
-        for name, member in self.members.items():
-            if member.shows_deviations:
-                shown = member.shown(measurement.parts[name].values, verdict.predicted)
-                break
-        return verdict._replace(**shown) if shown else verdict
+        for name, leaf in (self.members or {"": self}).items():
+            if leaf.shows_deviations:
+                values = measurement.parts[name].values if name else measurement.values
+                return verdict._replace(**leaf.shown(values, verdict.predicted))
+        return verdict
 
     def _detection(self, verdict: Verdict) -> Detection:
         """The result for the user. Counting the inputs that are not finite waits for a GPU."""
@@ -326,6 +331,7 @@ class Detector(Contract):
         sharded: bool | None = None,
     ) -> Measurement:
         """`measure` over a whole loader, on the CPU. `kept` receives a sample of the inputs."""
+        from gramwatch.detect.ranks import measured_all
 
         def measure(inputs: Inputs) -> dict[str, Measurement]:
             return {"": self.measure(inputs)}
@@ -399,6 +405,8 @@ class Detector(Contract):
 
         The file holds a fingerprint of the network, not the network itself.
         """
+        from gramwatch.detect import storing
+
         self.check_fitted()
         storing.write(self, path)
         self._fits.saved(path)
@@ -412,6 +420,8 @@ class Detector(Contract):
         check_probe: bool = True,
     ) -> _D:
         """The detector in an opened file; `gramwatch.load` is the short way."""
+        from gramwatch.detect import storing
+
         return storing.restored(cls, saved, model, accept_other_weights, check_probe)
 
 

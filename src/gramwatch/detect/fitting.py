@@ -133,7 +133,7 @@ class TrainingPass:
         if not self.learning:
             return
         sums = checksums(batch[0])
-        record = any(detector.record_pass for detector in self._detectors)
+        record = any(detector.record_pass is True for detector in self._detectors)
         inputs, labels = batch
         first = 0
         for observations in plan.run(inputs, labels if self._labelled else None, record):

@@ -139,11 +139,6 @@ class JointRule:
         standard = self.standard(scores)
         return (standard if self.weights is None else standard * self.weights).sum(1)
 
-    def weighted(self, scores: Tensor) -> Tensor:
-        """What each member adds to the joint score, `(N, members)`."""
-        standard = self.standard(scores)
-        return standard if self.weights is None else standard * self.weights
-
     def __call__(self, measured: Measurement, left_out: bool = False) -> Tensor:
         """The joint score, then the scores of the members, `(N, 1 + members)`; infinite if not `finite`."""
         scores = self.member_scores(measured, left_out)
@@ -193,13 +188,17 @@ class JointRule:
             name: rule.restored({field: tensors[_key(name, field)] for field in rule.kept})
             for name, rule in self.rules.items()
         }
-        start = "medians."
-        medians = {key.removeprefix(start): t for key, t in tensors.items() if key.startswith(start)}
-        return replace(self, standard=standard, rules=rules, medians=medians, weights=tensors.get("weights"))
+        medians, weights = below(tensors, "medians."), tensors.get("weights")
+        return replace(self, standard=standard, rules=rules, medians=medians, weights=weights)
 
     def to(self, device: torch.device) -> "JointRule":
         """The rule on another device."""
         return self.restored({name: tensor.to(device) for name, tensor in self.tensors().items()})
+
+
+def below(tensors: Mapping[str, Tensor], start: str) -> dict[str, Tensor]:
+    """The tensors of a file whose names begin so, by the rest of their names."""
+    return {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
 
 
 def _key(member: str, field: str) -> str:

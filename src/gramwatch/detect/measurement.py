@@ -157,7 +157,8 @@ class Measurement:
         """The measurements of the members of a guard, by name."""
         columns = self.columns or {}
         return {
-            name: replace(self, values=self.values[:, part], columns=None) for name, part in columns.items()
+            name: Measurement(self.values[:, part], self.logits, self.finite)
+            for name, part in columns.items()
         }
 
     def __len__(self) -> int:

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from gramwatch.observe.observation import Observation
-from gramwatch.observe.places import contrasts, strengths
 from gramwatch.observe.plan import Plan
 from gramwatch.watch import Tap
 
@@ -73,6 +72,8 @@ class Part(ABC):
 
         Pixels that are much stronger or weaker than the median pixel of their image are unusual.
         """
+        from gramwatch.observe.places import contrasts, strengths
+
         return contrasts(strengths(maps))
 
 

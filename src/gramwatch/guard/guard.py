@@ -6,14 +6,13 @@ A guard is a detector made of detectors. Its rule is in `joint`, its ranks are i
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from gramwatch.detect.detector import Detector
-from gramwatch.detect.distributed import Group
-from gramwatch.detect.joint import JointRule
+from gramwatch.detect.joint import JointRule, below
 from gramwatch.detect.measurement import (
     Calibration,
     Measurement,
@@ -24,12 +23,9 @@ from gramwatch.detect.measurement import (
 )
 from gramwatch.detect.parts import Contribution
 from gramwatch.detect.passes import measure
-from gramwatch.detect.split import KeptInputs
 from gramwatch.errors import ArtifactError, NoTapError, TapError, warn
 from gramwatch.files import artifact
 from gramwatch.files.artifact import Field
-from gramwatch.guard import pretrained
-from gramwatch.guard.rehearsal import check_facts, check_weights, rehearse
 from gramwatch.inputs import image_numbers
 from gramwatch.inputs.adapters import InputsAdapter, LogitsAdapter, MaskAdapter
 from gramwatch.inputs.batches import Inputs, on_device
@@ -37,6 +33,10 @@ from gramwatch.methods import METHODS, OF_THE_LAB, TRAINED
 from gramwatch.methods.gram import GramDetector
 from gramwatch.observe.observation import Observation
 from gramwatch.watch import Look, Network, unwrap
+
+if TYPE_CHECKING:
+    from gramwatch.detect.distributed import Group
+    from gramwatch.detect.split import KeptInputs
 
 MEMBERS = ("gram", "profile", "class_ratio", "energy", "mahalanobis_pp", "knn", "image")
 """The default members. A member that tells little about a network gets a small weight."""
@@ -98,8 +98,8 @@ class Guard(Detector):
         >>> guard = gramwatch.Guard(model)
         >>> guard.fit(train_loader)
         >>> guard.calibrate(validation_loader)
-        >>> found = guard(images)
-        >>> found.is_ood, found.parts
+        >>> detection = guard(images)
+        >>> detection.is_ood, detection.parts
 
     Args:
         model: any classifier that returns logits. It is not changed.
@@ -134,12 +134,14 @@ class Guard(Detector):
     Attributes:
         members: the joined detectors, by name.
         metadata: a free dictionary that is saved with the guard (preprocessing, class names, ...).
-        record_pass: whether the forward pass is part of the CUDA graph, on a GPU, from the fourth batch of a
-            shape on; by default False. It holds for fitting and calibrating, too. A host often takes longer
-            to launch many small operations than the GPU to run them. The graph launches them together. Use it
-            for networks that do the same operations for all inputs of one shape: their Python code is not run
-            again. In-place parameter updates are seen. Replacing a parameter object is not. Up to four shapes
-            are recorded. A recording takes as much memory as the pass.
+        record_pass: whether the forward pass is part of the CUDA graph, on a GPU, from the third batch of a
+            shape on. A host often takes longer to launch many small operations than the GPU to run them. The
+            graph launches them together. None, the default: if it is safe. Then the network is in evaluation
+            mode, it has no forward hooks, it does the same operations from call to call, it draws no random
+            numbers, and it asks the GPU for no values. `print(guard)` says why a pass is not recorded. True:
+            even if forward hooks are not called again; for fitting, too. False: never. Its Python code is not
+            run again. Weights that change, move or are replaced are seen. Up to four shapes are recorded. A
+            recording takes as much memory as the pass.
 
     """
 
@@ -219,7 +221,7 @@ class Guard(Detector):
         self._all_members, self.members = members, members
         self.per_class, self.rehearse = bool(per_class), bool(rehearse)
         self._chosen = list(members)
-        self.record_pass = False
+        self.record_pass: bool | None = None
         super().__init__(network, level=level)
 
     def _begin(self) -> None:
@@ -272,7 +274,9 @@ class Guard(Detector):
         state = "not calibrated"
         if self._calibration is not None:
             state = "calibrated per class" if self.per_class else f"threshold {self.threshold_:.4g}"
-        return f"Guard({type(unwrap(self.model)).__name__}: {self._described_fit()}, {state})"
+        graphs = vars(self._plan).get("graphs") if self._plan is not None else None
+        recorded = f", {graphs.described}" if graphs is not None and graphs.described else ""
+        return f"Guard({type(unwrap(self.model)).__name__}: {self._described_fit()}, {state}{recorded})"
 
     # --- fit -----------------------------------------------------------------------------------------
 
@@ -332,11 +336,18 @@ class Guard(Detector):
         return JointRule({name: rule for name, rule in rules.items() if rule.standardises})
 
     def rehearsed(
-        self, calibration: Calibration, standard: Measurement, kept: KeptInputs, group: Group, progress: bool
+        self,
+        calibration: Calibration,
+        standard: Measurement,
+        kept: "KeptInputs",
+        group: "Group",
+        progress: bool,
     ) -> Calibration:
         """The calibration with the weights that a rehearsal found."""
         if not self.rehearse or len(self.members) == 1:
             return calibration
+        from gramwatch.guard.rehearsal import rehearse
+
         rule: JointRule = calibration.rule
 
         def scores(inputs: Inputs) -> Tensor:
@@ -381,11 +392,10 @@ class Guard(Detector):
         Without stored medians of its taps, the median of a member is shared evenly by its taps.
         """
         rule: JointRule = self.calibration(measured.logits.device).rule
-        scores = rule.member_scores(measured)
-        weighted, medians = rule.weighted(scores), rule.standard.median_
+        standard, medians = rule.standard(rule.member_scores(measured)), rule.standard.median_
         assert medians is not None
         assert rule.standard.tail_ is not None
-        found = []
+        contributions = []
         for column, (name, member) in enumerate(self.members.items()):
             terms = rule.terms_of(name, measured)
             if terms is None and member in observed:
@@ -399,9 +409,9 @@ class Guard(Detector):
                 usual = float(medians[column]) / terms.shape[1]
             weight = 1.0 if rule.weights is None else float(rule.weights[column])
             tail = float(rule.standard.tail_[column]) / weight if weight else torch.inf
-            total = weighted[:, column]
-            found.append(Contribution(name, member, own, total, terms, usual, tail, words))
-        return found
+            total = weight * standard[:, column]
+            contributions.append(Contribution(name, member, own, total, terms, usual, tail, words))
+        return contributions
 
     def _replayed(self, inputs: Inputs) -> Verdict:
         """The verdict on a batch on a GPU, by a CUDA graph if the batch fits into one pass."""
@@ -497,6 +507,8 @@ class Guard(Detector):
                 shapes["calibration.groups"] = Field((classes,), torch.int64, predicted)
             tolerance_in(how, 1 + len(members))
             if "rehearsal" in how:
+                from gramwatch.guard.rehearsal import check_facts
+
                 check_facts(how["rehearsal"])
             rule = guard.rule()
             values = {name: members[name].values_in(headers[name]) for name in rule.rules}
@@ -507,22 +519,19 @@ class Guard(Detector):
     def restore(self, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         """Set the tensors from a file."""
         for name, member in self.members.items():
-            start = f"members.{name}."
-            member_tensors = {
-                key.removeprefix(start): t for key, t in tensors.items() if key.startswith(start)
-            }
-            member.restore(header["members"][name], member_tensors)
+            member.restore(header["members"][name], below(tensors, f"members.{name}."))
         how = header["calibration"]
         if how is None:
             return
-        start = "calibration."
-        fitted = {key.removeprefix(start): t for key, t in tensors.items() if key.startswith(start)}
+        fitted = below(tensors, "calibration.")
         if "weights" in fitted:
+            from gramwatch.guard.rehearsal import check_weights
+
             check_weights(fitted["weights"])
         rule = self.rule().restored(fitted)
-        scores, predicted = tensors["calibration.scores"], tensors["calibration.predicted"]
+        scores, predicted = fitted["scores"], fitted["predicted"]
         together = torch.zeros(int(how["classes"]), dtype=torch.int64)
-        groups = tensors.get("calibration.groups", together)
+        groups = fitted.get("groups", together)
         how = facts_of(how, "classes", "rehearsal")
         self._calibration = Calibration.restored(rule, scores, self.level, how, predicted, groups)
 
@@ -533,6 +542,8 @@ class Guard(Detector):
         something else, such as a network, is refused. The card takes the names of network, data and classes
         from `metadata`: its entries `model`, `images`, `classes` and `preprocessing`.
         """
+        from gramwatch.guard import pretrained
+
         pretrained.save(self, folder)
 
     @classmethod
@@ -542,6 +553,8 @@ class Guard(Detector):
         `options` are those of `gramwatch.load`: `accept_other_weights`, `check_probe`, `inputs`, `logits`,
         `mask`.
         """
+        from gramwatch.guard import pretrained
+
         return pretrained.load(cls, folder, model, **options)
 
     def export(self, path: str | PathLike[str], images: Any, *, preprocessing: bool = False) -> None:

@@ -68,14 +68,14 @@ def as_inputs(value: Any, accepts: Callable[[str], bool], dtype: torch.dtype) ->
     """
 
     def tensor(array: Any) -> Any:
-        if not isinstance(array, np.ndarray) or array.dtype.hasobject:
+        if array.dtype.hasobject:
             return array
         converted = torch.from_numpy(array)
         return converted.to(dtype) if converted.is_floating_point() else converted
 
     if isinstance(value, Mapping):
         value = _arguments_of({key: item for key, item in value.items() if key not in LABELS}, accepts)
-    return _converted(value, tensor)
+    return mapped(value, tensor, np.ndarray)
 
 
 def _arguments_of(given: Mapping[str, Any], accepts: Callable[[str], bool]) -> Any:
@@ -91,14 +91,6 @@ def _arguments_of(given: Mapping[str, Any], accepts: Callable[[str], bool]) -> A
         f"the network's forward accepts none of the keys of {kind_of(given)}. Name the key of the input, "
         "inputs='KEY', or give a function, inputs=FUNCTION, that makes the network's arguments of a batch"
     )
-
-
-def _converted(value: Any, change: Callable[[Any], Any]) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _converted(item, change) for key, item in value.items()}
-    if isinstance(value, tuple | list):
-        return tuple(_converted(item, change) for item in value)
-    return change(value)
 
 
 def split_batch(batch: Any) -> tuple[Any, Any]:
@@ -191,14 +183,17 @@ def repeated(inputs: Inputs, times: int) -> Inputs:
     return mapped(inputs, repeat)
 
 
-def mapped(value: Any, change: Callable[[Tensor], Any]) -> Any:
-    """The same nest of tuples, lists and mappings, with every tensor replaced by `change(tensor)`."""
-    if isinstance(value, Tensor):
+def mapped(value: Any, change: Callable[[Any], Any], kind: type = Tensor) -> Any:
+    """The same nest of tuples, lists and mappings, with every tensor replaced by `change(tensor)`.
+
+    Other values than tensors may be replaced: those of a `kind`.
+    """
+    if isinstance(value, kind):
         return change(value)
     if isinstance(value, Mapping):
-        return {k: mapped(v, change) for k, v in value.items()}
+        return {k: mapped(v, change, kind) for k, v in value.items()}
     if isinstance(value, tuple | list):
-        return tuple(mapped(v, change) for v in value)
+        return tuple(mapped(v, change, kind) for v in value)
     return value
 
 
@@ -221,10 +216,11 @@ Copying so few numbers costs less than a call.
 """
 
 
-def all_finite(inputs: Inputs) -> Tensor:
+def all_finite(*inputs: Inputs) -> Tensor:
     """Whether all inputs of an example are finite, `(N,)`."""
-    total = count_examples(inputs)
-    tensors = [t for t in tensors_in(inputs) if t.ndim and t.shape[0] == total]
+    total = count_examples(inputs[0])
+    every = [t for nest in inputs for t in ((nest,) if isinstance(nest, Tensor) else tensors_in(nest))]
+    tensors = [t for t in every if t.ndim and t.shape[0] == total]
     floating = [t for t in tensors if t.is_floating_point() and t.numel()]
     if not floating:
         return torch.ones(total, dtype=torch.bool, device=tensors[0].device)
@@ -245,15 +241,10 @@ def all_finite(inputs: Inputs) -> Tensor:
     return functools.reduce(torch.logical_and, finite)
 
 
-def finite_with(shared: Inputs, own: Iterable[list[Tensor]]) -> list[Tensor]:
-    """Whether each example of `shared` and of one list of tensors is finite, for each list: `(N,)` each."""
-    finite = all_finite(shared)
-    return [finite & all_finite(tensors) if tensors else finite for tensors in own]
-
-
 def signature(inputs: Inputs) -> Signature:
     """The signature of an input, by which later inputs of another form are recognised."""
-    return [[list(t.shape[1:]), str(t.dtype).removeprefix("torch.")] for t in tensors_in(inputs)]
+    tensors = (inputs,) if isinstance(inputs, Tensor) else tensors_in(inputs)
+    return [[list(t.shape[1:]), str(t.dtype).removeprefix("torch.")] for t in tensors]
 
 
 def same_form(given: list[list[Any]], fitted: list[list[Any]]) -> bool:

@@ -44,7 +44,7 @@ from gramwatch.observe.needs import WIDEST_TRIANGLE, Needs, Statistics
 from gramwatch.observe.observation import Observation
 from gramwatch.observe.plan import Plan
 from gramwatch.watch import Network, Tap, Taps, unwrap
-from gramwatch.watch.stored import taps_from_json, taps_to_json
+from gramwatch.watch.tap import taps_from_json, taps_to_json
 
 FEW_EXAMPLES = 20
 """A warning names classes with fewer training examples than this. Their bounds are too narrow."""

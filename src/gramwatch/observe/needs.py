@@ -82,3 +82,8 @@ class Needs:
     def averaged(self) -> Averaged | None:
         """The taps whose channel means are needed, and the part that counts; None if no means are needed."""
         return None if self.means is None else (self.means, self.mean_taps, self.mean_sample)
+
+    @property
+    def features_averaged(self) -> Averaged | None:
+        """The tap whose channel means are the features; None if no tap was named for them."""
+        return ((self.features_at,), (None, None), WHOLE) if self.features and self.features_at else None

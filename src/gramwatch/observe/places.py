@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from gramwatch.inputs.batches import Inputs, count_examples, tensors_in
 from gramwatch.numerics.samples import as_maps
 from gramwatch.watch import Network, Tap, Taps, judging
-from gramwatch.watch.observe import ordinary, run_watched
+from gramwatch.watch.running import Watch, ordinary
 
 FEW_CHANNELS = 4
 """An image has its channels last if its last axis has at most so many entries, and its first axis more."""
@@ -44,7 +44,7 @@ def sizes_of(inputs: Inputs) -> tuple[Tensor | None, tuple[int, ...]]:
     tensors = [tensor for tensor in tensors_in(inputs) if tensor.ndim > 1]
     if not tensors:
         return None, ()
-    tensor = max(tensors, key=lambda each: each.ndim)
+    tensor = max(tensors, key=lambda t: t.ndim)
     return tensor, _sizes(tensor)
 
 
@@ -160,15 +160,15 @@ class Places:
         """
         if self._length is None:
             return unusual(maps, slice(None))
-        found = maps.new_zeros(len(maps), maps.shape[2])
+        pixels = maps.new_zeros(len(maps), maps.shape[2])
         for rows, real in self._alike:
-            some = maps[rows]
+            alike = maps[rows]
             if real is None or maps.shape[2] != self._length:  # its places are not those of the mask
-                found[rows] = unusual(some, rows).to(found)
+                pixels[rows] = unusual(alike, rows).to(pixels)
             else:
-                some = some.gather(2, real.unsqueeze(1).expand(-1, some.shape[1], -1))
-                found[rows] = found[rows].scatter(1, real, unusual(some, rows).to(found))
-        return found
+                alike = alike.gather(2, real.unsqueeze(1).expand(-1, alike.shape[1], -1))
+                pixels[rows] = pixels[rows].scatter(1, real, unusual(alike, rows).to(pixels))
+        return pixels
 
     def share(self, amounts: Tensor, pixels: Tensor, grid: Grid) -> None:
         """Share the contributions of a tap, `(N,)`, among its pixels, by shares `(N, pixels of the grid)`.
@@ -207,8 +207,8 @@ class Places:
         before, after = tuple(inputs[0].shape[-2:]), tuple(output.shape[-2:])
         if before == after or after in self._first:
             return
-        how = (module.kernel_size, getattr(module, "dilation", 1), module.padding)
-        pairs = zip(*((each, each) if isinstance(each, int) else each for each in how), strict=True)
+        settings = (module.kernel_size, getattr(module, "dilation", 1), module.padding)
+        pairs = zip(*((value, value) if isinstance(value, int) else value for value in settings), strict=True)
         start = self._first.get(before, self._even(before))
         self._first[after] = tuple(
             at + ((kernel - 1) * dilation / 2 - padding) * whole / size
@@ -284,4 +284,4 @@ def observe_tensors(
 ) -> None:
     """Run the network once, uncompiled. `receive` gets the number and the tensor of each tap."""
     with judging(network.module), torch.no_grad():
-        run_watched(network.module, ordinary(inputs), taps, receive, None, (None, None))
+        Watch(taps, receive).run(network.module, ordinary(inputs))

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,20 +25,28 @@ from gramwatch.inputs.batches import (
     mapped,
     on_device,
     signature,
+    tensors_in,
     without_length,
 )
-from gramwatch.numerics.samples import WHOLE, Sample
-from gramwatch.observe.eager import Pass, Readers
-from gramwatch.observe.graphs import Graphs, Judge
+from gramwatch.numerics.samples import Sample
 from gramwatch.observe.needs import Averaged, Needs, Statistics
 from gramwatch.observe.observation import Head, Observation
-from gramwatch.observe.traced import side_by_side, traceable
-from gramwatch.observe.uses import GramTable, Mean, Read, Uses
+from gramwatch.observe.uses import GramTable, Mean, Pass, Read, Readers, Uses
 from gramwatch.watch import Look, Network, Taps, judging, unwrap
-from gramwatch.watch.compiled import channel_means, compiled_as, statistics
-from gramwatch.watch.observe import Makers, OtherCallsError, ordinary, run_by_modules, run_watched
 from gramwatch.watch.padding import Real
-from gramwatch.watch.running import is_compiled, outside_compilation, warn_uncompiled
+from gramwatch.watch.running import (
+    Makers,
+    OtherCallsError,
+    Watch,
+    is_compiled,
+    ordinary,
+    outside_compilation,
+    run_by_modules,
+    warn_uncompiled,
+)
+
+if TYPE_CHECKING:
+    from gramwatch.observe.replay import Graphs, Judge
 
 MOST_MISSED = 20
 """After so many passes in a row in which PyTorch compiled nothing, a compiled network runs uncompiled."""
@@ -79,9 +87,13 @@ class Plan:
         """A context for inputs of a new form. It refuses inputs that a detector does not accept, and explains
         an error of the network."""
         known = known or {}
-        self._mean_taps = {key: _averaged_taps(look, key) for key in _distinct(n.averaged for n in needs)}
-        names = _distinct(need.features_at for need in needs)
-        self._feature_taps = {_at_tap(name): _single_tap(look, name) for name in names}
+        of_features = _distinct(need.features_averaged for need in needs)
+        averaged = [*_distinct(need.averaged for need in needs), *of_features]
+        self._averaged = {key: _averaged_taps(look, key) for key in averaged}
+        for key in of_features:
+            if len(self._averaged[key]) != 1:
+                (name,), count = key[0], len(self._averaged[key])
+                raise TapError(f"features='{name}' names {count} taps: name one")
         self.tables = {
             statistics: GramTable(statistics, known.get(statistics) or look.taps(statistics.taps))
             for statistics in _distinct(need.statistics for need in needs)
@@ -91,8 +103,7 @@ class Plan:
         self.head = Head.of(*look.head_layer) if self._head_call is not None and look.head_layer else None
         """The linear layer that makes the logits. None if no detector needs it."""
         watched = [
-            *self._mean_taps.values(),
-            *self._feature_taps.values(),
+            *self._averaged.values(),
             *(table.taps for table in self.tables.values()),
         ]
         calls = {tap.call: tap for taps in watched for tap in taps}
@@ -102,11 +113,11 @@ class Plan:
         self.taps = Taps((calls[call] for call in sorted(calls)), operations)
         look.warn_of_padding(self.taps)
         self._makers = self._makers_of(look)
-        averaged: dict[int, list[Sample]] = {}
-        for (_, _, sample), taps in (self._mean_taps | self._feature_taps).items():
+        samples: dict[int, list[Sample]] = {}
+        for (_, _, sample), taps in self._averaged.items():
             for tap in taps:
-                averaged.setdefault(tap.call, []).append(sample)
-        self._uses = Uses(self.taps, list(self.tables.values()), averaged)
+                samples.setdefault(tap.call, []).append(sample)
+        self._uses = Uses(self.taps, list(self.tables.values()), samples)
         self._readers: Readers = {}
         self._bytes = 4 * self._uses.size  # of the statistics of one example
         self._views = {need: self._view_of(need) for need in self.needs}
@@ -118,7 +129,7 @@ class Plan:
 
     def taps_of(self, needs: Needs) -> Taps | None:
         """The taps whose channel means a detector needs; None if it needs none."""
-        return None if needs.averaged is None else self._mean_taps[needs.averaged]
+        return None if needs.averaged is None else self._averaged[needs.averaged]
 
     @property
     def _needs_head(self) -> bool:
@@ -127,12 +138,15 @@ class Plan:
 
     def _makers_of(self, look: Look) -> Makers:
         """The modules to watch in place of all calls. Empty if they do not show all that is needed."""
-        makers = look.makers if self._head_call is None and self.taps else ()
+        makers = look.makers if self.taps or self._head_call is not None else ()
         if not makers or look.operations != self.taps.operations:
+            return ()
+        if self._head_call is not None and not look.head_takes_features:
             return ()
         if any(map(is_compiled, self.network.model.modules())):
             return ()
-        watched = {makers[tap.call] for tap in self.taps}
+        # If the head is watched, so are all others: a guard refuses a network that takes another path.
+        watched = {makers[tap.call] for tap in self.taps} if self._head_call is None else set(makers)
         return tuple((call, maker) for call, maker in enumerate(makers) if maker in watched)
 
     def _check_head(self) -> None:
@@ -144,19 +158,18 @@ class Plan:
 
     def _view_of(self, needs: Needs) -> _View:
         """What a detector with these needs sees of a pass."""
-        averaged, features_at = needs.averaged, needs.features_at if needs.features else None
-        features = None if features_at is None else self._keys(self._feature_taps, _at_tap(features_at))[0]
+        features = self._keys(needs.features_averaged)
         return _View(
-            at_head=needs.features and features_at is None,
-            features=features,
-            means=[] if averaged is None else self._keys(self._mean_taps, averaged),
+            at_head=needs.features and not features,
+            features=features[0] if features else None,
+            means=self._keys(needs.averaged),
             table=None if needs.statistics is None else list(self.tables).index(needs.statistics),
             image=needs.image,
         )
 
-    def _keys(self, selected: Mapping[Averaged, Taps], key: Averaged) -> list[Mean]:
+    def _keys(self, key: Averaged | None) -> list[Mean]:
         """The keys of the channel means of chosen taps."""
-        return [(self.taps.numbers[tap.call], key[2]) for tap in selected[key]]
+        return [] if key is None else [(self.taps.numbers[tap.call], key[2]) for tap in self._averaged[key]]
 
     @property
     def at_once(self) -> int:
@@ -175,30 +188,33 @@ class Plan:
             yield piece, None if labels is None else labels[part]
 
     def run(
-        self, inputs: Inputs, labels: Tensor | None = None, record: bool = False
+        self, inputs: Inputs, labels: Tensor | None = None, record: bool | None = False
     ) -> Iterable[list[Observation]]:
         """Run a batch: one list per forward pass, with the observations of all detectors.
 
         The inputs are moved to the network's device. A batch takes one pass. If its statistics would exceed
         `MOST_STATISTICS`, it is run in pieces, one pass per piece. With `record`, a GPU replays the pass as a
-        CUDA graph, from the fourth batch of a shape on.
+        CUDA graph, from the third batch of a shape on; None: if that is safe.
         """
         inputs = on_device(inputs, self.network.model)
         form, examples = signature(inputs), count_examples(inputs)
         one_pass = examples * self._bytes <= max(MOST_STATISTICS, self._bytes)
         if form == self.form and examples and one_pass:
-            read = self.graphs.read(inputs) if record else self._read(inputs)
+            replayed = record is not False and next(tensors_in(inputs)).is_cuda
+            read = self.graphs.read(inputs, record) if replayed else self._read(inputs)
             return [self.observed(read, inputs, labels, form)]
         return self._checked(inputs, labels, form)
 
-    def judged(self, inputs: Inputs, judge: Judge) -> tuple[Tensor, ...] | None:
+    def judged(self, inputs: Inputs, judge: "Judge") -> tuple[Tensor, ...] | None:
         """The tensors of a verdict on a batch, replayed on a GPU. None if the batch takes several passes."""
         inputs = on_device(inputs, self.network.model)
         return None if count_examples(inputs) > self.at_once else self.graphs.judged(inputs, judge)
 
     @cached_property
-    def graphs(self) -> Graphs:
+    def graphs(self) -> "Graphs":
         """The CUDA graphs of the pass, and of verdicts."""
+        from gramwatch.observe.replay import Graphs
+
         return Graphs(self.network, self._read, lambda inputs: next(iter(self.run(inputs))))
 
     def _checked(self, inputs: Inputs, labels: Tensor | None, form: Signature) -> Iterator[list[Observation]]:
@@ -211,19 +227,19 @@ class Plan:
     @torch.inference_mode()
     def __call__(self, inputs: Inputs, labels: Tensor | None = None) -> list[Observation]:
         """One forward pass: the observations of all detectors. The inputs are on the network's device."""
-        return self._pass(inputs, labels, _form(inputs))
+        return self._pass(inputs, labels)
 
     def differentiable(self, inputs: Inputs) -> list[Observation]:
         """One forward pass whose observations can be differentiated with respect to the inputs."""
         if self._in_graph is not None:
             warn_uncompiled(self.network.module, "a method needs gradients")
         with torch.inference_mode(False), torch.enable_grad():
-            return self._pass(inputs, None, _form(inputs), gradients=True)
+            return self._pass(inputs, None, gradients=True)
 
-    def _pass(
-        self, inputs: Inputs, labels: Tensor | None, form: Signature, gradients: bool = False
-    ) -> list[Observation]:
-        return self.observed(self._read(inputs, gradients), inputs, labels, form)
+    def _pass(self, inputs: Inputs, labels: Tensor | None, gradients: bool = False) -> list[Observation]:
+        if count_examples(inputs) == 0:
+            raise InputError("the batch is empty")
+        return self.observed(self._read(inputs, gradients), inputs, labels, signature(inputs))
 
     def observed(
         self, read: Read, inputs: Inputs, labels: Tensor | None, form: Signature | None
@@ -234,7 +250,7 @@ class Plan:
         """
         logits, mask = read.logits.float(), self.network.mask_of(inputs)
         labels = None if labels is None else labels.to(logits.device)
-        finite = all_finite([inputs, logits])
+        finite = all_finite(inputs, logits)
         if mask is not None:
             finite = finite & mask.any(1)
             form = None if form is None else without_length(form, mask.shape[1])
@@ -244,14 +260,14 @@ class Plan:
             features = read.features[0] if view.at_head else None
             features = features if view.features is None else read.means[view.features]
             means = tuple([read.means[key] for key in view.means])
-            averages = [*means, *(() if features is None else (features,))]
+            averages = means if features is None else (*means, features)
             observations[needs] = Observation(
                 logits,
                 features,
                 self.head if view.at_head else None,
                 means,
                 labels,
-                finite & all_finite(averages) if averages else finite,
+                finite & all_finite(*averages) if averages else finite,
                 None if view.table is None else read.tables[view.table],
                 form,
                 image if view.image else None,
@@ -260,11 +276,12 @@ class Plan:
 
     def _read(self, inputs: Inputs, gradients: bool = False) -> Read:
         """One forward pass. A compiled network stays compiled, unless gradients are needed."""
+        inputs = ordinary(inputs)
         if self._in_graph is None or gradients:
             return self._read_eagerly(inputs, gradients)
         try:
             with judging(self.network.module, compiled=True):
-                read = Read(*self._in_graph(ordinary(inputs)))
+                read = Read(*self._in_graph(inputs))
             self._missed = 0
             return read
         except torch.cuda.OutOfMemoryError:
@@ -301,7 +318,10 @@ class Plan:
                 why = "a part of it is compiled, which hides its tensors. Compile the whole network instead"
                 warn_uncompiled(self.network.module, why)
             return None
-        return compiled_as(self.network.model, self.traceable(statistics, channel_means, side_by_side))
+        from gramwatch.observe import compiled
+
+        plain = self.traceable(compiled.statistics, compiled.channel_means, compiled.side_by_side)
+        return compiled.compiled_as(self.network.model, plain)
 
     def traceable(
         self,
@@ -309,7 +329,9 @@ class Plan:
         channel_means: Callable[[Tensor, int, int | None, int | None], Tensor],
         table: Callable[[GramTable, Mapping[int, Tensor]], Tensor],
     ) -> Callable[[Inputs], tuple[Any, ...]]:
-        """A pass under watch as a function that can be traced: see `traced.traceable`."""
+        """A pass under watch as a function that can be traced: see `compiled.traceable`."""
+        from gramwatch.observe.compiled import traceable
+
         return traceable(self.network, self._uses, self._head_call, statistics, channel_means, table)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -320,28 +342,24 @@ class Plan:
     @outside_compilation
     def _read_eagerly(self, inputs: Inputs, gradients: bool = False) -> Read:
         """One forward pass, uncompiled. If the caller is compiled, torch.compile must not compile this."""
-        network, inputs, makers = self.network, ordinary(inputs), self._makers
+        network, makers = self.network, self._makers
         examples, mask = count_examples(inputs), network.mask_of(inputs)
         real = None if mask is None else Real(mask)
         reading = Pass(self._uses, self._readers, examples, real)
         with judging(network.module), torch.set_grad_enabled(gradients):
             if makers:
                 try:
-                    output = run_by_modules(network.module, inputs, self.taps, reading.receive, makers)
+                    output, features = run_by_modules(
+                        network.module, inputs, self.taps, reading.receive, makers, self._head_call
+                    )
                 except OtherCallsError:  # perhaps a module was replaced: watch all calls from now on
-                    self._makers = makers = ()
-                    reading = Pass(self._uses, self._readers, examples, real)
-            if not makers:
-                head = (self._head_call, reading.at_head)
-                output = run_watched(network.module, inputs, self.taps, reading.receive, reading.repeat, head)
-        return Read(network.logits_of(output), reading.tables, reading.means, reading.features)
-
-
-def _form(inputs: Inputs) -> Signature:
-    """Shapes and dtypes of a batch that is not empty."""
-    if count_examples(inputs) == 0:
-        raise InputError("the batch is empty")
-    return signature(inputs)
+                    self._makers = ()
+                    return self._read_eagerly(inputs, gradients)
+            else:
+                watch = Watch(self.taps, reading.receive, reading.repeat, self._head_call)
+                output = watch.run(network.module, inputs)
+                features = list(watch.at_head[:1])
+        return Read(network.logits_of(output), reading.tables, reading.means, features)
 
 
 def _distinct(values: Iterable[Any]) -> list[Any]:
@@ -349,21 +367,8 @@ def _distinct(values: Iterable[Any]) -> list[Any]:
     return list(dict.fromkeys(value for value in values if value is not None))
 
 
-def _at_tap(name: str) -> Averaged:
-    """The channel means of one tap."""
-    return (name,), (None, None), WHOLE
-
-
 def _averaged_taps(look: Look, wanted: Averaged) -> Taps:
     """The taps whose channel means are wanted."""
     selection, (first, end), _ = wanted
     taps = look.taps(selection)
     return taps[first:end] or taps
-
-
-def _single_tap(look: Look, name: str) -> Taps:
-    """The tap of this name; an error if the name fits several taps."""
-    named = look.taps([name])
-    if len(named) != 1:
-        raise TapError(f"features='{name}' names {len(named)} taps: name one")
-    return named

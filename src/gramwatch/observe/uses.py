@@ -1,16 +1,25 @@
-"""Uses: what is read of each watched tensor, and where it belongs."""
+"""Uses: what is read of each watched tensor, and where it belongs.
+
+A `Pass` runs a network as it is: tensors are read as soon as the network makes them.
+"""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
+from gramwatch.numerics import kernels
+from gramwatch.numerics.kernels.reading import Reading, Scratch, form_of, reading
 from gramwatch.numerics.samples import Part, Sample
 from gramwatch.observe.needs import Statistics
 from gramwatch.watch import Taps
 from gramwatch.watch.padding import Real, real_means
 
+MOST_READERS = 4096
+"""The most taps and forms of tensors whose readers a plan keeps."""
 Mean = tuple[int, Sample]
 """The channel means of a tap: its number, and the part that they are of."""
 
@@ -125,3 +134,93 @@ def _paired(steps: list[Step]) -> list[Step]:
         return steps
     rest = [step for step in steps if step is not statistics and step is not means]
     return [statistics._replace(averaged=means.averaged), *rest]
+
+
+class Reader(NamedTuple):
+    """Reads the tensors of one tap that have one form. It is prepared at the first of them."""
+
+    as_it_is: bool
+    """Whether the examples are the first axis of the tensor."""
+    steps: list[tuple[Reading, list[tuple[int, Place]], list[Mean]]]
+    """What is read at once: the prepared reading, the places of its statistics in tables, and the keys of its
+    channel means."""
+
+
+Readers = dict[tuple[Any, ...], Reader]
+"""The readers of a plan, by the number of the tap, the number of examples and the form of the tensor."""
+
+
+@dataclass
+class Pass:
+    """One pass: it receives the tensors that the network makes, and keeps what is read of them."""
+
+    uses: Uses
+    readers: Readers
+    """The readers of earlier passes."""
+    examples: int
+    """The number of examples in the batch."""
+    real: Real | None
+    """The places that are not padding, if the batch has a mask."""
+    tables: list[Tensor] = field(default_factory=list)
+    means: dict[Mean, Tensor] = field(default_factory=dict)
+    _scratch: Scratch = field(default_factory=Scratch)
+
+    def receive(self, number: int, tensor: Tensor) -> None:
+        """Read the tensor of a tap."""
+        if not self.tables:
+            sizes = [(self.examples, table.starts[-1]) for table in self.uses.tables]
+            self.tables = [torch.empty(size, dtype=torch.float32, device=tensor.device) for size in sizes]
+        if self.real is not None:
+            x, axis = self.uses.taps.examples_apart(number, tensor, self.examples)
+            if self.real.fits(x.shape, axis):
+                return self.uses.read_real(number, x, axis, self.real, self._write, self.means)
+        form = (number, self.examples, *form_of(tensor))
+        reader = self.readers.get(form) or self._prepared(form, number, tensor)
+        if not reader.as_it_is:
+            tensor, _ = self.uses.taps.examples_apart(number, tensor, self.examples)
+        for prepared, places, keys in reader.steps:
+            outs = [self.tables[i].as_strided(*place) for i, place in places]
+            mean = prepared(tensor, outs, self._scratch)
+            for key in keys:
+                assert mean is not None
+                self.means[key] = mean
+        return None
+
+    def _prepared(self, form: tuple[Any, ...], number: int, tensor: Tensor) -> Reader:
+        """The reader of the tensors of a tap that have this form. It is kept."""
+        uses = self.uses
+        x, axis = uses.taps.examples_apart(number, tensor, self.examples)
+        reader = Reader(x is tensor, [])
+        for step in uses.steps(number, x.shape, axis):
+            places = [(i, uses.tables[i].place(self.examples, column)) for i, column in step.tables]
+            at_tap = [uses.tables[i].at[column] for i, column in step.tables]
+            wanted = [
+                (at.statistic, at.orders, self.tables[i].as_strided(*place))
+                for at, (i, place) in zip(at_tap, places, strict=True)
+            ]
+            averaged = step.averaged[0] if step.averaged else None
+            prepared = reading(x, axis, step.sample, wanted, averaged)
+            reader.steps.append((prepared, places, [(number, sample) for sample in step.averaged]))
+        if len(self.readers) >= MOST_READERS:
+            self.readers.clear()
+        self.readers[form] = reader
+        return reader
+
+    def _write(self, table: int, column: int, maps: Tensor) -> None:
+        """Compute the statistics of a tap from maps."""
+        layout = self.uses.tables[table]
+        at, place = layout.at[column], layout.place(self.examples, column)
+        kernels.compute(at.statistic, maps, at.orders, self.tables[table].as_strided(*place))
+
+    def repeat(self, number: int, earlier: int) -> bool:
+        """Copy the statistics of an earlier tap of the same tensor. False if the copy is not enough."""
+        uses, call = self.uses, self.uses.taps[earlier].call
+        if uses.averaged[number] or any(call not in uses.columns[i] for i, _ in uses.places[number]):
+            return False
+        for i, column in uses.places[number]:
+            first, second = (
+                self.tables[i].as_strided(*uses.tables[i].place(self.examples, at))
+                for at in (uses.columns[i][call], column)
+            )
+            second.copy_(first)
+        return True

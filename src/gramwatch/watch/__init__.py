@@ -13,8 +13,7 @@ every tapped tensor as soon as it is computed.
 
 from gramwatch.inputs.adapters import Network, unwrap
 from gramwatch.watch.find import Look, find_head, find_taps
-from gramwatch.watch.observe import observe
-from gramwatch.watch.running import call, judging
+from gramwatch.watch.running import call, judging, observe
 from gramwatch.watch.tap import Tap, Taps, mark
 
 __all__ = [

@@ -7,6 +7,7 @@ A watched call is named after the module that makes it.
 import functools
 from collections import Counter
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,9 +15,8 @@ from torch import Tensor, nn
 from gramwatch.errors import NoTapError, TapError, warn_once
 from gramwatch.inputs.adapters import LogitsAdapter, Network, unwrap
 from gramwatch.inputs.batches import Inputs, mapped, on_device, repeated
-from gramwatch.watch.observe import Watch, ordinary
 from gramwatch.watch.probing import Event, Probe, sizes_of
-from gramwatch.watch.running import call, first_look, judging, outside_compilation
+from gramwatch.watch.running import Watch, call, first_look, judging, ordinary, outside_compilation
 from gramwatch.watch.tap import Tap, Taps
 
 MOST_SPREAD = 24
@@ -71,6 +71,8 @@ class Look:
         self._model = unwrap(network.model)
         self.head_layer: tuple[Tensor, Tensor | None] | None = None
         """The weight `(classes, features)` and the bias of the head, after `head` has found it."""
+        self.head_takes_features = False
+        """Whether the features are the one argument of a module that makes the logits, likewise."""
 
     @functools.cached_property
     def _inputs(self) -> Inputs:
@@ -79,25 +81,14 @@ class Look:
         return mapped(first, lambda t: t.nan_to_num(0.0, 0.0, 0.0) if t.is_floating_point() else t)
 
     @functools.cached_property
-    def _probed(self) -> "tuple[Probe, Tensor]":
-        """The watched calls of one pass over two examples, and its logits. The pass runs at the first use."""
-        return self._run()
-
     @outside_compilation
-    def _run(self) -> "tuple[Probe, Tensor]":
+    def _probe(self) -> Probe:
+        """The watched calls of one pass over two examples, and its logits. The pass runs at the first use."""
         with judging(self._model), first_look(self.network, self._inputs):
             probe = Probe(self._model)
-            logits = self.network.logits_of(probe.run(repeated(self._inputs, 2)))
-        self.network.warn_of_probabilities(logits, probe.last_operation(logits))
-        return probe, logits
-
-    @property
-    def _probe(self) -> "Probe":
-        return self._probed[0]
-
-    @property
-    def _logits(self) -> Tensor:
-        return self._probed[1]
+            probe.logits = self.network.logits_of(probe.run(repeated(self._inputs, 2)))
+        self.network.warn_of_probabilities(probe.logits, probe.last_operation())
+        return probe
 
     @property
     def operations(self) -> tuple[str, ...]:
@@ -106,15 +97,12 @@ class Look:
 
     def taps(self, select: str | Iterable[str] = "all") -> Taps:
         """The chosen taps."""
-        return _chosen(self._model, self._every, select, _HINT_PACKED * self._probe.packed)
+        return _chosen(self._model, self._all_taps, select, _HINT_PACKED * self._probe.packed)
 
     @functools.cached_property
-    def _every(self) -> Taps:
-        """All taps, including marked tensors. They are found at the first use."""
-        return self._all_taps()
-
     @outside_compilation
     def _all_taps(self) -> Taps:
+        """All taps, including marked tensors. They are found at the first use."""
         probe, model = self._probe, self._model
         with judging(model):
             sizes = sizes_of(model, repeated(self._inputs, 3))
@@ -130,7 +118,7 @@ class Look:
                     f"{none}; a scripted network cannot be watched, pass the nn.Module it was made from"
                 )
             raise NoTapError(none + _HINT_PACKED * probe.packed)
-        dropped = probe.logits_calls(self._logits)
+        dropped = probe.logits_calls()
         names = _names(probe.events)
         taps = []
         for number, (event, shape3) in enumerate(zip(probe.events, sizes.shapes, strict=True)):
@@ -147,37 +135,33 @@ class Look:
     @property
     def makers(self) -> tuple[nn.Module, ...]:
         """The module of every watched call, in order. Empty if a call is no result of a module of its own."""
-        if "_probed" not in vars(self):
+        if "_probe" not in vars(self):
             return ()
         makers = tuple([event.maker for event in self._probe.events])
         return () if any(maker is None for maker in makers) else makers  # type: ignore[return-value]
 
     @functools.cached_property
+    @outside_compilation
     def head(self) -> int | None:
         """The position of the watched call that computes the logits by a linear layer. None if there is none.
 
         A convolution over its whole input counts as a linear layer, because it computes the same.
         """
-        return self._head()
-
-    @outside_compilation
-    def _head(self) -> int | None:
         probe = self._probe
-        layers = [
-            number
-            for number in probe.logits_calls(self._logits)
-            if probe.events[number].kind in ("linear", "convolution")
-        ]
+        layers = [n for n in probe.logits_calls() if probe.events[n].kind in ("linear", "convolution")]
         if len(layers) != 1:
             return None
-        seen: list[tuple[Tensor, Tensor, Tensor | None]] = []
-        with (
-            judging(self._model),
-            Watch(Taps((), self.operations), _ignore, None, (layers[0], lambda *given: seen.append(given))),
-        ):
-            logits = self.network.logits_of(call(self._model, repeated(self._inputs, 2))).float()
-        x, weight, bias = seen[0]
-        features, weight = x.flatten(1).float(), weight.detach().flatten(1).float()
+        watch = Watch(Taps((), self.operations), lambda *_: None, head=layers[0])
+        maker = probe.events[layers[0]].maker
+        arguments: list[tuple[Any, ...]] = []
+        hook = maker and maker.register_forward_hook(lambda _, args, result: arguments.append(args))
+        with judging(self._model):
+            logits = self.network.logits_of(watch.run(self._model, repeated(self._inputs, 2))).float()
+        if hook is not None:
+            hook.remove()
+        assert watch.at_head
+        features, weight, bias = watch.at_head
+        weight = weight.detach().flatten(1).float()
         if bias is not None and bias.ndim != 1:
             return None  # the network adds a matrix, which is no bias
         if features.shape[0] != 2 or weight.shape != (logits.shape[1], features.shape[1]):
@@ -187,6 +171,8 @@ class Look:
         if not torch.allclose(computed, logits, rtol=1e-2, atol=1e-3 * float(logits.abs().max())):
             return None
         self.head_layer = weight, bias
+        if arguments and len(arguments[-1]) == 1:
+            self.head_takes_features = torch.equal(arguments[-1][0].flatten(1).float(), features)
         return layers[0]
 
     def warn_of_padding(self, taps: Taps) -> None:
@@ -194,7 +180,7 @@ class Look:
         mask = self.network.mask_of(self.inputs)
         if mask is None:
             return
-        sizes = {tap.call: tap.pixels for tap in self._every} if taps else {}  # for these inputs
+        sizes = {tap.call: tap.pixels for tap in self._all_taps} if taps else {}  # for these inputs
         apart = [tap.name for tap in taps if sizes.get(tap.call, 1) not in (1, mask.shape[1])]
         if apart:
             names = ", ".join(apart[:8]) + (f" and {len(apart) - 8} more" if len(apart) > 8 else "")
@@ -238,10 +224,6 @@ _HINT_PACKED = (
     "; a recurrent layer over a packed sequence is not watched: in the network's code, mark the tensor that "
     'pad_packed_sequence returns, gramwatch.mark(x, "name")'
 )
-
-
-def _ignore(number: int, maps: Tensor) -> None:
-    """Do nothing with a tensor."""
 
 
 def _chosen(model: nn.Module, taps: Taps, select: str | Iterable[str], hint: str) -> Taps:

@@ -2,7 +2,6 @@
 
 import functools
 import itertools
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -54,17 +53,18 @@ def operation_of(func: Any) -> str:
 
 def _watched_functions() -> dict[Any, str]:
     """Every function of PyTorch that counts as an operation of `KINDS`, and that operation."""
-    found: dict[Any, str] = {mark: "mark"}
+    operations: dict[Any, str] = {mark: "mark"}
     places = (torch, torch.nn.functional, Tensor, torch._C._nn, torch.ops.aten)
     for operation in KINDS:
         for place, name in itertools.product(places, (operation, f"{operation}_", f"_{operation}")):
             function = getattr(place, name, None)
             if not callable(function):
                 continue
-            found[function] = operation
+            operations[function] = operation
             if place is torch.ops.aten:
-                found.update({getattr(function, overload): operation for overload in function.overloads()})
-    return found
+                overloads = [getattr(function, overload) for overload in function.overloads()]
+                operations |= dict.fromkeys(overloads, operation)
+    return operations
 
 
 OPERATIONS = _watched_functions()
@@ -86,27 +86,9 @@ def watched(func: Any, args: tuple[Any, ...]) -> str | None:
     return operation
 
 
-def layer_arguments(
-    operation: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Input, weight and bias in the call of a linear layer or a convolution."""
-    if operation == "addmm":
-        given = dict(zip(("input", "mat1", "mat2"), args, strict=False)) | dict(kwargs)
-        bias, x, weight = given["input"], given["mat1"], given["mat2"].T
-        return x, weight * given.get("alpha", 1), bias * given.get("beta", 1)
-    given = dict(zip(("input", "weight", "bias"), args, strict=False)) | dict(kwargs)
-    return given["input"], given["weight"], given.get("bias")
-
-
 @functools.lru_cache(4096)
 def writes(func: Any) -> bool:
     """Whether a function's name says that it writes into an existing tensor."""
     name: str = getattr(func, "__name__", "")
     in_place = name.endswith("_") and not name.endswith("__")
     return in_place or name.startswith("__i") or name in ("__set__", "__setitem__")
-
-
-def made_by(result: Any) -> Tensor:
-    """The watched tensor in a result. Attention also returns its weights, a recurrent layer its state."""
-    tensor: Tensor = result[0] if isinstance(result, tuple) else result
-    return tensor

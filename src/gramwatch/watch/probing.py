@@ -20,11 +20,10 @@ from gramwatch.watch.operations import (
     MOVES,
     PRODUCTS,
     RECURRENT,
-    made_by,
     operation_of,
     watched,
 )
-from gramwatch.watch.running import call
+from gramwatch.watch.running import call, made_by
 
 _T = TypeVar("_T")
 
@@ -77,6 +76,8 @@ class Probe(TorchFunctionMode):
         self._hidden: set[int] = set()  # the watched calls whose values are the input of a later layer
         self._last_output = 0  # the id of the last watched call's result
         self._modules: list[tuple[str, bool, int]] = [("", False, 0)]
+        self.logits: Tensor
+        """The logits of the pass, set by the caller of `run`."""
         self.packed = False
         """Whether a recurrent layer was given a packed sequence."""
 
@@ -101,10 +102,10 @@ class Probe(TorchFunctionMode):
             if threading.get_ident() != owner:
                 return
             _, is_leaf, number = self._modules.pop()
-            made = [event for event in self.events[-2:] if event.module_call == number]
-            if is_leaf and len(made) == 1 and result is not None:
+            events = [event for event in self.events[-2:] if event.module_call == number]
+            if is_leaf and len(events) == 1 and result is not None:
                 returned = id(made_by(result))
-                made[0].maker = module if returned == self._last_output else None
+                events[0].maker = module if returned == self._last_output else None
 
         try:
             for path, module in self.model.named_modules():
@@ -203,15 +204,15 @@ class Probe(TorchFunctionMode):
             axes = (LAYOUTS[operation] % output.ndim,)
         return _Trace(axes, sources)
 
-    def last_operation(self, logits: Tensor) -> str | None:
+    def last_operation(self) -> str | None:
         """The watched function whose output the logits are. None if there is none."""
-        operations = (e.operation for e in reversed(self.events) if e.output.data_ptr() == logits.data_ptr())
-        return next(operations, None)
+        place = self.logits.data_ptr()
+        return next((e.operation for e in reversed(self.events) if e.output.data_ptr() == place), None)
 
-    def logits_calls(self, logits: Tensor) -> set[int]:
+    def logits_calls(self) -> set[int]:
         """The watched calls that computed the logits: the layers, and activations applied to their output."""
         dropped: set[int] = set()
-        left = set(self._traces.get(id(logits), _Trace()).sources)
+        left = set(self._traces.get(id(self.logits), _Trace()).sources)
         while left := left - self._hidden - dropped:
             number = left.pop()
             dropped.add(number)

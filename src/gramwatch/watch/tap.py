@@ -2,15 +2,16 @@
 
 import difflib
 import fnmatch
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import overload
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, get_type_hints, overload
 
 import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from gramwatch.errors import TapError
+from gramwatch.files.artifact import check_types
 from gramwatch.numerics.samples import as_maps
 
 
@@ -115,7 +116,7 @@ class Taps(Sequence[Tap]):
     """The taps of one network, in the order of their calls. Prints as a table."""
 
     def __init__(self, taps: Iterable[Tap], operations: Iterable[str]) -> None:
-        self.listed = self._taps = tuple(taps)
+        self.listed = tuple(taps)
         """The taps in their order."""
         self.operations = tuple(operations)
         """Every watched call of a forward pass, tapped or not. The network must repeat these calls."""
@@ -135,22 +136,22 @@ class Taps(Sequence[Tap]):
     def __getitem__(self, index: slice) -> "Taps": ...
     def __getitem__(self, index: int | slice) -> "Tap | Taps":
         if isinstance(index, slice):
-            return Taps(self._taps[index], self.operations)
-        return self._taps[index]
+            return Taps(self.listed[index], self.operations)
+        return self.listed[index]
 
     def __len__(self) -> int:
-        return len(self._taps)
+        return len(self.listed)
 
     def __iter__(self) -> Iterator[Tap]:
-        return iter(self._taps)
+        return iter(self.listed)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Taps):
             return NotImplemented
-        return self._taps == other._taps and self.operations == other.operations
+        return self.listed == other.listed and self.operations == other.operations
 
     def __hash__(self) -> int:
-        return hash((self._taps, self.operations))
+        return hash((self.listed, self.operations))
 
     def alike(self, other: "Taps") -> bool:
         """Whether other taps are equal except for the number of pixels, which depends on the input size."""
@@ -199,3 +200,28 @@ class Taps(Sequence[Tap]):
         lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
         lines.insert(1, "  ".join("-" * width for width in widths))
         return "\n".join([*lines, f"{len(self)} taps"])
+
+
+def taps_to_json(taps: Taps) -> dict[str, Any]:
+    """The taps as plain values, for the header of a file."""
+    return {"calls": list(taps.operations), "watched": [asdict(tap) for tap in taps]}
+
+
+def taps_from_json(value: Mapping[str, Any]) -> Taps:
+    """The taps from plain values, checked."""
+    check_types(value, calls=list[str], watched=list[dict[str, Any]])
+    if not value["watched"]:
+        raise ValueError("no tap is watched")
+    for entry in value["watched"]:
+        check_types(entry, **get_type_hints(Tap) | {"shape": list[int]})
+    taps = [Tap(**{**entry, "shape": tuple(entry["shape"])}) for entry in value["watched"]]
+    for tap in taps:
+        axes = range(len(tap.shape))
+        if tap.channel_axis not in axes or tap.batch_axis not in axes or min(tap.shape) < 1:
+            raise ValueError(
+                f"tap '{tap.name}' has shape {tap.shape}, batch axis {tap.batch_axis} "
+                f"and channel axis {tap.channel_axis}"
+            )
+        if tap.call not in range(len(value["calls"])):
+            raise ValueError(f"tap '{tap.name}' is call {tap.call} of {len(value['calls'])}")
+    return Taps(taps, value["calls"])

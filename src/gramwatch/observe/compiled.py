@@ -1,14 +1,14 @@
-"""Compiled networks: a pass under watch, compiled by torch.compile as the network itself is.
+"""A pass as one function that can be traced: by torch.compile, and for export.
 
-A function that runs the network under watch is compiled in one graph, with the options that the user gave to
-torch.compile. Reading a tap is an operator of its own in that graph. The operators return new tensors. If
+A compiled network is watched by a function that is compiled in one graph, with the options that the user gave
+to torch.compile. Reading a tap is an operator of its own in that graph. The operators return new tensors. If
 they wrote into a shared tensor, the compiler might not use CUDA graphs.
 """
 
 import contextlib
 import itertools
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,11 +17,84 @@ from torch.utils._pytree import tree_map_only
 
 from gramwatch.errors import warn_once
 from gramwatch.inputs.adapters import unwrap, wrappers
+from gramwatch.inputs.batches import Inputs, count_examples
 from gramwatch.numerics.kernels.reading import Scratch, reading
-from gramwatch.numerics.samples import Sample
+from gramwatch.numerics.samples import WHOLE, Sample
+from gramwatch.observe.uses import GramTable, Mean, Uses
+from gramwatch.watch import Network, mark
 from gramwatch.watch.operations import OPERATIONS
-from gramwatch.watch.running import is_compiled
-from gramwatch.watch.tap import mark
+from gramwatch.watch.padding import Real
+from gramwatch.watch.running import Watch, is_compiled
+
+
+def traceable(
+    network: Network,
+    uses: Uses,
+    head_call: int | None,
+    statistics: Callable[..., tuple[Tensor, Any]],
+    channel_means: Callable[[Tensor, int, int | None, int | None], Tensor],
+    table: Callable[[GramTable, Mapping[int, Tensor]], Tensor],
+) -> Callable[[Inputs], tuple[Any, ...]]:
+    """A pass under watch as a function of the inputs: the fields of a `Read`.
+
+    Args:
+        network: the network.
+        uses: what is read of each tap.
+        head_call: the watched call that makes the logits, if its input is needed.
+        statistics: reads a tap for Gram. Its arguments are those of `compiled.statistics`.
+        channel_means: reads a tap for other methods. Its arguments are those of `compiled.channel_means`.
+        table: makes the table of a `GramTable` from what `statistics` returned, by the numbers of taps.
+
+    """
+    taps, layouts, averaged, places = uses.taps, uses.tables, uses.averaged, uses.places
+
+    def read(inputs: Inputs) -> tuple[Any, ...]:
+        examples, mask = count_examples(inputs), network.mask_of(inputs)
+        real = None if mask is None else Real(mask)
+        columns: list[dict[int, Tensor]] = [{} for _ in layouts]
+        means: dict[Mean, Tensor] = {}
+
+        def write(i: int, column: int, maps: Tensor) -> None:
+            at = layouts[i].at[column]
+            arguments = (at.statistic, at.orders, at.features, False, None, None)
+            columns[i][column], _ = statistics(maps, 1, *WHOLE, *arguments)
+
+        def receive(number: int, tensor: Tensor) -> None:
+            x, axis = taps.listed[number].examples_apart(tensor, examples)
+            if real is not None and real.fits(x.shape, axis):
+                uses.read_real(number, x, axis, real, write, means)
+                return
+            left = list(averaged[number])
+            for i, column in places[number]:
+                at, sample = layouts[i].at[column], layouts[i].sample
+                part = sample.of(x.shape, axis)
+                of_means = next((s for s in left if s.of(x.shape, axis) == part), left[0] if left else None)
+                with_means = (False, None, None) if of_means is None else (True, *of_means)
+                columns[i][column], mean = statistics(
+                    x, axis, *sample, at.statistic, at.orders, at.features, *with_means
+                )
+                if of_means is not None:
+                    part = of_means.of(x.shape, axis)
+                    same = [other for other in left if other.of(x.shape, axis) == part]
+                    means.update({(number, other): mean for other in same})
+                    left = [other for other in left if other not in same]
+            for sample in left:
+                means[number, sample] = channel_means(x, axis, *sample)
+
+        watch = Watch(taps, receive, head=head_call)
+        output = watch.run(network.module, inputs)
+        tables = [table(*filled) for filled in zip(layouts, columns, strict=True)]
+        return network.logits_of(output), tables, means, list(watch.at_head[:1])
+
+    return read
+
+
+def side_by_side(layout: GramTable, columns: Mapping[int, Tensor]) -> Tensor:
+    """The statistics of all taps in the order of the table."""
+    return torch.cat([columns[i].flatten(1) for i in range(len(columns))], 1)
+
+
+# --- by torch.compile -----------------------------------------------------------------------------------
 
 # The compiler may choose the strides of a tap. The kernels take all strides, and a copy would be costly.
 _ANY_STRIDES = (torch.Tag.flexible_layout,)
@@ -126,6 +199,11 @@ def options_of(model: nn.Module) -> dict[str, Any]:
             "compiled with: detectors compile it with the default options",
         )
         return {}
+
+
+def records_itself(model: nn.Module) -> bool:
+    """Whether a compiled network runs as a CUDA graph of the compiler."""
+    return _records(options_of(model).get("backend"))
 
 
 def _records(backend: Any) -> bool:
