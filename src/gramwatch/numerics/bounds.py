@@ -173,7 +173,8 @@ def _at_once(features: int) -> int:
 def _widen(statistics: Tensor, predicted: Tensor, minimum: Tensor, maximum: Tensor) -> None:
     """Widen in place the range of each example's class. Examples of a negative class are left out."""
     dense = statistics.ndim == 2 and all(t.is_contiguous() for t in (statistics, minimum, maximum))
-    if dense and kernels.widen(statistics, predicted, minimum, maximum):
+    signature = (statistics.device.type, "widen", statistics.dtype, minimum.dtype)
+    if dense and kernels.attempt(signature, statistics, predicted, minimum, maximum):
         return
     kept = _aligned(predicted >= 0, statistics.ndim)
     index = _aligned(predicted.clamp_min(0), statistics.ndim).expand_as(statistics)

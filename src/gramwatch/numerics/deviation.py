@@ -67,9 +67,10 @@ def tap_deviations(statistics: Tensor, predicted: Tensor, bounds: Bounds, layout
         return torch.cat([tap_deviations(*piece, bounds, layout) for piece in pieces])
     if isinstance(bounds, MinMax):
         minimum, maximum, rows = bounds.lookup(predicted)
-        deviations = kernels.deviations(statistics, rows, minimum, maximum, layout.starts, layout.weights)
-        if deviations is not None:
-            return deviations
+        signature = (statistics.device.type, "deviations", statistics.dtype, minimum.dtype)
+        arguments = (statistics, rows, minimum, maximum, layout.starts, layout.weights)
+        if deviations := kernels.attempt(signature, *arguments):
+            return deviations[0]
     delta = outside_range if isinstance(bounds, MinMax) else squared_distance
     sums = []
     for part in (slice(*edges) for edges in itertools.pairwise(layout.starts.tolist())):

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from gramwatch.numerics import kernels
-from gramwatch.numerics.kernels.reading import Reading, Scratch, form_of, reading
+from gramwatch.numerics.kernels import Reading, Scratch, form_of, reading
 from gramwatch.numerics.samples import Sample
 from gramwatch.observe.uses import Mean, Place, Uses
 from gramwatch.watch.padding import Real

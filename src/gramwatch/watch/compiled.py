@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_map_only
 
 from gramwatch.errors import warn_once
 from gramwatch.inputs.adapters import unwrap, wrappers
-from gramwatch.numerics.kernels.reading import Scratch, reading
+from gramwatch.numerics.kernels import Scratch, reading
 from gramwatch.numerics.samples import Sample
 from gramwatch.watch.operations import OPERATIONS
 from gramwatch.watch.running import is_compiled
