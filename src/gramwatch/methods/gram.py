@@ -249,7 +249,7 @@ class GramDetector(Detector):
             and self._class_counts.device != device
         ):
             bounds = self._empty_bounds(len(self._class_counts), device)
-            bounds.load_state(self._bounds.state(), in_place=True)
+            bounds.load_state(self._bounds.state())
             self._class_counts, self._bounds = self._class_counts.to(device), bounds
 
     # --- inputs --------------------------------------------------------------------------------------
@@ -541,7 +541,7 @@ class GramDetector(Detector):
             _check_ranges(tensors["bounds.minimum"], tensors["bounds.maximum"])
         self._bounds = self._empty_bounds(int(header["classes"]), place)
         saved = {name: tensors[f"bounds.{name}"] for name in self._bounds.state()}
-        self._bounds.load_state(saved, in_place=True)
+        self._bounds.load_state(saved)
         how = header["calibration"]
         if how is not None:
             rule = GramRule(replace(self.rule().total, maximum_=float(how["maximum"])))
