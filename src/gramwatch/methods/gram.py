@@ -28,7 +28,7 @@ from gramwatch.inputs.batches import (
     widened,
 )
 from gramwatch.methods.gram_rules import BOUNDS_RULES, SHRINK, GramRule, MeanOfRoots
-from gramwatch.methods.gram_shares import AtTap, at_tap, shares
+from gramwatch.methods.gram_shares import shares
 from gramwatch.numerics.bounds import BOUNDS, STORAGES, Bounds, MinMax, make_bounds
 from gramwatch.numerics.deviation import (
     CONFIDENCES,
@@ -440,22 +440,24 @@ class GramDetector(Detector):
         """The watched taps."""
         return tuple(self.taps)
 
-    def _at(self, observation: Observation, tap: int, rows: slice = slice(None)) -> AtTap:
-        """The statistics of some examples at one tap, and what they were compared with."""
-        assert observation.statistics is not None
-        first, last = self._layout("cpu").starts[tap : tap + 2].tolist()
-        part, bounds = slice(first, last), self._fitted()[1]
-        compared = bounds.rows(observation.predicted[rows], part)
-        weights = self._layout(observation.logits.device).weights[part]
-        asked = self.statistics.at(self.taps[tap])
-        return at_tap(observation.statistics[rows, part], bounds, compared, weights, asked)
-
     def shares_at(self, observation: Observation, rule: Any, example: int, tap: int) -> Shares:
         """The statistics of one tap outside their range: channels, or pairs of channels, by order."""
-        at, asked = self._at(observation, tap, slice(example, example + 1)), self.taps[tap]
-        examples = int(self._fitted()[0][observation.predicted[example]])
-        channels = self.statistics.sample.count(asked.channels)
-        return shares(at, self.statistics.at(asked), channels, examples)
+        assert observation.statistics is not None
+        (counts, bounds), tap_at = self._fitted(), self.taps[tap]
+        rows, features = (
+            slice(example, example + 1),
+            slice(*self._layout("cpu").starts[tap : tap + 2].tolist()),
+        )
+        predicted = observation.predicted[rows]
+        return shares(
+            observation.statistics[rows, features],
+            bounds,
+            bounds.rows(predicted, features),
+            self._layout(observation.logits.device).weights[features],
+            self.statistics.at(tap_at),
+            self.statistics.sample.count(tap_at.channels),
+            int(counts[predicted]),
+        )
 
     def channels_at(self, tap: Tap) -> Tensor:
         """The numbers of the channels that count at a tap."""
