@@ -28,7 +28,6 @@ from gramwatch.inputs.batches import (
     widened,
 )
 from gramwatch.methods.gram_rules import BOUNDS_RULES, SHRINK, GramRule, MeanOfRoots
-from gramwatch.methods.gram_shares import shares
 from gramwatch.numerics.bounds import BOUNDS, STORAGES, Bounds, MinMax, make_bounds
 from gramwatch.numerics.deviation import (
     CONFIDENCES,
@@ -36,6 +35,7 @@ from gramwatch.numerics.deviation import (
     Layout,
     TotalDeviation,
     outside_range,
+    squared_distance,
     tap_deviations,
 )
 from gramwatch.numerics.samples import TOGETHER, Sample
@@ -443,20 +443,27 @@ class GramDetector(Detector):
     def shares_at(self, observation: Observation, rule: Any, example: int, tap: int) -> Shares:
         """The statistics of one tap outside their range: channels, or pairs of channels, by order."""
         assert observation.statistics is not None
-        (counts, bounds), tap_at = self._fitted(), self.taps[tap]
-        rows, features = (
-            slice(example, example + 1),
-            slice(*self._layout("cpu").starts[tap : tap + 2].tolist()),
-        )
-        predicted = observation.predicted[rows]
-        return shares(
-            observation.statistics[rows, features],
-            bounds,
-            bounds.rows(predicted, features),
-            self._layout(observation.logits.device).weights[features],
-            self.statistics.at(tap_at),
-            self.statistics.sample.count(tap_at.channels),
-            int(counts[predicted]),
+        (counts, bounds), asked = self._fitted(), self.statistics.at(self.taps[tap])
+        rows, part = slice(example, example + 1), slice(*self._layout("cpu").starts[tap : tap + 2].tolist())
+        statistics, predicted = observation.statistics[rows, part], observation.predicted[rows]
+        low, high = bounds.rows(predicted, part)
+        if isinstance(bounds, MinMax):
+            outside = outside_range(statistics, low, high)
+        else:
+            outside, high = squared_distance(statistics, low, high), low
+        outside = outside * self._layout(observation.logits.device).weights[part]
+        channels = self.statistics.sample.count(self.taps[tap].channels)
+        numbers = torch.arange(channels)
+        if asked.statistic == "triangle":
+            numbers = torch.triu_indices(channels, channels).T
+        return Shares(
+            amount=outside.flatten().cpu().double(),
+            channel=numbers.repeat(len(asked.orders), *(1 for _ in numbers.shape[1:])),
+            of=[f"order {order}" for order in asked.orders for _ in range(asked.features)],
+            value=statistics.flatten().cpu(),
+            low=low.flatten().cpu(),
+            high=high.flatten().cpu(),
+            examples=int(counts[predicted]),
         )
 
     def channels_at(self, tap: Tap) -> Tensor:
