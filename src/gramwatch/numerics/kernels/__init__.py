@@ -100,10 +100,10 @@ def give_up(signature: tuple[Hashable, ...], error: Exception) -> None:
 
 Wanted = Sequence[tuple[str, tuple[int, ...], Tensor]]
 """Names of statistics, their orders, and tensors like those that they are written to."""
-MOST = 4096
+MOST_READINGS = 4096
 """The most forms whose readings are kept."""
 
-_kept: "dict[Hashable, Reading]" = {}
+_readings: "dict[Hashable, Reading]" = {}
 
 
 class Scratch:
@@ -127,11 +127,11 @@ def reading(
     """
     outs = tuple([(statistic, orders, out.stride(0)) for statistic, orders, out in wanted])
     form = (form_of(x), channel_axis, sample, outs, averaged)
-    kept = _kept.get(form)
+    kept = _readings.get(form)
     if kept is None:
-        if len(_kept) >= MOST:
-            _kept.clear()
-        kept = _kept[form] = Reading(x, channel_axis, sample, wanted, averaged)
+        if len(_readings) >= MOST_READINGS:
+            _readings.clear()
+        kept = _readings[form] = Reading(x, channel_axis, sample, wanted, averaged)
     return kept
 
 
