@@ -136,8 +136,10 @@ def look(inputs: Inputs) -> Tensor:
         return numbers_from(sums_of(x.float())).float()
     if x.is_cuda:
         signature = ("cuda", "image_numbers", x.dtype, x.shape[1])
-        if (by_kernel := kernels.attempt(signature, x)) and by_kernel[0] is not None:
-            return by_kernel[0]  # type: ignore[no-any-return]
+        by_kernel = kernels.attempt(signature, x)
+        result: Tensor | None = by_kernel[0] if by_kernel else None
+        if result is not None:
+            return result
     x = x.float()
     return numbers_from(fast_sums_of(x) or sums_of(x)).float()
 

@@ -69,8 +69,9 @@ def tap_deviations(statistics: Tensor, predicted: Tensor, bounds: Bounds, layout
         minimum, maximum, rows = bounds.lookup(predicted)
         signature = (statistics.device.type, "deviations", statistics.dtype, minimum.dtype)
         arguments = (statistics, rows, minimum, maximum, layout.starts, layout.weights)
-        if deviations := kernels.attempt(signature, *arguments):
-            return deviations[0]
+        if by_kernel := kernels.attempt(signature, *arguments):
+            deviations: Tensor = by_kernel[0]
+            return deviations
     delta = outside_range if isinstance(bounds, MinMax) else squared_distance
     sums = []
     for part in (slice(*edges) for edges in itertools.pairwise(layout.starts.tolist())):
