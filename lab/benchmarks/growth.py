@@ -45,9 +45,9 @@ def bounds(name: str, device: torch.device, examples: int, classes: int) -> Func
     minimum = torch.full((classes, FEATURES), 0.25, device=device)
     maximum = torch.full((classes, FEATURES), 0.75, device=device)
     layout = Layout.of([FEATURES // TAPS] * TAPS).to(device)
-    if name == "update":
-        return lambda: kernels.widen(statistics, predicted, minimum, maximum)
-    return lambda: kernels.deviations(statistics, predicted, minimum, maximum, layout.starts, layout.weights)
+    function, more = ("widen", ()) if name == "update" else ("deviations", (layout.starts, layout.weights))
+    signature = (device.type, function, statistics.dtype, minimum.dtype)
+    return lambda: kernels.attempt(signature, statistics, predicted, minimum, maximum, *more)
 
 
 def panels(device: torch.device, scale: int) -> dict[str, tuple[str, list[int], dict[str, list[Function]]]]:

@@ -159,7 +159,7 @@ def test_gradients_flow_through_the_definition():
 def test_without_a_kernel_the_definition_is_used(monkeypatch):
     x = picture(2, 3, 24, 24)
     expected = look(x)
-    monkeypatch.setattr(kernels, "kernels_of", lambda signature: None)
+    monkeypatch.setattr(kernels, "_given_up", {("cpu",)})
     torch.testing.assert_close(look(x), expected, rtol=1e-3, atol=1e-3)
 
 

@@ -205,7 +205,7 @@ def test_a_state_that_is_loaded_leaves_nothing_of_the_pooled_bounds_before() -> 
     wide, narrow = both((1000 * statistics, predicted))[0], both((statistics, predicted))[0]
     unseen = torch.tensor([2])
     wide.rows(unseen)  # it fills the pooled row
-    wide.load_state(narrow.state(), in_place=True)
+    wide.load_state(narrow.state())
     for mine, expected in zip(wide.rows(unseen), narrow.rows(unseen), strict=True):
         assert torch.equal(mine, expected)
 

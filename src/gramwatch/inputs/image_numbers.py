@@ -134,9 +134,12 @@ def look(inputs: Inputs) -> Tensor:
     wants_gradients = x.requires_grad and torch.is_grad_enabled()
     if type(x) is not Tensor or wants_gradients or torch.compiler.is_compiling():
         return numbers_from(sums_of(x.float())).float()
-    fast = kernels.image_numbers(x) if x.is_cuda else None
-    if fast is not None:
-        return fast
+    if x.is_cuda:
+        signature = ("cuda", "image_numbers", x.dtype, x.shape[1])
+        by_kernel = kernels.attempt(signature, x)
+        result: Tensor | None = by_kernel[0] if by_kernel else None
+        if result is not None:
+            return result
     x = x.float()
     return numbers_from(fast_sums_of(x) or sums_of(x)).float()
 
@@ -280,7 +283,7 @@ def fast_sums_of(x: Tensor) -> Sums | None:
     if x.device.type != "cpu":
         return None
     sums = Sums(*(x.new_empty((len(x), *shape), dtype=torch.float64) for shape in _shapes(x.shape[1])))
-    return sums if kernels.image_sums(x, sums) else None
+    return sums if kernels.attempt(("cpu", "image_sums", x.dtype), x, sums) else None
 
 
 @lru_cache(maxsize=64)
@@ -290,15 +293,12 @@ def _shapes(channels: int) -> list[torch.Size]:
 
 
 def numbers_from(sums: Sums) -> Tensor:
-    """The numbers, `(N, numbers)`, from sums of any precision."""
+    """The numbers, `(N, numbers)`, from sums of any precision. The groups follow each other."""
+    channels = sums.mean.shape[1]
     floor = FLOOR * sums.extremes.abs().amax((1, 2)).square().unsqueeze(1) + 1e-12
-    parts = [*_of_differences(sums, floor), *_of_values(sums, floor)]
-    return torch.cat([part.flatten(1) for part in parts], 1)
+    least = floor[:, None, None]
 
-
-def _of_differences(sums: Sums, floor: Tensor) -> list[Tensor]:
-    """Detail and grain: how large differences are, how much regions, channels and lines differ."""
-    channels, least = sums.mean.shape[1], floor[:, None, None]
+    # Detail: how large differences are, and how much regions differ.
     square = (sums.square[..., :channels] + least).log()
     curved = (sums.curved + least).log()
     spread = (sums.length + least.sqrt()).log() - square / 2
@@ -308,35 +308,40 @@ def _of_differences(sums: Sums, floor: Tensor) -> list[Tensor]:
         torch.stack([square, curved, spread], -2),
         torch.stack([energy.amin(2), energy.amax(2), over_regions], 2),
     ]
+
+    # Grain: how much the differences of channels differ, and those of lines.
     if channels > 1:
         correlation = _correlation(sums.square, channels, least)
         parts.append(((1 - correlation).clamp_min(0) + SHARE).log())
     lines = (sums.lines + (1e-3 * sums.step[..., None, None] + 1e-12)).log()
-    return [*parts, lines[..., 1:] - lines[..., :1]]
+    parts.append(lines[..., 1:] - lines[..., :1])
 
-
-def _of_values(sums: Sums, floor: Tensor) -> list[Tensor]:
-    """Colour, tone and layout: the values of channels and of their differences, and where light lies."""
-    channels, variance = sums.mean.shape[1], sums.variance + floor
+    # Colour: the values of pairs of channels.
+    variance = sums.variance + floor
     skewness = sums.third / variance.pow(1.5)
-    parts = []
     if channels > 1:
         correlation = _correlation(sums.variance, channels, floor)
         rest = (1 - correlation.square()).clamp_min(0) + SHARE / 10
         apart = (variance[:, channels:].log(), skewness[:, channels:])
         parts.append(torch.stack([correlation, rest.log(), *apart], -2))
-    variance, skewness = variance[:, :channels], skewness[:, :channels]
+    parts.append(sums.mean)
+
+    # Tone: the values of channels.
+    variance = variance[:, :channels]
     tones = (
         *(sums.clipped + SHARE).log().unbind(1),
         *sums.extremes.unbind(1),
         variance.log(),
-        skewness,
+        skewness[:, :channels],
         sums.regions.amin(2),
         sums.regions.amax(2),
     )
-    slope = sums.slope / (sums.square[:, 0, :, :channels] + floor.unsqueeze(1))
-    tilt = sums.tilt / variance.sqrt().unsqueeze(1)
-    return [*parts, sums.mean, torch.stack(tones, -2), slope, tilt]
+    parts.append(torch.stack(tones, -2))
+
+    # Layout: where detail and light lie.
+    parts.append(sums.slope / (sums.square[:, 0, :, :channels] + floor.unsqueeze(1)))
+    parts.append(sums.tilt / variance.sqrt().unsqueeze(1))
+    return torch.cat([part.flatten(1) for part in parts], 1)
 
 
 def _correlation(square: Tensor, channels: int, floor: Tensor) -> Tensor:

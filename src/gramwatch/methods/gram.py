@@ -28,7 +28,6 @@ from gramwatch.inputs.batches import (
     widened,
 )
 from gramwatch.methods.gram_rules import BOUNDS_RULES, SHRINK, GramRule, MeanOfRoots
-from gramwatch.methods.gram_shares import AtTap, at_tap, shares
 from gramwatch.numerics.bounds import BOUNDS, STORAGES, Bounds, MinMax, make_bounds
 from gramwatch.numerics.deviation import (
     CONFIDENCES,
@@ -36,6 +35,7 @@ from gramwatch.numerics.deviation import (
     Layout,
     TotalDeviation,
     outside_range,
+    squared_distance,
     tap_deviations,
 )
 from gramwatch.numerics.samples import TOGETHER, Sample
@@ -249,7 +249,7 @@ class GramDetector(Detector):
             and self._class_counts.device != device
         ):
             bounds = self._empty_bounds(len(self._class_counts), device)
-            bounds.load_state(self._bounds.state(), in_place=True)
+            bounds.load_state(self._bounds.state())
             self._class_counts, self._bounds = self._class_counts.to(device), bounds
 
     # --- inputs --------------------------------------------------------------------------------------
@@ -440,22 +440,31 @@ class GramDetector(Detector):
         """The watched taps."""
         return tuple(self.taps)
 
-    def _at(self, observation: Observation, tap: int, rows: slice = slice(None)) -> AtTap:
-        """The statistics of some examples at one tap, and what they were compared with."""
-        assert observation.statistics is not None
-        first, last = self._layout("cpu").starts[tap : tap + 2].tolist()
-        part, bounds = slice(first, last), self._fitted()[1]
-        compared = bounds.rows(observation.predicted[rows], part)
-        weights = self._layout(observation.logits.device).weights[part]
-        asked = self.statistics.at(self.taps[tap])
-        return at_tap(observation.statistics[rows, part], bounds, compared, weights, asked)
-
     def shares_at(self, observation: Observation, rule: Any, example: int, tap: int) -> Shares:
         """The statistics of one tap outside their range: channels, or pairs of channels, by order."""
-        at, asked = self._at(observation, tap, slice(example, example + 1)), self.taps[tap]
-        examples = int(self._fitted()[0][observation.predicted[example]])
-        channels = self.statistics.sample.count(asked.channels)
-        return shares(at, self.statistics.at(asked), channels, examples)
+        assert observation.statistics is not None
+        (counts, bounds), asked = self._fitted(), self.statistics.at(self.taps[tap])
+        rows, part = slice(example, example + 1), slice(*self._layout("cpu").starts[tap : tap + 2].tolist())
+        statistics, predicted = observation.statistics[rows, part], observation.predicted[rows]
+        low, high = bounds.rows(predicted, part)
+        if isinstance(bounds, MinMax):
+            outside = outside_range(statistics, low, high)
+        else:
+            outside, high = squared_distance(statistics, low, high), low
+        outside = outside * self._layout(observation.logits.device).weights[part]
+        channels = self.statistics.sample.count(self.taps[tap].channels)
+        numbers = torch.arange(channels)
+        if asked.statistic == "triangle":
+            numbers = torch.triu_indices(channels, channels).T
+        return Shares(
+            amount=outside.flatten().cpu().double(),
+            channel=numbers.repeat(len(asked.orders), *(1 for _ in numbers.shape[1:])),
+            of=[f"order {order}" for order in asked.orders for _ in range(asked.features)],
+            value=statistics.flatten().cpu(),
+            low=low.flatten().cpu(),
+            high=high.flatten().cpu(),
+            examples=int(counts[predicted]),
+        )
 
     def channels_at(self, tap: Tap) -> Tensor:
         """The numbers of the channels that count at a tap."""
@@ -541,7 +550,7 @@ class GramDetector(Detector):
             _check_ranges(tensors["bounds.minimum"], tensors["bounds.maximum"])
         self._bounds = self._empty_bounds(int(header["classes"]), place)
         saved = {name: tensors[f"bounds.{name}"] for name in self._bounds.state()}
-        self._bounds.load_state(saved, in_place=True)
+        self._bounds.load_state(saved)
         how = header["calibration"]
         if how is not None:
             rule = GramRule(replace(self.rule().total, maximum_=float(how["maximum"])))

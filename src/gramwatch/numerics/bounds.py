@@ -65,17 +65,14 @@ class Bounds(ABC):
         """The state's tensors, by name."""
         return {name: tensor[: self.classes] for name, tensor in self._state.items()}
 
-    def load_state(self, state: Mapping[str, Tensor], *, in_place: bool = False) -> None:
-        """Replace the state by one of the same shapes. In place it takes no further memory."""
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Copy a state of the same shapes, in place."""
         for name, tensor in self.state().items():
             if state[name].shape != tensor.shape:
                 raise ValueError(f"{name} has shape {tuple(state[name].shape)}, not {tuple(tensor.shape)}")
-        loaded = self._state
-        if not in_place:
-            loaded = {name: torch.empty_like(tensor) for name, tensor in self._state.items()}
-        for name, tensor in loaded.items():
-            tensor[: self.classes] = state[name]
-        self._replace(loaded)
+        self._forget()
+        for name, tensor in self.state().items():
+            tensor.copy_(state[name])
 
     def _replace(self, state: dict[str, Tensor]) -> None:
         self._forget()
@@ -173,7 +170,8 @@ def _at_once(features: int) -> int:
 def _widen(statistics: Tensor, predicted: Tensor, minimum: Tensor, maximum: Tensor) -> None:
     """Widen in place the range of each example's class. Examples of a negative class are left out."""
     dense = statistics.ndim == 2 and all(t.is_contiguous() for t in (statistics, minimum, maximum))
-    if dense and kernels.widen(statistics, predicted, minimum, maximum):
+    signature = (statistics.device.type, "widen", statistics.dtype, minimum.dtype)
+    if dense and kernels.attempt(signature, statistics, predicted, minimum, maximum):
         return
     kept = _aligned(predicted >= 0, statistics.ndim)
     index = _aligned(predicted.clamp_min(0), statistics.ndim).expand_as(statistics)

@@ -67,8 +67,10 @@ def tap_deviations(statistics: Tensor, predicted: Tensor, bounds: Bounds, layout
         return torch.cat([tap_deviations(*piece, bounds, layout) for piece in pieces])
     if isinstance(bounds, MinMax):
         minimum, maximum, rows = bounds.lookup(predicted)
-        deviations = kernels.deviations(statistics, rows, minimum, maximum, layout.starts, layout.weights)
-        if deviations is not None:
+        signature = (statistics.device.type, "deviations", statistics.dtype, minimum.dtype)
+        arguments = (statistics, rows, minimum, maximum, layout.starts, layout.weights)
+        if by_kernel := kernels.attempt(signature, *arguments):
+            deviations: Tensor = by_kernel[0]
             return deviations
     delta = outside_range if isinstance(bounds, MinMax) else squared_distance
     sums = []

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_map_only
 from gramwatch.errors import warn_once
 from gramwatch.inputs.adapters import unwrap, wrappers
 from gramwatch.inputs.batches import Inputs, count_examples
-from gramwatch.numerics.kernels.reading import Scratch, reading
+from gramwatch.numerics.kernels import Scratch, reading
 from gramwatch.numerics.samples import WHOLE, Sample
 from gramwatch.observe.uses import GramTable, Mean, Uses
 from gramwatch.watch import Network, mark

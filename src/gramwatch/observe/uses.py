@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gramwatch.numerics import kernels
-from gramwatch.numerics.kernels.reading import Reading, Scratch, form_of, reading
+from gramwatch.numerics.kernels import Reading, Scratch, form_of, reading
 from gramwatch.numerics.samples import Part, Sample
 from gramwatch.observe.needs import Statistics
 from gramwatch.watch import Taps

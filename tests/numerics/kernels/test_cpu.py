@@ -29,7 +29,7 @@ with warnings.catch_warnings(record=True) as caught:
     for _ in range(2):
         values, minimum = torch.rand(5, 3), torch.full((1, 3), torch.inf)
         maximum = -minimum
-        assert kernels.widen(values, torch.zeros(5, dtype=torch.long), minimum, maximum)
+        assert kernels.attempt(("cpu", "widen"), values, torch.zeros(5, dtype=torch.long), minimum, maximum)
         assert torch.equal(torch.cat([minimum, maximum]), torch.stack(values.aminmax(dim=0)))
 assert not kernels._given_up, kernels._given_up
 for each in caught:
@@ -55,7 +55,7 @@ def test_without_a_folder_for_compiled_code_the_kernels_still_work(tmp_path, whe
     package = shutil.copytree(
         Path(gramwatch.__file__).parent, tmp_path / "gramwatch", ignore=shutil.ignore_patterns("__pycache__")
     )
-    (package / "kernels" / "__pycache__").write_text("in the way")
+    (package / "numerics" / "kernels" / "__pycache__").write_text("in the way")
     environment["PYTHONPATH"] = str(tmp_path)
     (tmp_path / "use.py").write_text(USE)
     command = [sys.executable, str(tmp_path / "use.py"), str(tmp_path), when]

@@ -1,4 +1,4 @@
-"""`prepared` of the CUDA kernels: statistics and channel means of a sample of pixels, read where they lie.
+"""`reader` of the CUDA kernels: statistics and channel means of a sample of pixels, read where they lie.
 
 The tests run on a GPU, and on the CPU by Triton's interpreter (`make test-triton`).
 """
@@ -46,7 +46,7 @@ def read(x, axis, sample=WHOLE, orders=ORDERS, with_means=True):
     wide = torch.full((examples, 3 + len(orders) * channels + 2), 7.0, device=DEVICE)
     out = wide[:, 3:-2].unflatten(1, (len(orders), channels))
     means = torch.full((examples, channels), 7.0, device=DEVICE)
-    reading = kernels.prepared(x, axis, sample, orders, out.stride(0), sample if with_means else None)
+    reading = kernels.reader(x, axis, sample, orders, out.stride(0), sample if with_means else None)
     if reading is None:
         return None
     scratch = reading(x, out, means if with_means else None, None)
@@ -88,7 +88,7 @@ def test_means_alone(dtype, layout, sample):
     x, axis = laid(mixed_map(3, 70, 40, 37, 0.3, seed=2).to(dtype), layout)
     kernels = importlib.import_module("gramwatch.numerics.kernels.cuda")
     means = torch.full((3, sample.count(70)), 7.0, device=DEVICE)
-    kernels.prepared(x, axis, sample, (), 0, sample)(x, None, means, None)
+    kernels.reader(x, axis, sample, (), 0, sample)(x, None, means, None)
     assert_means(means.cpu(), chosen(x, axis, sample))
 
 
@@ -103,7 +103,7 @@ def test_statistics_of_one_part_and_means_of_another(dtype, layout, sample, aver
     kernels = importlib.import_module("gramwatch.numerics.kernels.cuda")
     out = torch.full((2, len(ORDERS), sample.count(70)), 7.0, device=DEVICE)
     means = torch.full((2, averaged.count(70)), 7.0, device=DEVICE)
-    kernels.prepared(x, axis, sample, ORDERS, out.stride(0), averaged)(x, out, means, None)
+    kernels.reader(x, axis, sample, ORDERS, out.stride(0), averaged)(x, out, means, None)
     assert_as_exact_as_promised(out.cpu(), chosen(x, axis, sample), ORDERS, "row_sums")
     assert_means(means.cpu(), chosen(x, axis, averaged))
 
@@ -177,7 +177,7 @@ def test_parts_that_a_program_holds_and_parts_that_it_does_not(shape, layout):
     kernels = importlib.import_module("gramwatch.numerics.kernels.cuda")
     out = torch.full((2, len(ORDERS), shape[0]), 7.0, device=DEVICE)
     means = torch.full((2, averaged.count(shape[0])), 7.0, device=DEVICE)
-    scratch = kernels.prepared(x, axis, WHOLE, ORDERS, out.stride(0), averaged)(x, out, means, None)
+    scratch = kernels.reader(x, axis, WHOLE, ORDERS, out.stride(0), averaged)(x, out, means, None)
     fits = shape[0] <= 128 and shape[1] * shape[2] <= 256
     assert (scratch is None) == (fits and layout != "channels first")
     assert_as_exact_as_promised(out.cpu(), chosen(x, axis, WHOLE), ORDERS, "row_sums")

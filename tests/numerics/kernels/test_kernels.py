@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from gramwatch import GramwatchWarning
 from gramwatch.numerics import kernels, statistics
 from gramwatch.numerics.deviation import outside_range
-from gramwatch.numerics.kernels import FAST, reading
+from gramwatch.numerics.kernels import FAST, Reading, Scratch
 from gramwatch.numerics.samples import WHOLE
 from gramwatch.numerics.statistics import STATISTICS
 from tests import oracle
@@ -287,6 +287,11 @@ def test_another_default_dtype_changes_nothing():
     assert torch.equal(small_detector()[1], expected)
 
 
+def no_range(statistics):
+    """The arguments of `widen`: the range of one class is a point."""
+    return statistics, torch.zeros(2, dtype=torch.long), torch.zeros(1, 3), torch.zeros(1, 3)
+
+
 def test_a_kernel_that_cannot_be_built_is_done_without_and_said_once(monkeypatch):
     monkeypatch.setattr(kernels, "_given_up", set())
     module = importlib.import_module("gramwatch.numerics.kernels.cpu")
@@ -318,7 +323,7 @@ def test_a_kernel_that_cannot_be_built_is_done_without_and_said_once(monkeypatch
         ):
             kernels.compute(statistic, given, orders, out)
             assert (out == 7).all()
-        assert kernels.widen(out[0], torch.zeros(2, dtype=torch.long), torch.zeros(1, 3), torch.zeros(1, 3))
+        assert kernels.attempt(("cpu", "widen"), *no_range(out[0]))
 
 
 def test_a_module_that_cannot_be_imported_is_given_up_as_a_whole(monkeypatch):
@@ -330,7 +335,7 @@ def test_a_module_that_cannot_be_imported_is_given_up_as_a_whole(monkeypatch):
     assert caught[0].filename == __file__
     assert torch.equal(out, STATISTICS["row_sums"](maps, (1, 2), 1))
     assert kernels._given_up == {("cpu",)}
-    assert not kernels.widen(out[0], torch.zeros(2, dtype=torch.long), torch.zeros(1, 3), torch.zeros(1, 3))
+    assert not kernels.attempt(("cpu", "widen"), *no_range(out[0]))
 
 
 def test_float64_maps_are_exact_and_that_they_are_slow_is_said_once(monkeypatch):
@@ -407,10 +412,9 @@ def test_statistics_of_pairs_share_their_gram_matrices(shape, monkeypatch):
         called.append(sorted(given))
         statistics.write_pairs(*args, **given)
 
-    for module in (kernels, reading):
-        monkeypatch.setattr(module, "write_pairs", counted)
+    monkeypatch.setattr(kernels, "write_pairs", counted)
     asked = [(name, orders, out) for name, out in zip(wanted, outs, strict=True)]
-    reading.Reading(maps, 1, WHOLE, asked, None)(maps, outs, reading.Scratch())
+    Reading(maps, 1, WHOLE, asked, None)(maps, outs, Scratch())
     assert called == [["pairs", "sums"], ["sums"]]  # the second sums of the same orders are of another table
     for name, out, each in zip(wanted, outs, wide, strict=True):
         torch.testing.assert_close(out, STATISTICS[name](maps, orders, 1), rtol=1e-5, atol=1e-6)
@@ -422,6 +426,6 @@ def test_pairs_of_other_orders_are_computed_apart():
     maps = mixed_map(4, 5, 3, 2, zeros=0, seed=2).flatten(2)
     sums, pairs = torch.empty(4, 2, 5), torch.empty(4, 1, 15)
     wanted = [("row_sums_of_roots", (1, 2), sums), ("triangle", (2,), pairs)]
-    reading.Reading(maps, 1, WHOLE, wanted, None)(maps, [sums, pairs], reading.Scratch())
+    Reading(maps, 1, WHOLE, wanted, None)(maps, [sums, pairs], Scratch())
     assert sums.equal(statistics.row_sums_of_roots(maps, (1, 2)))
     assert pairs.equal(statistics.triangle(maps, (2,)))

@@ -15,11 +15,12 @@ of a channel at which all other channels lie below 2^-126.
 All compiled functions are in this file. numba's cache on disk notices a change in a function's own file only.
 """
 
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, misc, untyped-decorator"
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, call-arg, misc, untyped-decorator"
 
 from collections.abc import Callable
 
 import numpy as np
+from numba.cpython.unsafe.tuple import tuple_setitem
 
 from gramwatch.numerics.kernels.compiling import compiled
 
@@ -37,6 +38,7 @@ _ONE = np.float32(1)
 _HALF = np.float32(0.5)
 _ZERO = np.float32(0)
 _SMALLEST = np.float32(2**-126)
+_ZEROS = (_ZERO,) * GROUP
 
 FEW = 32
 """With fewer pixels than this, vectors run along the channels."""
@@ -118,58 +120,83 @@ def _begin(v, tens):
 
 
 @compiled
-def _doubled_column_sums(x, scale, s):
-    """`s[j, k] = sum_i (x[i, k] scale[k])^p` for the powers `p` = 1, 2, 4, 8."""
-    s[:4] = 0
-    s0, s1, s2, s3 = s[0], s[1], s[2], s[3]
+def _column_sums(x, scale, tens, s):
+    """`s[p, k] = sum_i (x[i, k] scale[k])^p` for ten powers. If `tens` is None, for the powers 1, 2, 4, 8.
+
+    The compiler unrolls the loops over `p`. A rule for the next power in a function of its own would let it
+    sum in another order.
+    """
+    s[: len(DOUBLED) if tens is None else GROUP] = 0
     rows, columns = x.shape
+    # Four rows at a time: the sums are loaded and stored a quarter as often.
     for i in range(0, rows - 3, 4):
         xa, xb, xc, xd = x[i], x[i + 1], x[i + 2], x[i + 3]
         for k in range(columns):
             r = scale[k]
-            a, b, c, d = xa[k] * r, xb[k] * r, xc[k] * r, xd[k] * r
-            s0[k] += (a + b) + (c + d)
-            a, b, c, d = a * a, b * b, c * c, d * d
-            s1[k] += (a + b) + (c + d)
-            a, b, c, d = a * a, b * b, c * c, d * d
-            s2[k] += (a + b) + (c + d)
-            s3[k] += (a * a + b * b) + (c * c + d * d)
+            va, vb, vc, vd = xa[k] * r, xb[k] * r, xc[k] * r, xd[k] * r
+            if tens is None:
+                a, b, c, d = va, vb, vc, vd
+                for p in range(len(DOUBLED)):
+                    s[p, k] += (a + b) + (c + d)
+                    a, b, c, d = a * a, b * b, c * c, d * d
+            else:
+                a, b, c, d = _begin(va, tens), _begin(vb, tens), _begin(vc, tens), _begin(vd, tens)
+                for p in range(GROUP):
+                    s[p, k] += (a + b) + (c + d)
+                    a, b, c, d = a * va, b * vb, c * vc, d * vd
+    s0, s1, s2, s3, s4 = s[0], s[1], s[2], s[3], s[4]
+    s5, s6, s7, s8, s9 = s[5], s[6], s[7], s[8], s[9]
     for i in range(rows - rows % 4, rows):
         xa = x[i]
         for k in range(columns):
-            a = xa[k] * scale[k]
-            s0[k] += a
-            a *= a
-            s1[k] += a
-            a *= a
-            s2[k] += a
-            s3[k] += a * a
+            v = xa[k] * scale[k]
+            if tens is None:
+                for p in range(len(DOUBLED)):
+                    s[p, k] += v
+                    v *= v
+            else:  # written out: a loop takes a tenth longer here
+                a = _begin(v, tens)
+                s0[k] += a
+                a *= v
+                s1[k] += a
+                a *= v
+                s2[k] += a
+                a *= v
+                s3[k] += a
+                a *= v
+                s4[k] += a
+                a *= v
+                s5[k] += a
+                a *= v
+                s6[k] += a
+                a *= v
+                s7[k] += a
+                a *= v
+                s8[k] += a
+                a *= v
+                s9[k] += a
 
 
 @compiled
-def _doubled_weighted_sums(c, r, s, t, i):
-    """`t[j, i] = sum_k (c[k] r)^p s[j, k]` for the powers `p` = 1, 2, 4, 8. If `s` is None, it is 1."""
-    t0 = t1 = t2 = t3 = _ZERO
-    if s is not None:
-        s0, s1, s2, s3 = s[0], s[1], s[2], s[3]
-        for k in range(c.size):
-            a = c[k] * r
-            t0 += a * s0[k]
-            a *= a
-            t1 += a * s1[k]
-            a *= a
-            t2 += a * s2[k]
-            t3 += a * a * s3[k]
-    else:
-        for k in range(c.size):
-            a = c[k] * r
-            t0 += a
-            a *= a
-            t1 += a
-            a *= a
-            t2 += a
-            t3 += a * a
-    t[0, i], t[1, i], t[2, i], t[3, i] = t0, t1, t2, t3
+def _weighted_sums(c, r, tens, s, t, i):
+    """`t[p, i] = sum_k (c[k] r)^p s[p, k]` for the same powers. If `s` is None, it counts as 1.
+
+    The sums are a tuple, so that they stay in registers.
+    """
+    sums = _ZEROS
+    for k in range(c.size):
+        v = c[k] * r
+        if tens is None:
+            for p in range(len(DOUBLED)):
+                sums = tuple_setitem(sums, p, sums[p] + (v if s is None else v * s[p, k]))
+                v *= v
+        else:
+            a = _begin(v, tens)
+            for p in range(GROUP):
+                sums = tuple_setitem(sums, p, sums[p] + (a if s is None else a * s[p, k]))
+                a *= v
+    for p in range(len(DOUBLED) if tens is None else GROUP):
+        t[p, i] = sums[p]
 
 
 @compiled
@@ -205,145 +232,12 @@ def _doubled_weighted_column_sums(x, row_scale, scale, w, t, start, stop):
 
 
 @compiled
-def _column_sums(x, scale, tens, s):
-    """`s[p, k] = sum_i (x[i, k] scale[k])^p` for ten powers. If `tens` is None, for the powers 1, 2, 4, 8."""
-    if tens is None:
-        _doubled_column_sums(x, scale, s)
-    else:
-        _ten_column_sums(x, scale, tens, s)
-
-
-@compiled
-def _weighted_sums(c, r, tens, s, t, i):
-    """`t[p, i] = sum_k (c[k] r)^p s[p, k]` for the same powers. If `s` is None, it counts as 1."""
-    if tens is None:
-        _doubled_weighted_sums(c, r, s, t, i)
-    else:
-        _ten_weighted_sums(c, r, tens, s, t, i)
-
-
-@compiled
 def _weighted_column_sums(x, row_scale, scale, tens, w, t, start, stop):
     """`t[p, k] = sum_i (x[i, k] row_scale[i] scale[k])^p w[p, i]` for the same powers, from `start` on."""
     if tens is None:
         _doubled_weighted_column_sums(x, row_scale, scale, w, t, start, stop)
     else:
         _ten_weighted_column_sums(x, row_scale, scale, tens, w, t, start, stop)
-
-
-@compiled
-def _ten_column_sums(x, scale, tens, s):
-    """`s[p, k] = sum_i (x[i, k] scale[k])^p` for ten powers."""
-    s[:] = 0
-    s0, s1, s2, s3, s4 = s[0], s[1], s[2], s[3], s[4]
-    s5, s6, s7, s8, s9 = s[5], s[6], s[7], s[8], s[9]
-    rows, columns = x.shape
-    # Four rows at a time: the sums are loaded and stored a quarter as often.
-    for i in range(0, rows - 3, 4):
-        xa, xb, xc, xd = x[i], x[i + 1], x[i + 2], x[i + 3]
-        for k in range(columns):
-            r = scale[k]
-            va, vb, vc, vd = xa[k] * r, xb[k] * r, xc[k] * r, xd[k] * r
-            a, b, c, d = _begin(va, tens), _begin(vb, tens), _begin(vc, tens), _begin(vd, tens)
-            s0[k] += (a + b) + (c + d)
-            a, b, c, d = a * va, b * vb, c * vc, d * vd
-            s1[k] += (a + b) + (c + d)
-            a, b, c, d = a * va, b * vb, c * vc, d * vd
-            s2[k] += (a + b) + (c + d)
-            a, b, c, d = a * va, b * vb, c * vc, d * vd
-            s3[k] += (a + b) + (c + d)
-            a, b, c, d = a * va, b * vb, c * vc, d * vd
-            s4[k] += (a + b) + (c + d)
-            a, b, c, d = a * va, b * vb, c * vc, d * vd
-            s5[k] += (a + b) + (c + d)
-            a, b, c, d = a * va, b * vb, c * vc, d * vd
-            s6[k] += (a + b) + (c + d)
-            a, b, c, d = a * va, b * vb, c * vc, d * vd
-            s7[k] += (a + b) + (c + d)
-            a, b, c, d = a * va, b * vb, c * vc, d * vd
-            s8[k] += (a + b) + (c + d)
-            a, b, c, d = a * va, b * vb, c * vc, d * vd
-            s9[k] += (a + b) + (c + d)
-    for i in range(rows - rows % 4, rows):
-        xa = x[i]
-        for k in range(columns):
-            v = xa[k] * scale[k]
-            a = _begin(v, tens)
-            s0[k] += a
-            a *= v
-            s1[k] += a
-            a *= v
-            s2[k] += a
-            a *= v
-            s3[k] += a
-            a *= v
-            s4[k] += a
-            a *= v
-            s5[k] += a
-            a *= v
-            s6[k] += a
-            a *= v
-            s7[k] += a
-            a *= v
-            s8[k] += a
-            a *= v
-            s9[k] += a
-
-
-@compiled
-def _ten_weighted_sums(c, r, tens, s, t, i):
-    """`t[p, i] = sum_k (c[k] r)^p s[p, k]` for ten powers. If `s` is None, it counts as 1."""
-    t0 = t1 = t2 = t3 = t4 = t5 = t6 = t7 = t8 = t9 = _ZERO
-    if s is not None:
-        s0, s1, s2, s3, s4 = s[0], s[1], s[2], s[3], s[4]
-        s5, s6, s7, s8, s9 = s[5], s[6], s[7], s[8], s[9]
-        for k in range(c.size):
-            v = c[k] * r
-            a = _begin(v, tens)
-            t0 += a * s0[k]
-            a *= v
-            t1 += a * s1[k]
-            a *= v
-            t2 += a * s2[k]
-            a *= v
-            t3 += a * s3[k]
-            a *= v
-            t4 += a * s4[k]
-            a *= v
-            t5 += a * s5[k]
-            a *= v
-            t6 += a * s6[k]
-            a *= v
-            t7 += a * s7[k]
-            a *= v
-            t8 += a * s8[k]
-            a *= v
-            t9 += a * s9[k]
-    else:
-        for k in range(c.size):
-            v = c[k] * r
-            a = _begin(v, tens)
-            t0 += a
-            a *= v
-            t1 += a
-            a *= v
-            t2 += a
-            a *= v
-            t3 += a
-            a *= v
-            t4 += a
-            a *= v
-            t5 += a
-            a *= v
-            t6 += a
-            a *= v
-            t7 += a
-            a *= v
-            t8 += a
-            a *= v
-            t9 += a
-    t[0, i], t[1, i], t[2, i], t[3, i], t[4, i] = t0, t1, t2, t3, t4
-    t[5, i], t[6, i], t[7, i], t[8, i], t[9, i] = t5, t6, t7, t8, t9
 
 
 @compiled

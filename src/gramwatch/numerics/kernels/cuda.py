@@ -21,7 +21,7 @@ FEATURES = 1024
 """The number of features of an example that a program handles together."""
 
 MOST_READ = 1024
-"""The most pixels whose statistics `prepared` reads."""
+"""The most pixels whose statistics `reader` reads."""
 
 _KINDS = {"row_sums": 0, "diagonal": 1, "off_diagonal": 2}
 
@@ -37,7 +37,7 @@ def compute(statistic: str, maps: Tensor, orders: tuple[int, ...], out: Tensor) 
         return _run(plan, maps, out)
 
 
-def prepared(
+def reader(
     x: Tensor,
     channel_axis: int,
     sample: Sample,

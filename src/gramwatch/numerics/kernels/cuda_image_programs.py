@@ -588,6 +588,3 @@ def write_numbers(
         tilt = _of(sums, _TILT + axis, 0, each, CHANNELS) / pixels
         tl.store(out + axis * CHANNELS + each, slope / (square + floor), mask=real)
         tl.store(out + (2 + axis) * CHANNELS + each, tilt / tl.sqrt(floored), mask=real)
-
-
-# --- launches ----------------------------------------------------------------------------------------
