@@ -24,7 +24,7 @@ _SAME_NAME = {
     """,
     "gramwatch.watch": "compiled",
     "gramwatch.observe": "observation replay places",
-    "gramwatch.detect": "detector distributed counted measurement threshold split joint probe",
+    "gramwatch.detect": "detector distributed measurement threshold split joint probe",
     "gramwatch.methods": "gram",
     "gramwatch.guard": "rehearsal loading pretrained",
     "gramwatch.pictures": "report.palette report.frame report.thumbnails",
@@ -50,6 +50,7 @@ _SAME_NAME = {
 }
 """Old modules by their new package, with the name that they keep."""
 _OTHER_NAME = {
+    "counted": "gramwatch.detect.progress",
     "experiments": "gramwatch_lab.paper",
     "experiments.compare": "gramwatch.evaluation.compare",
     "experiments.demo": "gramwatch.cli.quickstart",
@@ -84,7 +85,7 @@ NAMES = {
         **dict.fromkeys(("CIFAR", "IMAGENET"), "gramwatch_lab.networks.records"),
         "OUTLIER_EXPOSURE": "gramwatch.inputs.synthetic",
     },
-    "gramwatch.detect.detector": dict.fromkeys(("packed", "unpacked"), "gramwatch.detect.ranks")
+    "gramwatch.detect.detector": dict.fromkeys(("packed", "unpacked"), "gramwatch.detect.fitting")
     | {"leaves_of": "gramwatch.detect.passes"},
     "gramwatch.files.artifact": dict.fromkeys(("taps_from_json", "taps_to_json"), "gramwatch.watch.stored"),
     "gramwatch.inputs.images": dict.fromkeys(("REDUCE", "padded", "pixels"), "gramwatch.inputs.reducing"),

@@ -14,13 +14,12 @@ from torch import Tensor, nn
 
 from gramwatch.detect import calibrating, storing
 from gramwatch.detect.contract import Contract
-from gramwatch.detect.counted import MOSTLY
 from gramwatch.detect.distributed import files_of_ranks, together
-from gramwatch.detect.fitting import check_adding, fit_all
+from gramwatch.detect.fitting import begin_on_ranks, check_adding, fit_all
 from gramwatch.detect.measurement import Detection, Measurement, Verdict
 from gramwatch.detect.parts import Contribution
 from gramwatch.detect.passes import explained, measure, note_form, plan_for
-from gramwatch.detect.ranks import begin_on_ranks, measured_all
+from gramwatch.detect.progress import MOSTLY
 from gramwatch.detect.split import KeptInputs
 from gramwatch.errors import InputError, warn
 from gramwatch.files import artifact
@@ -330,7 +329,7 @@ class Detector(Contract):
         def measure(inputs: Inputs) -> dict[str, Measurement]:
             return {"": self.measure(inputs)}
 
-        return measured_all(self.network, loader, measure, doing, progress, kept, sharded)[""]
+        return calibrating.measured_all(self.network, loader, measure, doing, progress, kept, sharded)[""]
 
     # --- explain -------------------------------------------------------------------------------------
 

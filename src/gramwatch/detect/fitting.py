@@ -1,19 +1,18 @@
-"""Fitting: the loop over training data, for one or several detectors of a network."""
+"""Fitting: the loop over training data, for one or several detectors, by one or several processes."""
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from gramwatch.detect.contract import Contract
-from gramwatch.detect.counted import Counted, checksums
 from gramwatch.detect.distributed import Group, together
 from gramwatch.detect.passes import explained, leaves_of, note_form, plan_for
-from gramwatch.detect.progress import Fits
-from gramwatch.detect.ranks import finish_on_ranks
+from gramwatch.detect.progress import Counted, Fits, checksums
 from gramwatch.errors import InputError, warn
 from gramwatch.inputs.batches import Inputs, mapped, on_device, on_device_ahead, repeated
 from gramwatch.observe.needs import Statistics
@@ -23,6 +22,7 @@ from gramwatch.watch import Look, Taps
 
 UNCOUNTED = 32
 """After this many batches, their examples are counted."""
+_C = TypeVar("_C", bound=Contract)
 
 
 def check_adding(leaves: Iterable[Contract], checkpoint: bool) -> None:
@@ -156,7 +156,7 @@ class TrainingPass:
 
     def skip(self, batch: tuple[Inputs, Tensor | None]) -> None:
         """Pass a batch that the checkpoint holds already."""
-        self._fits.skip(checksums(batch[0]))
+        self._fits.read.add(checksums(batch[0]))
 
     def count(self) -> None:
         """Count the examples of the last batches."""
@@ -181,3 +181,67 @@ class TrainingPass:
         ranks = group.gather((counts, where))
         total = [sum(each) for each in zip(*(counts for counts, _ in ranks), strict=True)]
         return total, next(filter(None, (where for _, where in ranks)), "")
+
+
+# --- several processes: their fits become one -------------------------------------------------------
+
+
+def begin_on_ranks(group: Group, leaves: Iterable[Contract], keep: bool = False) -> None:
+    """Before a fit by several ranks: let rank 0 alone keep earlier fits, so that they count once.
+
+    With `keep`, every rank keeps its own: an interrupted fit has left a part on each.
+    """
+    if group.size == 1:
+        return
+    for leaf in leaves:
+        if leaf.learns and leaf.why_not_merged:
+            raise ValueError(f"several ranks cannot fit '{leaf.name}'. {leaf.why_not_merged}")
+        if leaf.learns and group.rank and not keep:
+            leaf.reset()
+
+
+def packed(detector: Contract) -> tuple[Any, dict[str, Tensor]]:
+    """The states of a fit, as a file holds them. None and no tensors before the first example."""
+    if not all(leaf.has_examples for leaf in detector.leaves):
+        return None, {}
+    header, tensors = detector.contents()
+    header |= {"counted": detector.counted.as_json()}
+    return (json.loads(json.dumps(header)), tensors) if tensors else (None, {})
+
+
+def unpacked(like: _C, header: Any, tensors: Mapping[str, Tensor]) -> _C:
+    """A detector with these states, of the same kind and network as another one."""
+    detector, _ = type(like).described(header, like.network)
+    detector.restore(header, tensors)
+    for leaf in detector.leaves:
+        leaf._examples = Counted.from_json(header["counted"])
+    return detector
+
+
+def _reduced(leaf: Contract, group: Group) -> None:
+    """Join the states of all ranks on rank 0, in pairs: 1 to 0, 3 to 2, ..., then 2 to 0, and so on."""
+    step = 1
+    while step < group.size:
+        if group.rank % (2 * step):
+            group.send(group.rank - step, *packed(leaf))
+            return
+        if group.rank + step < group.size:
+            header, tensors = group.receive(group.rank + step)
+            if header is not None:
+                other = unpacked(leaf, header, tensors)
+                del tensors  # a state may be large
+                add = leaf.take_over if packed(leaf)[0] is None else leaf.add_unfinished
+                add(other)
+        step *= 2
+
+
+def finish_on_ranks(leaf: Contract, group: Group, left_out: int) -> None:
+    """Finish a fit on rank 0, which has the states of all, and give it to all ranks."""
+    _reduced(leaf, group)
+    state: tuple[Any, dict[str, Tensor]] = (None, {})
+    if group.rank == 0:
+        leaf.finish(left_out)
+        state = packed(leaf)
+    header, tensors = group.broadcast(*state)
+    if group.rank:
+        leaf.adopt(unpacked(leaf, header, tensors))

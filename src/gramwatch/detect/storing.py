@@ -9,8 +9,8 @@ from torch import nn
 
 from gramwatch.detect import probe
 from gramwatch.detect.contract import Contract
-from gramwatch.detect.counted import Counted
 from gramwatch.detect.passes import measure, plan_for
+from gramwatch.detect.progress import Counted
 from gramwatch.errors import ArtifactError, warn, warn_once
 from gramwatch.files import artifact
 from gramwatch.files.writing import check_writable

@@ -28,8 +28,6 @@ from gramwatch.detect.split import KeptInputs
 from gramwatch.errors import ArtifactError, NoTapError, TapError, warn
 from gramwatch.files import artifact
 from gramwatch.files.artifact import Field
-from gramwatch.guard import pretrained
-from gramwatch.guard.rehearsal import check_facts, check_weights, rehearse
 from gramwatch.inputs import image_numbers
 from gramwatch.inputs.adapters import InputsAdapter, LogitsAdapter, MaskAdapter
 from gramwatch.inputs.batches import Inputs, on_device
@@ -335,6 +333,8 @@ class Guard(Detector):
         """The calibration with the weights that a rehearsal found."""
         if not self.rehearse or len(self.members) == 1:
             return calibration
+        from gramwatch.guard.rehearsal import rehearse
+
         rule: JointRule = calibration.rule
 
         def scores(inputs: Inputs) -> Tensor:
@@ -495,6 +495,8 @@ class Guard(Detector):
                 shapes["calibration.groups"] = Field((classes,), torch.int64, predicted)
             tolerance_in(how, 1 + len(members))
             if "rehearsal" in how:
+                from gramwatch.guard.rehearsal import check_facts
+
                 check_facts(how["rehearsal"])
             rule = guard.rule()
             values = {name: members[name].values_in(headers[name]) for name in rule.rules}
@@ -516,6 +518,8 @@ class Guard(Detector):
         start = "calibration."
         fitted = {key.removeprefix(start): t for key, t in tensors.items() if key.startswith(start)}
         if "weights" in fitted:
+            from gramwatch.guard.rehearsal import check_weights
+
             check_weights(fitted["weights"])
         rule = self.rule().restored(fitted)
         scores, predicted = tensors["calibration.scores"], tensors["calibration.predicted"]
@@ -531,6 +535,8 @@ class Guard(Detector):
         something else, such as a network, is refused. The card takes the names of network, data and classes
         from `metadata`: its entries `model`, `images`, `classes` and `preprocessing`.
         """
+        from gramwatch.guard import pretrained
+
         pretrained.save(self, folder)
 
     @classmethod
@@ -540,6 +546,8 @@ class Guard(Detector):
         `options` are those of `gramwatch.load`: `accept_other_weights`, `check_probe`, `inputs`, `logits`,
         `mask`.
         """
+        from gramwatch.guard import pretrained
+
         return pretrained.load(cls, folder, model, **options)
 
     def export(self, path: str | PathLike[str], images: Any, *, preprocessing: bool = False) -> None:
