@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 _SAME_NAME = {
-    "gramwatch.files": "version writing sheets artifact",
+    "gramwatch.files": "writing sheets artifact",
     "gramwatch.numerics": "statistics bounds deviation metrics kernels",
     "gramwatch.inputs": """
         batches preprocessing readers models image_numbers datasets demo datasets.decoding
@@ -61,6 +61,7 @@ _OTHER_NAME = {
     "report.stream": "gramwatch.stream.picture",
     "rivals": "gramwatch.methods",
     "taps": "gramwatch.watch",
+    "version": "gramwatch.files",
 }
 """Old modules with another name than before."""
 MODULES = {

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gramwatch.errors import DataError, MissingExtraError, warn
-from gramwatch.files.version import __version__
+from gramwatch.files import __version__
 from gramwatch.inputs.folder import image_files
 from gramwatch.inputs.images import check_image
 from gramwatch.inputs.source import Download, Source

@@ -15,7 +15,7 @@ import torch
 from gramwatch.errors import InputError, MissingDataError
 from gramwatch.evaluation.compare import GRAM, method_names
 from gramwatch.evaluation.evaluate import Evaluation, Row
-from gramwatch.files.version import __version__
+from gramwatch.files import __version__
 from gramwatch.inputs import datasets, networks
 from gramwatch.methods import METHODS
 from gramwatch.pictures import pyplot

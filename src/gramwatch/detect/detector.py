@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from gramwatch.detect import calibrating, storing
+from gramwatch.detect import calibrating
 from gramwatch.detect.contract import Contract
 from gramwatch.detect.distributed import files_of_ranks, together
 from gramwatch.detect.fitting import begin_on_ranks, check_adding, fit_all
@@ -132,6 +132,8 @@ class Detector(Contract):
                 tell.
 
         """
+        from gramwatch.detect import storing
+
         with together(self.model, "fit") as group:
             check_adding(self.leaves, checkpoint is not None)
             files = [] if checkpoint is None else files_of_ranks(checkpoint, group.size)
@@ -183,6 +185,8 @@ class Detector(Contract):
 
     def check_merge(self, other: "Detector") -> None:
         """Make sure that another detector can be merged into this one."""
+        from gramwatch.detect import storing
+
         if self is other:
             raise ValueError("a detector cannot be merged with itself: its examples would count twice")
         if type(other) is not type(self):
@@ -398,6 +402,8 @@ class Detector(Contract):
 
         The file holds a fingerprint of the network, not the network itself.
         """
+        from gramwatch.detect import storing
+
         self.check_fitted()
         storing.write(self, path)
         self._fits.saved(path)
@@ -411,6 +417,8 @@ class Detector(Contract):
         check_probe: bool = True,
     ) -> _D:
         """The detector in an opened file; `gramwatch.load` is the short way."""
+        from gramwatch.detect import storing
+
         return storing.restored(cls, saved, model, accept_other_weights, check_probe)
 
 

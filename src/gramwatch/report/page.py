@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from gramwatch.errors import DataError
-from gramwatch.files.version import __version__
+from gramwatch.files import __version__
 from gramwatch.inputs.readers import Opener
 from gramwatch.pictures.thumbnails import thumbnail
 from gramwatch.report import charts
