@@ -29,7 +29,7 @@ import gramwatch
 from gramwatch import Guard, Monitor
 from gramwatch.detect import detector
 from gramwatch.inputs.demo import digits
-from gramwatch.inputs.source import Download, Raw, Source
+from gramwatch.inputs.sets import Download, Raw, Source
 from gramwatch_lab.datasets import download
 from tests.cli.invoking import invoke
 from tests.cli.own import PACKAGE, PREPARED, write_classes

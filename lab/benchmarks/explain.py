@@ -26,13 +26,14 @@ import gramwatch
 from gramwatch import Guard
 from gramwatch.detect import detector
 from gramwatch.explain.explained import Explained
-from gramwatch.inputs import datasets, networks
+from gramwatch.inputs import networks
 from gramwatch.inputs.networks import Loaded
-from gramwatch.inputs.resize import resized
 from gramwatch.observe import places
 from gramwatch.pictures import write_picture
 from gramwatch.pictures.frame import SMALL, Words, framed, plain
 from gramwatch.pictures.palette import INK, INSIDE, OUTSIDE
+from gramwatch_lab import datasets
+from gramwatch_lab.datasets.images import resized
 from lab.benchmarks import document
 from lab.benchmarks.bound_maps import by_bounds
 from lab.benchmarks.cells import DOCS

@@ -19,9 +19,10 @@ import torch
 from torch import Tensor
 
 from gramwatch import Guard, Monitor
-from gramwatch.inputs import datasets, networks
+from gramwatch.inputs import networks
 from gramwatch.pictures.frame import SMALL, Words, framed
 from gramwatch.pictures.palette import INK, OUTSIDE
+from gramwatch_lab import datasets
 from lab.benchmarks import document
 from lab.benchmarks.cells import DOCS
 from lab.benchmarks.measure import machine, save

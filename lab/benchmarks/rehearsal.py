@@ -32,11 +32,11 @@ from gramwatch.detect.split import MOST_KEPT, halves
 from gramwatch.guard import rehearsal
 from gramwatch.guard.guard import MEMBERS
 from gramwatch.guard.rehearsal import AT_ONCE, BUDGET, Maker, families_of, learned_weights
-from gramwatch.inputs.faults import FAULTS, NORMALISATIONS
 from gramwatch.methods import METHODS
 from gramwatch.numerics.metrics import auroc
 from gramwatch.pictures.frame import TEXT, Words, framed, key, plain
 from gramwatch.pictures.palette import FAINT, Look, look_of
+from gramwatch_lab.datasets.faults import FAULTS, NORMALISATIONS
 from lab.benchmarks import document
 from lab.benchmarks.cells import DOCS, Cells, MissingCellError, named
 from lab.benchmarks.subjects import FAMILIES, NETWORKS, OPENOOD, Places, Subject

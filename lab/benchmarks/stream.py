@@ -31,9 +31,9 @@ from safetensors.torch import save_file
 
 import gramwatch.pictures
 from gramwatch.cli.common import default_workers, opened_guard
+from gramwatch.inputs.decoding import as_arrays, pillow_image
 from gramwatch.inputs.demo import digits, photograph_patches, small_convnet, train
 from gramwatch.inputs.foreign import imported
-from gramwatch.inputs.images import as_arrays, pillow_image
 from gramwatch.inputs.readers import Images
 from gramwatch.pictures.frame import DPI, SMALL, TEXT, TITLE, WIDTH
 from gramwatch.pictures.palette import FAINT, INK, SOFT, looks_of

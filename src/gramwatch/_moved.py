@@ -18,9 +18,8 @@ _SAME_NAME = {
     "gramwatch.files": "writing sheets artifact",
     "gramwatch.numerics": "statistics bounds deviation metrics kernels",
     "gramwatch.inputs": """
-        batches preprocessing readers models image_numbers datasets demo datasets.decoding
-        datasets.digits datasets.faults datasets.files datasets.folder datasets.images datasets.resize
-        datasets.source datasets.synthetic networks.foreign
+        batches preprocessing readers models image_numbers demo datasets.decoding datasets.files
+        datasets.synthetic networks.foreign
     """,
     "gramwatch.watch": "compiled",
     "gramwatch.observe": "observation replay places",
@@ -33,14 +32,15 @@ _SAME_NAME = {
     "gramwatch.stream": "monitor select sequential",
     "gramwatch.deploy": "export exported serve live",
     "gramwatch.integrate": "lightning ray_data",
-    "gramwatch_lab": "paper training",
+    "gramwatch_lab": "paper training datasets inputs.datasets",
     "gramwatch_lab.networks": """
         networks.cifar_resnet networks.convnet networks.densenet networks.mlp networks.resnet
         networks.wide_resnet
     """,
     "gramwatch_lab.datasets": """
-        datasets.arrays datasets.cifar datasets.download datasets.idx datasets.miniplaces datasets.odin
-        datasets.pickles datasets.scenes datasets.svhn datasets.textures datasets.tiny_imagenet
+        datasets.arrays datasets.cifar datasets.download datasets.faults datasets.folder datasets.idx
+        datasets.images datasets.miniplaces datasets.odin datasets.pickles datasets.scenes datasets.svhn
+        datasets.textures datasets.tiny_imagenet inputs.faults
     """,
     "gramwatch_lab.figures": """
         report.across report.calibration report.curves report.dots report.results report.schematic
@@ -51,6 +51,9 @@ _SAME_NAME = {
 """Old modules by their new package, with the name that they keep."""
 _OTHER_NAME = {
     "counted": "gramwatch.detect.progress",
+    "datasets.digits": "gramwatch.inputs.demo",
+    "datasets.resize": "gramwatch_lab.datasets.images",
+    "datasets.source": "gramwatch.inputs.sets",
     "experiments": "gramwatch_lab.paper",
     "experiments.compare": "gramwatch.evaluation.compare",
     "experiments.demo": "gramwatch.cli.quickstart",
@@ -89,7 +92,6 @@ NAMES = {
     "gramwatch.detect.detector": dict.fromkeys(("packed", "unpacked"), "gramwatch.detect.fitting")
     | {"leaves_of": "gramwatch.detect.passes"},
     "gramwatch.files.artifact": dict.fromkeys(("taps_from_json", "taps_to_json"), "gramwatch.watch.stored"),
-    "gramwatch.inputs.images": dict.fromkeys(("REDUCE", "padded", "pixels"), "gramwatch.inputs.reducing"),
     "gramwatch.observe.observation": {
         "Plan": "gramwatch.observe.plan",
         **dict.fromkeys(("Needs", "Statistics", "StatisticsAtTap"), "gramwatch.observe.needs"),

@@ -15,9 +15,9 @@ from typing import Any
 
 from gramwatch.errors import DataError, MissingExtraError, warn
 from gramwatch.files import __version__
-from gramwatch.inputs.folder import image_files
-from gramwatch.inputs.images import check_image
-from gramwatch.inputs.source import Download, Source
+from gramwatch.inputs.sets import Download, Source
+from gramwatch_lab.datasets.folder import image_files
+from gramwatch_lab.datasets.images import check_image
 
 CHUNK = 1 << 20
 ARCHIVES = (".tar.gz", ".tgz", ".tar", ".zip")

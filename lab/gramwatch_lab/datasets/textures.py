@@ -5,8 +5,8 @@ Cimpoi et al., "Describing Textures in the Wild" (2014).
 
 from pathlib import Path
 
-from gramwatch.inputs.folder import image_files, read_folder
-from gramwatch.inputs.source import Download, Raw, Source, first_present
+from gramwatch.inputs.sets import Download, Raw, Source
+from gramwatch_lab.datasets.folder import first_present, image_files, read_folder
 
 
 def _read(root: Path, split: str) -> Raw:

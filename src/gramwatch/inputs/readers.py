@@ -15,8 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from gramwatch.errors import DataError
-from gramwatch.inputs import datasets, decoding
-from gramwatch.inputs.images import as_arrays, pillow_image
+from gramwatch.inputs import decoding
 from gramwatch.inputs.preprocessing import Preprocessing
 
 Opener = Callable[..., tuple[Any, str]]
@@ -208,25 +207,3 @@ def held_out(count: int, share: float, seed: int) -> tuple[list[int], list[int]]
     order = torch.randperm(count, generator=torch.Generator().manual_seed(seed)).tolist()
     out = round(count * share)
     return sorted(order[out:]), sorted(order[:out])
-
-
-@dataclass(frozen=True)
-class NamedSet:
-    """A set of `gramwatch.inputs.datasets` by its name. Its images have keys such as `cifar10/test/00012`."""
-
-    images: Tensor
-    keys: Sequence[str]
-
-    @staticmethod
-    def load(name: str, split: str) -> "NamedSet":
-        """The images of a split, or of the only split that a set has."""
-        splits = datasets.source_of(name, datasets.CATALOGUE[name].splits[0]).splits
-        chosen = split if split in splits else splits[0]
-        images = datasets.load(name, split=chosen).images
-        return NamedSet(images, [f"{name}/{chosen}/{number:05d}" for number in range(len(images))])
-
-    def open(self, key: str, grey: bool = False) -> tuple[Any, str]:
-        """One image as Pillow has it."""
-        number = int(key.rpartition("/")[2])
-        image = pillow_image().fromarray(as_arrays(self.images[number : number + 1])[0])
-        return image.convert("L" if grey else "RGB"), ""
