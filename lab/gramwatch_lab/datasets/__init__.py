@@ -15,8 +15,9 @@ from torch import Tensor
 
 from gramwatch.errors import DataError
 from gramwatch.inputs import synthetic
-from gramwatch.inputs.sets import CATALOGUE, Download, Raw, Source, default_root, read
+from gramwatch.inputs.sets import CATALOGUE, Raw, Source, default_root, read
 from gramwatch_lab.datasets import cifar, idx, miniplaces, odin, scenes, svhn, textures, tiny_imagenet
+from gramwatch_lab.datasets.download import Download
 from gramwatch_lab.datasets.folder import folder_source
 from gramwatch_lab.datasets.images import REDUCE, made_grey, pixels
 

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from gramwatch.errors import DataError
-from gramwatch.inputs.sets import Download, Raw, Source, missing
+from gramwatch.inputs.sets import Raw, Source, missing
 from gramwatch_lab.datasets.arrays import array, image_array
+from gramwatch_lab.datasets.download import Download
 from gramwatch_lab.datasets.folder import first_present
 from gramwatch_lab.datasets.pickles import read_pickle
 

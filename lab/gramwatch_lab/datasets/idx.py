@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from gramwatch.errors import DataError
-from gramwatch.inputs.sets import Download, Raw, Source
+from gramwatch.inputs.sets import Raw, Source
+from gramwatch_lab.datasets.download import Download
 from gramwatch_lab.datasets.folder import first_present
 
 LARGEST = 2**28

@@ -6,7 +6,8 @@ Zhou et al., "Places: A 10 Million Image Database for Scene Recognition" (2017).
 from pathlib import Path
 
 from gramwatch.errors import DataError
-from gramwatch.inputs.sets import Download, Raw, Source
+from gramwatch.inputs.sets import Raw, Source
+from gramwatch_lab.datasets.download import Download
 from gramwatch_lab.datasets.folder import first_present, image_files
 
 

@@ -7,7 +7,8 @@ The authors resized them without anti-aliasing. Much of what the method detects 
 from functools import partial
 from pathlib import Path
 
-from gramwatch.inputs.sets import Download, Raw, Source
+from gramwatch.inputs.sets import Raw, Source
+from gramwatch_lab.datasets.download import Download
 from gramwatch_lab.datasets.folder import image_files
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 import torch
 
 from gramwatch.errors import DataError
-from gramwatch.inputs.sets import Download, Raw, Source
+from gramwatch.inputs.sets import Raw, Source
 from gramwatch_lab.datasets.arrays import image_array
+from gramwatch_lab.datasets.download import Download
 from gramwatch_lab.datasets.folder import first_present
 
 MOST_IMAGES = 1_000_000

@@ -5,7 +5,8 @@ Cimpoi et al., "Describing Textures in the Wild" (2014).
 
 from pathlib import Path
 
-from gramwatch.inputs.sets import Download, Raw, Source
+from gramwatch.inputs.sets import Raw, Source
+from gramwatch_lab.datasets.download import Download
 from gramwatch_lab.datasets.folder import first_present, image_files, read_folder
 
 

@@ -5,7 +5,8 @@ from pathlib import Path
 import torch
 
 from gramwatch.errors import DataError
-from gramwatch.inputs.sets import Download, Raw, Source
+from gramwatch.inputs.sets import Raw, Source
+from gramwatch_lab.datasets.download import Download
 from gramwatch_lab.datasets.folder import image_files, read_folder
 
 

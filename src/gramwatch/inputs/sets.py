@@ -17,33 +17,6 @@ from gramwatch.inputs.offered import Offered
 
 
 @dataclass(frozen=True)
-class Download:
-    """One file as its publisher offers it."""
-
-    url: str
-    md5: str | None
-    """None: unknown."""
-    cited: str = ""
-    """The publication that has the checksums."""
-    folder: str = ""
-    """The folder of the file, below the root. An archive is unpacked there."""
-    sha256: str | None = None
-    """None: unknown. If it is known, the file is compared with it and not with the MD5."""
-    size: int | None = None
-    """The size in bytes. None: unknown."""
-
-    @property
-    def has_checksum(self) -> bool:
-        """Whether a checksum is known."""
-        return self.md5 is not None or self.sha256 is not None
-
-    @property
-    def file(self) -> str:
-        """The file's name."""
-        return self.url.rpartition("/")[2]
-
-
-@dataclass(frozen=True)
 class Raw:
     """A set as it is on disk: images in memory, or the paths of image files."""
 
@@ -66,7 +39,8 @@ class Source:
     read: Callable[[Path, str], Raw]
     """Reads the set, given the root and the split."""
     splits: tuple[str, ...] = ("train", "test")
-    downloads: tuple[Download, ...] = ()
+    downloads: tuple[Any, ...] = ()
+    """The files that its publisher offers: see `gramwatch_lab.datasets.download`."""
     reduce: str = "antialiased"
     """The default way of reducing larger images."""
     classes: tuple[str, ...] = ()
