@@ -119,15 +119,17 @@ def _ordered(
     ranks: Sequence[dict[str, Measurement]], turns: Sequence[_Turn], doing: str
 ) -> dict[str, Measurement]:
     """One measurement of all ranks, in turns."""
-    given = [measured for measured in ranks if measured]
-    if not given:
+    with_examples = [measured for measured in ranks if measured]
+    if not with_examples:
         raise InputError(f"the loader yielded no example: {doing} needs some")
     if len(ranks) == 1:
-        return given[0]
+        return with_examples[0]
     order = torch.cat([torch.arange(start, start + count) for _, _, start, count in turns])
-    names = given[0]
     return _sharing_logits(
-        {n: Measurement.of_pieces([measured[n] for measured in given])[order] for n in names}
+        {
+            name: Measurement.of_pieces([measured[name] for measured in with_examples])[order]
+            for name in with_examples[0]
+        }
     )
 
 
@@ -135,10 +137,10 @@ def _sharing_logits(measured: dict[str, Measurement]) -> dict[str, Measurement]:
     """The same with one copy of equal logits: detectors that share a pass have the same."""
     first = next(iter(measured.values()), None)
     return {
-        name: replace(each, logits=first.logits)
-        if first is not None and each.logits.equal(first.logits)
-        else each
-        for name, each in measured.items()
+        name: replace(measurement, logits=first.logits)
+        if first is not None and measurement.logits.equal(first.logits)
+        else measurement
+        for name, measurement in measured.items()
     }
 
 

@@ -121,13 +121,13 @@ class Ranks:
         try:
             for count in itertools.count():
                 self._thread_store.set(f"beat/{self.rank}", str(count))
-                self._failure = self._failure or self._found_failure(seen)
+                self._failure = self._failure or self._failure_of_others(seen)
                 if self._stopped.wait(BEAT):
                     return
         except RuntimeError as error:  # of the store
             self._failure = _unreachable(error)
 
-    def _found_failure(self, seen: dict[int, tuple[bytes, float]]) -> str:
+    def _failure_of_others(self, seen: dict[int, tuple[bytes, float]]) -> str:
         """What has happened to the other ranks. Empty if nothing has."""
         store = self._thread_store
         if store.check(["failed"]):
@@ -158,10 +158,10 @@ class Ranks:
 
     def _has(self, keys: Sequence[str]) -> bool:
         try:
-            found: bool = self._store.check(list(keys))
+            present: bool = self._store.check(list(keys))
         except RuntimeError as error:
             raise RankError(_unreachable(error)) from error
-        return found
+        return present
 
     def _meet(self) -> None:
         """Wait until all ranks are here."""
@@ -266,8 +266,8 @@ class Ranks:
                 for tensor in tensors.values():
                     dist.broadcast(self._bytes(tensor), 0)
                 return header, dict(tensors)
-            given, forms = about[0]
-            return given, self._filled(forms, lambda t: dist.broadcast(t, 0))
+            header_of_0, forms = about[0]
+            return header_of_0, self._filled(forms, lambda t: dist.broadcast(t, 0))
 
         self._meet()
         return self._exchange(run)
@@ -346,8 +346,7 @@ class Ranks:
                         f"may be parts, or the same examples in a random order. {_ASKED}"
                     )
                 return Part(everything, self.check)
-        dealt = Dealt(everything, self.rank, self.size, whole=sharded is None)
-        return Part(dealt, self.check, dealt)
+        return Dealt(everything, self.check, self.rank, self.size, whole=sharded is None)
 
     def _part_of_indices(
         self, loader: "DataLoader[Any]", read: Callable[[Any], Inputs], sharded: bool | None
@@ -417,7 +416,7 @@ class Ranks:
     def compare(self, part: Iterable[Any], counted: Sequence[Counted]) -> list[Counted]:
         """After the last batch: what all ranks counted, if they read what they were said to read."""
         assert isinstance(part, Part)
-        ranks = self.gather((part.dealt.noted() if part.dealt else None, list(counted)))
+        ranks = self.gather((part.noted(), list(counted)))
         notes = [note for note, _ in ranks if note]
         if len(set(notes)) > 1:
             said = ", ".join(f"{count:,} on rank {rank}" for rank, (count, _) in enumerate(notes))
@@ -469,10 +468,8 @@ def sharing(ranks: Sequence[Counted]) -> list[tuple[int, int, float]]:
 class Part:
     """The batches of a rank. Before each, the rank looks whether another has failed."""
 
-    def __init__(
-        self, batches: Iterable[Any], check: Callable[[], None], dealt: "Dealt | None" = None
-    ) -> None:
-        self._batches, self._check, self.dealt = batches, check, dealt
+    def __init__(self, batches: Iterable[Any], check: Callable[[], None]) -> None:
+        self._batches, self._check = batches, check
 
     def __iter__(self) -> Iterator[Any]:
         for batch in self._batches:
@@ -482,16 +479,23 @@ class Part:
     def __len__(self) -> int:
         return len(self._batches)  # type: ignore[arg-type]
 
+    def noted(self) -> tuple[int, str] | None:
+        """What was read, for a comparison with the other ranks. None if there is nothing to compare."""
+        return None
 
-class Dealt:
+
+class Dealt(Part):
     """Every size-th batch of an iterable that all ranks read. It notes what it reads, for a comparison.
 
     With `whole`, a checksum of all batches is noted, else their number alone.
     """
 
-    def __init__(self, batches: Iterable[Any], rank: int, size: int, whole: bool) -> None:
-        self._batches, self._rank, self._size = batches, rank, size
-        self._count, self._digest, self._whole = 0, hashlib.sha256(), whole
+    def __init__(
+        self, batches: Iterable[Any], check: Callable[[], None], rank: int, size: int, whole: bool
+    ) -> None:
+        super().__init__(batches, check)
+        self._rank, self._size, self._whole = rank, size, whole
+        self._count, self._digest = 0, hashlib.sha256()
 
     def __iter__(self) -> Iterator[Any]:
         for batch in self._batches:
@@ -499,6 +503,7 @@ class Dealt:
                 self._digest.update(_noted(batch))
             self._count += 1
             if (self._count - 1) % self._size == self._rank:
+                self._check()
                 yield batch
 
     def noted(self) -> tuple[int, str]:

@@ -50,27 +50,27 @@ def fit_all(
     network = detectors[0].network
     for detector in (*detectors, *leaves_of(detectors)):
         detector.forget_calibration()
-    passed = TrainingPass(detectors, fits)
+    training = TrainingPass(detectors, fits)
     with together(network.model, "fit") as group:
         if any(leaf.learns for leaf in leaves_of(detectors)):
             part = group.part(loader, network.inputs_of, sharded)
             shown = network.batches(part, "fitting", progress and group.rank == 0)
             batches = on_device_ahead(shown, network.model)
             if group.size > 1:
-                batches = passed.begin_together(batches, group)
+                batches = training.begin_together(batches, group)
 
             def write_all(done: int) -> None:
-                passed.count()
+                training.count()
                 write(done)
 
-            fits.run(batches, passed.take, passed.skip, done, write_all, may_be_empty=passed.begun)
-            passed.compare(part, group)
+            fits.run(batches, training.take, training.skip, done, write_all, may_be_empty=training.begun)
+            training.compare(part, group)
         leaves = leaves_of(detectors)
-        left_out, where = passed.left_out_by_all(leaves, group)
+        left_out, where = training.left_out_by_all(leaves, group)
         if any(left_out) and group.rank == 0:
             warn(f"{max(left_out)} training example(s) with NaN or infinity were left out{where}")
         for leaf, count in zip(leaves, left_out, strict=True):
-            if group.size > 1 and leaf in passed.learning:
+            if group.size > 1 and leaf in training.learning:
                 finish_on_ranks(leaf, group, count)
             else:
                 leaf.finish(count)
@@ -122,7 +122,7 @@ class TrainingPass:
         examples = [example for example, _ in ranks if example is not None]
         if not examples:
             raise InputError("the loader yielded no example: there is nothing to fit")
-        known = {asked: taps for _, each in reversed(ranks) for asked, taps in each.items()}
+        known = {asked: taps for _, taps_of_rank in reversed(ranks) for asked, taps in taps_of_rank.items()}
         with group.one_voice():
             self._begin(on_device(examples[0], self._detectors[0].model), known)
         return batches if first is None else chain([first], batches)
@@ -179,7 +179,7 @@ class TrainingPass:
         counts = [int(self._left_out.get(leaf, 0)) for leaf in leaves]
         where = next(filter(None, (leaf.not_finite_at for leaf in leaves)), "") if any(counts) else ""
         ranks = group.gather((counts, where))
-        total = [sum(each) for each in zip(*(counts for counts, _ in ranks), strict=True)]
+        total = [sum(of_leaf) for of_leaf in zip(*(counts for counts, _ in ranks), strict=True)]
         return total, next(filter(None, (where for _, where in ranks)), "")
 
 

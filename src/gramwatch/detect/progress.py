@@ -183,7 +183,7 @@ class Fits:
             )
         self._interrupted = 0
         self._checkpoint = None if checkpoint is None else Path(checkpoint)
-        self._all_checkpoints = [Path(each) for each in of_all_ranks]
+        self._all_checkpoints = [Path(path) for path in of_all_ranks]
         self._begun, self.read = begun, Read()
 
     def check_skipped(self, done: int) -> None:

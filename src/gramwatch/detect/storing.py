@@ -51,11 +51,11 @@ def restored(
             leaf._examples = counted
         if saved.header.get("batches") is None:
             detector.check_fitted()
-        found = saved.header.get("probe")  # files of earlier versions have none
-        if found is None:
+        stored = saved.header.get("probe")  # files of earlier versions have none
+        if stored is None:
             return detector
-        then, inputs = probe.Answer.from_json(found), probe.made(found["input"])
-    detector._recipe = found["input"]
+        then, inputs = probe.Answer.from_json(stored), probe.made(stored["input"])
+    detector._recipe = stored["input"]
     if check_probe and saved.same_weights:
         _compare(detector, then, inputs, saved.path)
     return detector

@@ -91,10 +91,10 @@ def _card_before(folder: Path) -> tuple[str, str]:
 
 def _is_ours(config: Path) -> bool:
     try:
-        found = json.loads(config.read_text(encoding="utf-8"))
+        content = json.loads(config.read_text(encoding="utf-8"))
     except ValueError:
         return False
-    return isinstance(found, dict) and found.get("library_name") == LIBRARY
+    return isinstance(content, dict) and content.get("library_name") == LIBRARY
 
 
 # --- what the files say ------------------------------------------------------------------------------
@@ -199,14 +199,16 @@ def _limits(header: Mapping[str, Any]) -> Iterator[str]:
 
 def _input(header: Mapping[str, Any]) -> str:
     members = header.get("members", {"": header}).values()
-    found = next((member["inputs"] for member in members if "inputs" in member), None)
-    return "not recorded" if found is None else _plain(described(found)) + " for each example"
+    form = next((member["inputs"] for member in members if "inputs" in member), None)
+    return "not recorded" if form is None else _plain(described(form)) + " for each example"
 
 
-def _preprocessing(found: Any) -> str:
-    if not isinstance(found, dict):
-        return "not recorded" if found is None else _plain(found)
-    return ", ".join(f"{_plain(name)}: {_plain(value)}" for name, value in found.items() if name != "given")
+def _preprocessing(settings: Any) -> str:
+    if not isinstance(settings, dict):
+        return "not recorded" if settings is None else _plain(settings)
+    return ", ".join(
+        f"{_plain(name)}: {_plain(value)}" for name, value in settings.items() if name != "given"
+    )
 
 
 def _fitted_on(saved: artifact.Saved) -> str:
