@@ -35,7 +35,7 @@ def rank_and_size() -> tuple[int, int]:
 
 
 def files_of_ranks(path: str | os.PathLike[str], size: int) -> list[str]:
-    """The names of the ranks' own files, where all were given the same name."""
+    """The names of the files of all ranks, such as their checkpoints, made of one name."""
     name = os.fspath(path)
     return [name] if size == 1 else [f"{name}.rank{rank}of{size}" for rank in range(size)]
 
@@ -153,10 +153,10 @@ class Group:
         return loader
 
     def compare(self, part: Iterable[Any], counted: Sequence[Counted]) -> list[Counted]:
-        """After the last batch: what all ranks counted, if they read what they were said to read.
+        """After the last batch: the examples that all ranks counted together, for each detector.
 
-        `counted` has one entry for each detector. An error tells if batches were dealt out that were not the
-        same on all ranks. A warning tells if ranks counted the same examples.
+        It is an error if batches were dealt out that were not the same on all ranks. A warning tells if two
+        ranks counted the same examples.
         """
         return list(counted)
 

@@ -128,7 +128,7 @@ class Ranks:
             self._failure = _unreachable(error)
 
     def _failure_of_others(self, seen: dict[int, tuple[bytes, float]]) -> str:
-        """What has happened to the other ranks. Empty if nothing has."""
+        """Why the work cannot go on: another rank failed or ended. Empty if none did."""
         store = self._thread_store
         if store.check(["failed"]):
             store.set(f"noticed/{self.rank}", b"1")
@@ -208,7 +208,7 @@ class Ranks:
             thread.join(_POLL)
             self.check()
         if errors:
-            self._until(["failed"], SILENT + 3 * BEAT)  # to learn which rank it was
+            self._until(["failed"], SILENT + 3 * BEAT)  # then `check` names the rank
             raise RankError(f"an exchange between the ranks failed: {errors[0]}") from errors[0]
         return results[0]
 
@@ -414,7 +414,7 @@ class Ranks:
         )
 
     def compare(self, part: Iterable[Any], counted: Sequence[Counted]) -> list[Counted]:
-        """After the last batch: what all ranks counted, if they read what they were said to read."""
+        """After the last batch: the examples that all ranks counted together, for each detector."""
         assert isinstance(part, Part)
         ranks = self.gather((part.noted(), list(counted)))
         notes = [note for note, _ in ranks if note]
@@ -559,8 +559,8 @@ def kind_of(batches: Iterable[Any]) -> str:
 
 def in_order(numbers: Iterable[Any]) -> list[Any]:
     """The numbers of examples, ascending. Other keys of a data set are sorted by their text."""
-    every = list(numbers)
-    return sorted(every) if all(isinstance(number, int) for number in every) else sorted(every, key=repr)
+    keys = list(numbers)
+    return sorted(keys) if all(isinstance(key, int) for key in keys) else sorted(keys, key=repr)
 
 
 def without_padding(loader: "DataLoader[Any]") -> list[list[Any]]:

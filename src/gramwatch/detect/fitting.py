@@ -187,9 +187,9 @@ class TrainingPass:
 
 
 def begin_on_ranks(group: Group, leaves: Iterable[Contract], keep: bool = False) -> None:
-    """Before a fit by several ranks: let rank 0 alone keep earlier fits, so that they count once.
+    """Before a fit by several ranks: rank 0 alone keeps an earlier fit, so that it counts once.
 
-    With `keep`, every rank keeps its own: an interrupted fit has left a part on each.
+    With `keep`, every rank keeps its own part: that of an interrupted fit.
     """
     if group.size == 1:
         return

@@ -14,6 +14,7 @@ from gramwatch.detect.progress import Counted
 from gramwatch.errors import ArtifactError, warn, warn_once
 from gramwatch.files import artifact
 from gramwatch.files.writing import check_writable
+from gramwatch.inputs.adapters import adapted
 from gramwatch.inputs.batches import Inputs, device_of, on_device
 from gramwatch.watch import Look, Network
 from gramwatch.watch.running import is_compiled
@@ -43,8 +44,9 @@ def restored(
     accept_other_weights: bool = False,
     check_probe: bool = True,
 ) -> _C:
-    """The detector in an opened file."""
-    detector = saved.restored(kind, model, Network.of(model).model, accept_other_weights)
+    """The detector in an opened file. The adapters in the file are used unless the network has its own."""
+    network = adapted(saved.adapters, Network.of(model))
+    detector = saved.restored(kind, network, network.model, accept_other_weights)
     with artifact.reading(saved.path):
         counted = Counted.from_json(saved.header.get("counted"))
         for leaf in detector.leaves:

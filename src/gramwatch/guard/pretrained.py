@@ -19,7 +19,7 @@ from gramwatch.detect.threshold import range_of_rates
 from gramwatch.errors import ArtifactError
 from gramwatch.files import artifact
 from gramwatch.files.writing import write_text
-from gramwatch.inputs.adapters import InputsAdapter, LogitsAdapter, MaskAdapter, adapted
+from gramwatch.inputs.adapters import InputsAdapter, LogitsAdapter, MaskAdapter
 from gramwatch.inputs.batches import described
 from gramwatch.watch import Network, unwrap
 
@@ -66,9 +66,8 @@ def load(
             f"there is no {path}: give a folder that save_pretrained wrote. For a guard on a hub, fetch its "
             "folder first: huggingface_hub.snapshot_download(NAME) returns the folder"
         )
-    saved = artifact.read(path)
-    network = adapted(saved.adapters, Network.of(model, inputs, logits, mask))
-    return kind.from_artifact(saved, network, accept_other_weights, check_probe)
+    network = Network.of(model, inputs, logits, mask)
+    return kind.from_artifact(artifact.read(path), network, accept_other_weights, check_probe)
 
 
 def _card_before(folder: Path) -> tuple[str, str]:

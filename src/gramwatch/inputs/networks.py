@@ -19,7 +19,7 @@ NETWORKS: Mapping[str, NetworkRecord] = Offered("gramwatch.architectures")
 PREPARE: Mapping[str, Callable[[str, Mapping[str, Any] | None, nn.Module, Mapping[str, Tensor]], None]] = (
     Offered("gramwatch.objectives")
 )
-"""Functions of installed packages that change a network as the objective of its training has done."""
+"""Functions of installed packages that change a network as its training objective did."""
 STATES = {
     "momentum_buffer": "momentum/",
     "exp_avg": "average/",
@@ -277,7 +277,7 @@ def _built(checkpoint: _Checkpoint, record: NetworkRecord, state: Mapping[str, T
 
 
 def _new_network(record: NetworkRecord, classes: int) -> nn.Module:
-    """The network on the current device; on the CPU if it computes with values while it is made (RegNet)."""
+    """The network on the current device. On the CPU if its constructor computes with values (RegNet)."""
     try:
         return record.build(classes)
     except (NotImplementedError, RuntimeError):
