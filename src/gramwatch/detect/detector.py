@@ -140,13 +140,13 @@ class Detector(Contract):
             own = files[group.rank] if files else None
             begin_on_ranks(group, self.leaves, keep=self._fits.interrupted)
             done, begun = storing.resume(self, own)
-            self._fits.begin(own, files, begun)
+            self._fits.begin(own, files, done, begun)
 
-            def write(done: int) -> None:
+            def write() -> None:
                 if own is not None and all(leaf.has_examples for leaf in self.leaves):
-                    storing.write(self, own, batches=done)
+                    storing.write(self, own, batches=self._fits.done)
 
-            fit_all([self], loader, progress, self._fits, done, write, sharded)
+            fit_all([self], loader, progress, self._fits, write, sharded)
             if group.rank == 0:
                 self.check_useful()
         return self

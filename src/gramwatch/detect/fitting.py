@@ -42,8 +42,7 @@ def fit_all(
     loader: Iterable[Any],
     progress: bool,
     fits: Fits,
-    done: int = 0,
-    write: Callable[[int], None] = lambda done: None,
+    write: Callable[[], None] = lambda: None,
     sharded: bool | None = None,
 ) -> None:
     """Fit detectors of one network in one pass over the training data. Every fit runs this loop."""
@@ -59,11 +58,11 @@ def fit_all(
             if group.size > 1:
                 batches = training.begin_together(batches, group)
 
-            def write_all(done: int) -> None:
+            def write_all() -> None:
                 training.count()
-                write(done)
+                write()
 
-            fits.run(batches, training.take, training.skip, done, write_all, may_be_empty=training.begun)
+            fits.run(batches, training.take, training.skip, write_all, may_be_empty=training.begun)
             training.compare(part, group)
         leaves = leaves_of(detectors)
         left_out, where = training.left_out_by_all(leaves, group)

@@ -159,6 +159,8 @@ class Fits:
         self._checkpoint: Path | None = None
         self._all_checkpoints: list[Path] = []
         self._begun: Mapping[str, Any] | None = None
+        self.done = 0
+        """The number of batches that are in the states."""
         self.read = Read()
         """The examples that this fit has read."""
         self.torn = False
@@ -173,9 +175,13 @@ class Fits:
         self,
         checkpoint: str | PathLike[str] | None,
         of_all_ranks: Iterable[str | PathLike[str]] = (),
+        done: int = 0,
         begun: Mapping[str, Any] | None = None,
     ) -> None:
-        """Begin a fit. Warn if it follows an interrupted fit. `begun` is what the checkpoint has read."""
+        """Begin a fit. Warn if it follows an interrupted fit.
+
+        The checkpoint holds `done` batches; `begun` is what it says of their examples.
+        """
         if self._interrupted and (checkpoint is None or not Path(checkpoint).exists()):
             warn(
                 f"an earlier fit was interrupted after {self._interrupted} batch(es), which are kept. If "
@@ -184,13 +190,13 @@ class Fits:
         self._interrupted = 0
         self._checkpoint = None if checkpoint is None else Path(checkpoint)
         self._all_checkpoints = [Path(path) for path in of_all_ranks]
-        self._begun, self.read = begun, Read()
+        self.done, self._begun, self.read = done, begun, Read()
 
-    def check_skipped(self, done: int) -> None:
+    def check_skipped(self) -> None:
         """After the batches that the checkpoint holds: make sure that the loader has yielded these."""
         if self._begun is None or self._begun == self.read.as_json():
             return
-        then, now = self._begun["examples"], self.read.number
+        done, then, now = self.done, self._begun["examples"], self.read.number
         if then != now:
             raise InputError(
                 f"{self._checkpoint} holds {then:,} examples in {done} batches, and the first {done} batches "
@@ -207,46 +213,45 @@ class Fits:
         batches: Iterable[_B],
         take: Callable[[_B], None],
         skip: Callable[[_B], None],
-        done: int,
-        write: Callable[[int], None],
+        write: Callable[[], None],
         may_be_empty: bool = False,
     ) -> None:
-        """Call `skip` with the first `done` batches, and `take` with every further batch.
+        """Call `skip` with the batches that the checkpoint holds, and `take` with every further batch.
 
-        `write(done)` is called every minute, on interruption, and at the end. No batch is an error, unless
-        other ranks have some.
+        `write` is called every minute, on interruption, and at the end. No batch is an error, unless other
+        ranks have some.
         """
-        seen, done_before, saved_at = 0, done, time.monotonic()
+        seen, done_before, saved_at = 0, self.done, time.monotonic()
         try:
             for number, batch in enumerate(batches):
                 seen += 1
                 if number < done_before:
                     skip(batch)
                     if seen == done_before:
-                        self.check_skipped(done)
+                        self.check_skipped()
                     continue
                 take(batch)
-                done = number + 1
+                self.done = number + 1
                 if time.monotonic() - saved_at > CHECKPOINT_SECONDS:
-                    write(done)
+                    write()
                     saved_at = time.monotonic()
         except BaseException:
-            self._interrupted = done + self.torn
+            self._interrupted = self.done + self.torn
             # A torn state must not replace the last checkpoint, which is whole. Nor must nothing new.
-            if not self.torn and not 0 < done == done_before:
-                write(done)
+            if not self.torn and not 0 < self.done == done_before:
+                write()
             self.torn = False
             raise
         if seen == 0 and not may_be_empty:
             raise InputError("the loader yielded no example: there is nothing to fit")
-        if seen < done:
-            raise InputError(f"the checkpoint holds {done} batches, but the loader yielded only {seen}")
-        if done_before == done and self._checkpoint is not None:
+        if seen < self.done:
+            raise InputError(f"the checkpoint holds {self.done} batches, but the loader yielded only {seen}")
+        if done_before == self.done and self._checkpoint is not None:
             warn(
-                f"{self._checkpoint} holds all {done} batches already, so that nothing was fitted anew: "
+                f"{self._checkpoint} holds all {self.done} batches already, so that nothing was fitted anew: "
                 "delete it to fit again"
             )
-        write(done)
+        write()
 
     def saved(self, path: str | PathLike[str]) -> None:
         """Delete the checkpoint, of all ranks, after the detector was saved to `path`."""
