@@ -1,5 +1,6 @@
 """Several processes end with the result of one, and a process that fails or ends stops the others."""
 
+import inspect
 import os
 import signal
 import subprocess
@@ -233,6 +234,13 @@ def test_all_ranks_end_with_the_same_bits(ran):
         for job in jobs_of(size):
             for name, tensor in first[job.__name__].items():
                 assert torch.equal(other[job.__name__][name], tensor), f"{job.__name__}: {name}"
+
+
+def test_several_processes_have_the_methods_of_one():
+    for name, method in vars(distributed.Group).items():
+        if callable(method) and not name.startswith("_"):
+            ours = inspect.signature(getattr(exchange.Ranks, name)).parameters
+            assert list(ours) == list(inspect.signature(method).parameters), name
 
 
 def test_shards_are_uneven_and_one_is_empty():

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
 from types import TracebackType
 from typing import Any
 
@@ -118,7 +117,8 @@ class Images:
         self.keys, self.batch_size = keys, batch_size
         self._loader = DataLoader(
             _Decoded(partial(opener or decoding.opened, grey=preprocessing.grey), preprocessing),
-            batch_sampler=_Chunks(keys, batch_size),
+            batch_size,
+            sampler=keys,
             num_workers=workers,
             collate_fn=_together,
             worker_init_fn=_leave_interrupts_to_the_main_process,
@@ -160,18 +160,6 @@ class Inputs:
         for batch in self.images:
             self.tally.add(batch)
             yield torch.empty(0) if batch.inputs is None else batch.inputs
-
-
-class _Chunks:
-    """Keys in lists of a given length, in their order."""
-
-    def __init__(self, keys: Iterable[str], length: int) -> None:
-        self.keys, self.length = keys, length
-
-    def __iter__(self) -> Iterator[list[str]]:
-        keys = iter(self.keys)
-        while chunk := list(islice(keys, self.length)):
-            yield chunk
 
 
 def _together(images: list[Read]) -> Batch:
