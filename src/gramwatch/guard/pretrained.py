@@ -16,7 +16,7 @@ from torch import nn
 from gramwatch.detect.detector import Detector
 from gramwatch.detect.measurement import how_many_rank
 from gramwatch.detect.threshold import range_of_rates
-from gramwatch.errors import ArtifactError
+from gramwatch.errors import ArtifactError, listed
 from gramwatch.files import artifact
 from gramwatch.files.writing import write_text
 from gramwatch.inputs.adapters import InputsAdapter, LogitsAdapter, MaskAdapter
@@ -226,8 +226,7 @@ def _class_names(header: Mapping[str, Any]) -> list[str]:
 def _classes(header: Mapping[str, Any]) -> str:
     names, calibration = _class_names(header), header["calibration"] or {}
     if names:
-        rest = f" and {len(names) - MOST_CLASSES} more" if len(names) > MOST_CLASSES else ""
-        return ", ".join(map(_plain, names[:MOST_CLASSES])) + rest
+        return listed([_plain(name) for name in names], MOST_CLASSES)
     return f"{calibration['classes']:,}, not named" if "classes" in calibration else "not named"
 
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from gramwatch.errors import ArtifactError, InputError
+from gramwatch.errors import ArtifactError, InputError, listed
 from gramwatch.files import artifact
 from gramwatch.inputs.foreign import Channels, NetworkRecord, described, is_foreign
 from gramwatch.inputs.offered import Offered
@@ -305,11 +305,7 @@ def _check(
         if key in state and _kind(state[key]) != _kind(expected[key])
     ]
     wrong = {"missing": missing, "unknown": unknown, "of another shape": shapes, "of another type": kinds}
-    problems = [
-        f"{what}: {', '.join(keys[:3])}{f' and {len(keys) - 3} more' if len(keys) > 3 else ''}"
-        for what, keys in wrong.items()
-        if keys
-    ]
+    problems = [f"{what}: {listed(keys, 3)}" for what, keys in wrong.items() if keys]
     if problems:
         raise ArtifactError(f"{path} does not fit the network '{name}'. {'; '.join(problems)}")
 
