@@ -50,10 +50,10 @@ from gramwatch.deploy.serve import create_app
 from gramwatch.errors import ArtifactError, GramwatchError
 from gramwatch.files import artifact
 from gramwatch.guard.pretrained import card_of, config_of
-from gramwatch.inputs import datasets, networks
+from gramwatch.inputs import networks
 from gramwatch.inputs.preprocessing import Preprocessing
 from gramwatch.methods import METHODS, TRAINED
-from gramwatch_lab import training
+from gramwatch_lab import datasets, training
 from gramwatch_lab.training import checkpoint
 from tests.files.test_artifact import CALIBRATION, FRESH, TRAIN, TinyNet, joined, parts
 

@@ -29,8 +29,8 @@ import gramwatch
 from gramwatch import Guard, Monitor
 from gramwatch.detect import detector
 from gramwatch.inputs.demo import digits
-from gramwatch.inputs.source import Download, Raw, Source
-from gramwatch_lab.datasets import download
+from gramwatch.inputs.sets import Raw, Source
+from gramwatch_lab.datasets import Download, download
 from tests.cli.invoking import invoke
 from tests.cli.own import PACKAGE, PREPARED, write_classes
 from tests.stress_common import Row, file_of, noise, same, tiny_guard

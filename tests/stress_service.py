@@ -31,7 +31,7 @@ from PIL import Image
 
 from gramwatch import Guard
 from gramwatch.inputs import networks
-from gramwatch.inputs.images import FORMATS
+from gramwatch.inputs.decoding import FORMATS
 from gramwatch.inputs.preprocessing import Preprocessing
 from tests.stress_common import Row, Skipped, file_of, memory_of, noise
 

@@ -24,7 +24,8 @@ import torch
 from tqdm.auto import tqdm
 
 from gramwatch import Guard
-from gramwatch.inputs import datasets, networks
+from gramwatch.inputs import networks
+from gramwatch_lab import datasets
 from lab.benchmarks import document
 from lab.benchmarks.cells import DOCS
 

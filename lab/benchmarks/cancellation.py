@@ -18,10 +18,11 @@ import torch
 from torch import Tensor
 
 from gramwatch import GramDetector
-from gramwatch.inputs import datasets, networks
+from gramwatch.inputs import networks
 from gramwatch.numerics import kernels
 from gramwatch.numerics.deviation import outside_range
 from gramwatch.numerics.statistics import STATISTICS
+from gramwatch_lab import datasets
 from lab.benchmarks.measure import densenet_arguments, machine, save
 
 SMALL = (1e-2, 1e-3, 1e-4)

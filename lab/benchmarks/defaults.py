@@ -16,9 +16,10 @@ from torch import Tensor, nn
 
 from gramwatch import fit_together
 from gramwatch.evaluation.evaluate import Together
-from gramwatch.inputs import datasets, networks
+from gramwatch.inputs import networks
 from gramwatch.methods import ASH, DICE, SCALE, Energy, Method, ReAct
 from gramwatch.numerics.metrics import auroc
+from gramwatch_lab import datasets
 from lab.benchmarks.measure import machine, save
 
 NETWORKS = {

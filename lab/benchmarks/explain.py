@@ -27,10 +27,11 @@ from gramwatch import Guard
 from gramwatch.detect import detector
 from gramwatch.explain.explained import Explained
 from gramwatch.explain.frame import INK, INSIDE, OUTSIDE, SMALL, Words, framed, plain, write_picture
-from gramwatch.inputs import datasets, networks
+from gramwatch.inputs import networks
 from gramwatch.inputs.networks import Loaded
-from gramwatch.inputs.resize import resized
 from gramwatch.observe import places
+from gramwatch_lab import datasets
+from gramwatch_lab.datasets.images import resized
 from lab.benchmarks import document
 from lab.benchmarks.bound_maps import by_bounds
 from lab.benchmarks.cells import DOCS

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from gramwatch import explain_set
-from gramwatch.inputs import datasets
-from gramwatch.inputs.faults import blur
-from gramwatch.inputs.resize import resized
+from gramwatch_lab import datasets
+from gramwatch_lab.datasets.faults import blur
+from gramwatch_lab.datasets.images import resized
 from lab.benchmarks import document
 from lab.benchmarks.explain import DOCS, SUBJECTS, Subject, prepared
 from lab.benchmarks.measure import save

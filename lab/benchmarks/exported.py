@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from gramwatch import Detection, Guard
-from gramwatch.inputs import datasets, networks
+from gramwatch.inputs import networks
+from gramwatch_lab import datasets
 from lab.benchmarks.measure import machine, save
 
 MEMBERS = ("gram", "profile", "class_ratio", "energy")

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from statistics import fmean
 from typing import Any
 
-from gramwatch.detect.distributed import LATE, SILENT
+from gramwatch.detect.exchange import LATE, SILENT
 from gramwatch.detect.measurement import calibration_needs
 from gramwatch.detect.threshold import range_of_rates
 from gramwatch_lab.figures import across

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from gramwatch import Guard, Monitor
 from gramwatch.explain.frame import INK, OUTSIDE, SMALL, Words, framed
-from gramwatch.inputs import datasets, networks
+from gramwatch.inputs import networks
+from gramwatch_lab import datasets
 from lab.benchmarks import document
 from lab.benchmarks.cells import DOCS
 from lab.benchmarks.measure import machine, save

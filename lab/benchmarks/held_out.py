@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from gramwatch.inputs import datasets
-from gramwatch.inputs.images import as_arrays, pillow_image
+from gramwatch.inputs.decoding import as_arrays, pillow_image
+from gramwatch_lab import datasets
 from lab.benchmarks.measure import machine, save
 
 TRAIN, TEST, CALIBRATION = 3_000, 3_000, 600

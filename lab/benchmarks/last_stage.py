@@ -18,10 +18,11 @@ import torch
 from gramwatch import fit_together
 from gramwatch.detect.measurement import Measurement
 from gramwatch.evaluation.evaluate import Measured, Together, evaluate_measured
-from gramwatch.inputs import datasets, networks
+from gramwatch.inputs import networks
 from gramwatch.methods.gram import GramDetector
 from gramwatch.methods.gram_rules import GramRule
 from gramwatch.numerics.deviation import Confidence, TotalDeviation
+from gramwatch_lab import datasets
 from gramwatch_lab.paper.depth import stage_of
 from gramwatch_lab.paper.subject import GramByOrder
 from lab.benchmarks.measure import machine, save

@@ -15,9 +15,10 @@ from torch import nn
 
 from gramwatch import fit_together
 from gramwatch.evaluation.evaluate import Together
-from gramwatch.inputs import datasets, networks
+from gramwatch.inputs import networks
 from gramwatch.methods import Energy, Method, ReAct
 from gramwatch.numerics.metrics import auroc
+from gramwatch_lab import datasets
 from lab.benchmarks.measure import densenet_arguments, machine, save
 
 PERCENTILES = (99, 95, 90, 85)

@@ -33,9 +33,9 @@ from gramwatch.explain.frame import FAINT, TEXT, Words, plain
 from gramwatch.guard import rehearsal
 from gramwatch.guard.guard import MEMBERS
 from gramwatch.guard.rehearsal import AT_ONCE, BUDGET, Maker, families_of, learned_weights
-from gramwatch.inputs.faults import FAULTS, NORMALISATIONS
 from gramwatch.methods import METHODS
 from gramwatch.numerics.metrics import auroc
+from gramwatch_lab.datasets.faults import FAULTS, NORMALISATIONS
 from gramwatch_lab.figures.looks import Look, framed_with_legend, key, look_of
 from lab.benchmarks import document
 from lab.benchmarks.cells import DOCS, Cells, MissingCellError, named

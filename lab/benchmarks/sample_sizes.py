@@ -24,7 +24,8 @@ from torch import Tensor, nn
 
 from gramwatch import Guard
 from gramwatch.detect.measurement import Calibration, Measurement
-from gramwatch.inputs import datasets, networks
+from gramwatch.inputs import networks
+from gramwatch_lab import datasets
 from lab.benchmarks import document
 from lab.benchmarks.cells import DOCS
 

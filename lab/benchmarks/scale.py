@@ -26,7 +26,7 @@ from torch import Tensor
 
 from gramwatch import Guard
 from gramwatch.cli import launch
-from gramwatch.detect import distributed
+from gramwatch.detect import exchange
 from gramwatch.inputs.demo import digits, small_convnet, train
 from gramwatch.methods.features import BankMethod
 from gramwatch.methods.gaussians import ClassDistances
@@ -212,7 +212,7 @@ def killed(ranks: int = 3, unlucky: int = 1) -> dict[str, Any]:
         took = time.monotonic() - start
     last = [text.strip().splitlines()[-1] for rank, text in enumerate(said) if rank != unlucky]
     result = {"ranks": ranks, "unlucky": unlucky, "seconds": took, "said": last}
-    return result | {"silent": distributed.SILENT, "torchrun_seconds": _killed_under_torchrun(ranks, unlucky)}
+    return result | {"silent": exchange.SILENT, "torchrun_seconds": _killed_under_torchrun(ranks, unlucky)}
 
 
 def _killed_under_torchrun(ranks: int, unlucky: int) -> float:

@@ -16,8 +16,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 import gramwatch
 from gramwatch import GramDetector, Guard
 from gramwatch.detect.detector import Detector
-from gramwatch.detect.distributed import rank_and_size
-from gramwatch.detect.shards import Shard
+from gramwatch.detect.distributed import Shard, rank_and_size
 from gramwatch.inputs.demo import digits, small_convnet
 from gramwatch.methods import FDBD
 from lab.benchmarks.measure import peak_on_cpu

@@ -32,9 +32,9 @@ from safetensors.torch import save_file
 from gramwatch.cli.common import default_workers, opened_guard
 from gramwatch.cli.options import NetworkOptions
 from gramwatch.explain.frame import DPI, FAINT, INK, SMALL, SOFT, TEXT, TITLE, WIDTH, pyplot, write_picture
+from gramwatch.inputs.decoding import as_arrays, pillow_image
 from gramwatch.inputs.demo import digits, photograph_patches, small_convnet, train
 from gramwatch.inputs.foreign import imported
-from gramwatch.inputs.images import as_arrays, pillow_image
 from gramwatch.inputs.readers import Images
 from gramwatch_lab.figures.looks import looks_of
 from lab.benchmarks.measure import machine, save

@@ -16,11 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from tqdm.auto import trange
 
-from gramwatch.inputs.datasets import load
 from gramwatch.inputs.foreign import imported
 from gramwatch.inputs.networks import Loaded
 from gramwatch.inputs.networks import load as load_network
-from gramwatch.inputs.resize import resized, through
+from gramwatch_lab.datasets import load
+from gramwatch_lab.datasets.images import resized, through
 from gramwatch_lab.datasets.scenes import CLASSES
 
 FIT, CALIBRATE, TEST, OUTLIERS = 1500, 800, 400, 200

@@ -1,7 +1,7 @@
 """What a guard costs in the ways people run networks, in parts of the network's own forward pass.
 
     python -m lab.benchmarks.ways                     # on the CPU: 1 and 32 images, 1 and 2 threads
-    python -m lab.benchmarks.ways --device cuda       # bfloat16 channels last: the table of docs/performance.md
+    python -m lab.benchmarks.ways --device cuda       # bfloat16 channels last: docs/performance.md
     python -m lab.benchmarks.ways --device cuda --networks ResNet-50 --ways compiled --fit
     python -m lab.benchmarks.document ways-cpu.json ways-cuda.json
 

@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from gramwatch._moved import install, module_of
-from gramwatch.files.version import __version__
+from gramwatch.files import __version__
 
 if TYPE_CHECKING:
     from gramwatch.detect.detector import Detector

@@ -15,15 +15,14 @@ from types import ModuleType
 from typing import Any
 
 _SAME_NAME = {
-    "gramwatch.files": "version writing sheets artifact",
+    "gramwatch.files": "writing sheets artifact",
     "gramwatch.numerics": "statistics bounds deviation metrics kernels",
     "gramwatch.inputs": """
-        batches preprocessing readers models image_numbers datasets demo datasets.decoding
-        datasets.digits datasets.faults datasets.files datasets.folder datasets.images datasets.resize
-        datasets.source datasets.synthetic networks.foreign
+        batches preprocessing readers models image_numbers demo datasets.decoding datasets.files
+        datasets.synthetic networks.foreign
     """,
     "gramwatch.observe": "observation replay places compiled",
-    "gramwatch.detect": "detector distributed counted measurement threshold split joint probe",
+    "gramwatch.detect": "detector distributed measurement threshold split joint probe",
     "gramwatch.methods": "gram",
     "gramwatch.guard": "rehearsal loading pretrained",
     "gramwatch.explain": "report.frame report.thumbnails report.reasons explained_set",
@@ -31,7 +30,7 @@ _SAME_NAME = {
     "gramwatch.stream": "monitor select sequential",
     "gramwatch.deploy": "export exported serve live",
     "gramwatch.integrate": "lightning ray_data",
-    "gramwatch_lab": "paper training",
+    "gramwatch_lab": "paper training datasets inputs.datasets",
     "gramwatch_lab.methods": """
         methods.dirichlet methods.outlier_exposure methods.prior_network methods.semantic
         methods.variational_dirichlet
@@ -41,8 +40,9 @@ _SAME_NAME = {
         networks.wide_resnet
     """,
     "gramwatch_lab.datasets": """
-        datasets.arrays datasets.cifar datasets.download datasets.idx datasets.miniplaces datasets.odin
-        datasets.pickles datasets.scenes datasets.svhn datasets.textures datasets.tiny_imagenet
+        datasets.arrays datasets.cifar datasets.download datasets.faults datasets.folder datasets.idx
+        datasets.images datasets.miniplaces datasets.odin datasets.pickles datasets.scenes datasets.svhn
+        datasets.textures datasets.tiny_imagenet inputs.faults
     """,
     "gramwatch_lab.figures": """
         report.across report.calibration report.curves report.dots report.results report.schematic
@@ -52,6 +52,10 @@ _SAME_NAME = {
 }
 """Old modules by their new package, with the name that they keep."""
 _OTHER_NAME = {
+    "counted": "gramwatch.detect.progress",
+    "datasets.digits": "gramwatch.inputs.demo",
+    "datasets.resize": "gramwatch_lab.datasets.images",
+    "datasets.source": "gramwatch.inputs.sets",
     "experiments": "gramwatch_lab.paper",
     "experiments.compare": "gramwatch.evaluation.compare",
     "experiments.demo": "gramwatch.cli.quickstart",
@@ -64,6 +68,7 @@ _OTHER_NAME = {
     "rivals": "gramwatch.methods",
     "taps": "gramwatch.watch",
     "taps.observe": "gramwatch.watch.running",
+    "version": "gramwatch.files",
 }
 """Old modules with another name than before."""
 MODULES = {
@@ -94,10 +99,9 @@ NAMES = {
         **dict.fromkeys(("CIFAR", "IMAGENET"), "gramwatch_lab.networks.records"),
         "OUTLIER_EXPOSURE": "gramwatch.inputs.synthetic",
     },
-    "gramwatch.detect.detector": dict.fromkeys(("packed", "unpacked"), "gramwatch.detect.ranks")
+    "gramwatch.detect.detector": dict.fromkeys(("packed", "unpacked"), "gramwatch.detect.fitting")
     | {"leaves_of": "gramwatch.detect.passes"},
     "gramwatch.files.artifact": dict.fromkeys(("taps_from_json", "taps_to_json"), "gramwatch.watch.tap"),
-    "gramwatch.inputs.images": dict.fromkeys(("REDUCE", "padded", "pixels"), "gramwatch.inputs.reducing"),
     "gramwatch.observe.observation": {
         "Plan": "gramwatch.observe.plan",
         **dict.fromkeys(("Needs", "Statistics", "StatisticsAtTap"), "gramwatch.observe.needs"),

@@ -71,9 +71,9 @@ _said: "weakref.WeakKeyDictionary[object, set[str]]" = weakref.WeakKeyDictionary
 
 def warn_once(about: object, message: str) -> None:
     """Warn as `warn` does. The same message about the same network or detector is given once."""
-    said = _said.setdefault(about, set())
-    if message not in said:
-        said.add(message)
+    messages = _said.setdefault(about, set())
+    if message not in messages:
+        messages.add(message)
         warn(message)
 
 

@@ -23,7 +23,7 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.fail("the command went on")
 
     for name in (
-        "gramwatch.inputs.datasets.load",
+        "gramwatch_lab.datasets.load",
         "gramwatch_lab.datasets.download.get",
         "gramwatch.inputs.networks.load",
         "gramwatch_lab.paper.experiment.computed",
@@ -193,11 +193,11 @@ def test_an_interruption_says_what_was_kept(
 @pytest.fixture
 def digits(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the place of MNIST: 20 images of noise."""
-    from gramwatch.inputs.datasets import ImageSet
+    from gramwatch_lab.datasets import ImageSet
 
     images = torch.randint(0, 255, (20, 1, 28, 28), dtype=torch.uint8)
     result = ImageSet("MNIST", images, torch.arange(20) % 10)
-    monkeypatch.setattr("gramwatch.inputs.datasets.load", lambda *_, **__: result)
+    monkeypatch.setattr("gramwatch_lab.datasets.load", lambda *_, **__: result)
 
 
 @pytest.mark.usefixtures("digits")

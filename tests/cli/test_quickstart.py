@@ -6,8 +6,7 @@ import torch
 import gramwatch
 from gramwatch.cli import quickstart as demo
 from gramwatch.evaluation import compare
-from gramwatch.inputs.demo import outlier_sets
-from gramwatch.inputs.digits import digits
+from gramwatch.inputs.demo import digits, outlier_sets
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,6 @@
 """Several processes end with the result of one, and a process that fails or ends stops the others."""
 
+import inspect
 import os
 import signal
 import subprocess
@@ -14,8 +15,8 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 
 import gramwatch
 from gramwatch import GramDetector, Guard, InputError, RankError
-from gramwatch.detect import distributed
-from gramwatch.detect.shards import Shard
+from gramwatch.detect import distributed, exchange
+from gramwatch.detect.distributed import Shard
 from gramwatch.detect.split import KeptInputs
 from gramwatch.methods import FDBD, KNN, Energy, Mahalanobis, ViM
 from tests.guarded import Net, images, made
@@ -235,6 +236,13 @@ def test_all_ranks_end_with_the_same_bits(ran):
                 assert torch.equal(other[job.__name__][name], tensor), f"{job.__name__}: {name}"
 
 
+def test_several_processes_have_the_methods_of_one():
+    for name, method in vars(distributed.Group).items():
+        if callable(method) and not name.startswith("_"):
+            ours = inspect.signature(getattr(exchange.Ranks, name)).parameters
+            assert list(ours) == list(inspect.signature(method).parameters), name
+
+
 def test_shards_are_uneven_and_one_is_empty():
     for size in (3, 4, 8):
         lengths = [len(part) for part in parts_of(size)]
@@ -249,7 +257,7 @@ def test_shards_are_uneven_and_one_is_empty():
 def test_nccl_carries_the_states_of_networks_on_gpus(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
     cpu, gpu = torch.device("cpu"), torch.device("cuda", 1)
-    place = distributed._place_of_exchange
+    place = exchange._place_of_exchange
     assert place("cpu:gloo,cuda:gloo", gpu) == place("cpu:gloo,cuda:gloo", cpu) == cpu
     assert place("cpu:gloo,cuda:nccl", gpu) == place("cuda:nccl", gpu) == gpu
     assert place("cpu:gloo,cuda:nccl", None) == cpu
@@ -269,7 +277,7 @@ def die():
 
 def stumbling(rank, size, unlucky, stumble, others_end):
     """A fit in which one rank stumbles. The others are waiting for it by then, or have batches for ever."""
-    distributed.SILENT = QUIET
+    exchange.SILENT = QUIET
 
     def batches():
         yield images(16, 10 + rank)
@@ -296,7 +304,7 @@ def test_an_exception_is_passed_on_to_all(tmp_path, others_end):
 
 def test_a_rank_that_is_killed_stops_the_others(tmp_path):
     """Here after 4 seconds, to be quick. `lab.benchmarks.scale` measures how long it takes a user."""
-    assert distributed.SILENT + 5 * distributed.BEAT < 30
+    assert exchange.SILENT + 5 * exchange.BEAT < 30
     waiting = Run(tmp_path / "waiting", 3, stumbling, 1, die, True)
     computing = Run(tmp_path / "computing", 3, stumbling, 2, die, False)
     host = Run(tmp_path / "host", 2, stumbling, 0, die, False, rank_0_is_host=True)
@@ -406,7 +414,7 @@ def test_mistakes_are_named(tmp_path, size, job, kind, reason):
 
 
 def late(rank, size):
-    distributed.LATE = 0.2
+    exchange.LATE = 0.2
     if rank == 1:
         time.sleep(1)
     with warnings.catch_warnings(record=True) as caught:

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler, TensorDataset
 
 import gramwatch
 from gramwatch import GramDetector, GramwatchError, InputError, RankError
-from gramwatch.detect.shards import Shard
+from gramwatch.detect.distributed import Shard
 from tests.guarded import images, made
 from tests.ranked import Run
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gramwatch.detect.split import KeptInputs, Reading, checksums, halves, priorities
+from gramwatch.detect.split import KeptInputs, Reading, digests, halves, priorities
 from gramwatch.inputs.batches import mapped
 from tests import oracle
 
@@ -15,7 +15,7 @@ IMAGES = torch.randn(120, 2, 3, generator=torch.Generator().manual_seed(0))
 def settled(kept: KeptInputs) -> KeptInputs:
     """What one process keeps, which has read a whole loader."""
     reading = kept.reading()
-    firsts = np.cumsum([0, *map(len, reading.checksums)])[:-1].tolist()
+    firsts = np.cumsum([0, *map(len, reading.digests)])[:-1].tolist()
     kept.settle([reading], [firsts], 0)
     return kept
 
@@ -162,12 +162,12 @@ def test_checksums_are_of_bytes_shapes_and_types_of_all_tensors():
     x = torch.zeros(2, 4)
     different = [x, x.view(2, 2, 2), x.double(), torch.zeros(2, 2).double(), x + 1, (x, x), {"a": (x, x + 1)}]
     different += [torch.zeros(2, 0), torch.zeros(2), x.bool(), x.bfloat16(), torch.zeros(2, 4, 0)]
-    found = [checksums(inputs) for inputs in different]
+    found = [digests(inputs) for inputs in different]
     assert all(a == b for a, b in found)
     assert len({a for a, _ in found}) == len(found)
     turned = torch.randn(3, 4, 5).transpose(1, 2)
-    assert checksums(turned) == checksums(turned.contiguous())
-    assert checksums(mapped({"a": x}, lambda t: t + torch.arange(2)[:, None]))[0] == found[0][0]
+    assert digests(turned) == digests(turned.contiguous())
+    assert digests(mapped({"a": x}, lambda t: t + torch.arange(2)[:, None]))[0] == found[0][0]
 
 
 def test_what_a_process_tells_the_others_is_small():
@@ -176,5 +176,5 @@ def test_what_a_process_tells_the_others_is_small():
     reading = kept.reading()
     assert isinstance(reading, Reading)
     assert reading.sizes == [4000] * 4
-    assert [len(batch) for batch in reading.checksums] == [50]
+    assert [len(batch) for batch in reading.digests] == [50]
     assert sorted(place for _, place in reading.places) == sorted(oracle.drawn(50, 0)[:4].tolist())

@@ -5,7 +5,7 @@ import torch
 
 import gramwatch
 from gramwatch import ArtifactError, GramDetector, Guard
-from gramwatch.detect.ranks import packed, unpacked
+from gramwatch.detect.fitting import packed, unpacked
 from gramwatch.files import artifact
 from tests.guarded import images, made
 

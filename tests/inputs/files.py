@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from gramwatch.inputs import datasets
+from gramwatch_lab import datasets
 from gramwatch_lab.datasets.scenes import CLASSES
 
 

@@ -6,7 +6,6 @@ import sys
 import time
 from multiprocessing import connection
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -14,7 +13,7 @@ from PIL import Image
 from gramwatch import DataError
 from gramwatch.inputs import readers
 from gramwatch.inputs.preprocessing import Preprocessing
-from gramwatch.inputs.readers import Images, NamedSet, Tally, held_out
+from gramwatch.inputs.readers import Images, Tally, held_out
 
 PREPARE = Preprocessing((8, 8), 8, "bilinear", (0.5,) * 3, (0.5,) * 3)
 
@@ -118,20 +117,3 @@ def test_what_is_held_out_is_drawn_by_the_seed():
     assert len(out) == 20
     assert held_out(100, 0.2, seed=0) == (fitting, out)
     assert held_out(100, 0.2, seed=1) != (fitting, out)
-
-
-def test_images_of_a_named_set():
-    images = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (3, 1, 8, 8), dtype=np.uint8))
-    named = NamedSet(images, [f"digits/test/{i:05d}" for i in range(3)])
-    (batch,) = Images(named.keys, PREPARE, opener=named.open)
-    expected = (images.expand(-1, 3, -1, -1).float() / 255 - 0.5) / 0.5
-    assert torch.equal(batch.inputs, expected)
-
-
-def test_a_named_set_is_loaded_by_its_name():
-    named = NamedSet.load("gaussian", "test")
-    assert len(named.keys) == len(named.images) == 10_000
-    assert named.keys[12] == "gaussian/test/00012"
-    image, note = named.open(named.keys[12])
-    assert np.array_equal(np.asarray(image), named.images[12].permute(1, 2, 0).numpy())
-    assert note == ""

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from gramwatch.inputs import networks, synthetic
-from gramwatch.inputs.datasets import load
-from gramwatch.inputs.digits import photograph_patches
+from gramwatch.inputs.demo import photograph_patches
+from gramwatch_lab.datasets import load
 
 
 def test_outliers_are_what_their_description_says():
@@ -46,7 +46,7 @@ def test_made_up_images_have_the_published_parameters():
     # The blur goes across channels: shapes are white but for their edges.
     assert np.corrcoef(blobs[:, 0].flatten(), blobs[:, 1].flatten())[0, 1] > 0.5
     assert load("gaussian", count=3, size=28, grey=True).images.shape == (3, 1, 28, 28)
-    for name in synthetic.SOURCES:
+    for name in synthetic.MAKERS:
         image_set = load(name, count=4, seed=3)
         assert torch.equal(image_set.images, load(name, count=4, seed=3).images)
         assert not torch.equal(image_set.images, load(name, count=4, seed=4).images)

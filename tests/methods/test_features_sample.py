@@ -8,7 +8,7 @@ from torch import Tensor
 
 import gramwatch
 from gramwatch import Guard, InputError
-from gramwatch.detect.ranks import packed, unpacked
+from gramwatch.detect.fitting import packed, unpacked
 from gramwatch.files import artifact
 from gramwatch.methods import KNN, Method, NNGuide
 from gramwatch.observe.observation import Observation

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from gramwatch.inputs.faults import FAULTS
 from gramwatch.report.causes import FEWEST, TAILS, Ordinary, statistics
+from gramwatch_lab.datasets.faults import FAULTS
 
 
 def photographs(count: int, seed: int = 0, side: int = 48) -> Tensor:

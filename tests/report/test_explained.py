@@ -10,11 +10,11 @@ from PIL import Image
 import gramwatch
 from gramwatch.explain.thumbnails import Finder
 from gramwatch.inputs.demo import digits, photograph_patches, small_convnet, train
-from gramwatch.inputs.faults import FAULTS
 from gramwatch.inputs.preprocessing import Preprocessing
 from gramwatch.report import explained as module
 from gramwatch.report.explained import Explainer
 from gramwatch.report.scores import read
+from gramwatch_lab.datasets.faults import FAULTS
 from lab.tests.figures.tables import write_csv
 from tests.report.test_causes import photographs
 

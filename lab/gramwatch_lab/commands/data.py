@@ -12,7 +12,7 @@ import typer
 from gramwatch.cli.checks import interruptible, writable_folder
 
 if TYPE_CHECKING:
-    from gramwatch.inputs.datasets import Download, Source
+    from gramwatch_lab.datasets import Download, Source
 
 Root = Annotated[
     Path | None,
@@ -26,13 +26,13 @@ data = typer.Typer(no_args_is_help=True, help="List, download and check sets of 
 
 
 def _root(root: Path | None) -> Path:
-    from gramwatch.inputs.datasets import default_root
+    from gramwatch_lab.datasets import default_root
 
     return root or default_root()
 
 
 def _known(names: list[str]) -> list[str]:
-    from gramwatch.inputs.datasets import CATALOGUE
+    from gramwatch_lab.datasets import CATALOGUE
 
     for name in names:
         if name not in CATALOGUE:
@@ -54,7 +54,7 @@ def list_sets(
 
     Example: gramwatch data list --sources
     """
-    from gramwatch.inputs.datasets import CATALOGUE
+    from gramwatch_lab.datasets import CATALOGUE
     from gramwatch_lab.datasets.download import is_present
 
     folder = _root(root)
@@ -86,8 +86,7 @@ def get(
 
     Example: gramwatch data get cifar10 svhn --data images
     """
-    from gramwatch.inputs.datasets import CATALOGUE
-    from gramwatch_lab.datasets import download
+    from gramwatch_lab.datasets import CATALOGUE, download
 
     sources = [CATALOGUE[name] for name in _known(names)]
     for source in sources:
@@ -118,8 +117,7 @@ def check(
 
     Example: gramwatch data check cifar10
     """
-    from gramwatch.inputs.datasets import CATALOGUE
-    from gramwatch_lab.datasets import download
+    from gramwatch_lab.datasets import CATALOGUE, download
 
     folder = _root(root)
     chosen = _known(

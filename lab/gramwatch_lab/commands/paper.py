@@ -126,8 +126,8 @@ def paper(
 def check_shared(options: "Options") -> None:
     """Check the options that experiments and studies share. The output folder is checked last."""
     from gramwatch.evaluation.compare import GRAM, method_names
-    from gramwatch.inputs.datasets import source_of
     from gramwatch.methods import METHODS
+    from gramwatch_lab.datasets import source_of
     from gramwatch_lab.paper.sets import ood_sets
 
     for path in options.weights.values():

@@ -101,8 +101,8 @@ def train(
 
     Example: gramwatch train resnet34 --output resnet34.safetensors --set cifar10
     """
-    from gramwatch.inputs import datasets, networks
-    from gramwatch_lab import training
+    from gramwatch.inputs import networks
+    from gramwatch_lab import datasets, training
 
     known_network(network, "NETWORK")
     known(precision, training.PRECISIONS, "precision", "--precision")
@@ -210,8 +210,8 @@ def _check_output(output: Path, resume: bool) -> None:
 
 def _check_sets(set_: str, objective: str, needs_outliers: bool, auxiliary: str | None) -> None:
     """Make sure that the sets exist and have the splits, and that outliers are given only if needed."""
-    from gramwatch.inputs import datasets
-    from gramwatch.inputs.reducing import REDUCE
+    from gramwatch_lab import datasets
+    from gramwatch_lab.datasets.images import REDUCE
 
     with about("--set"):
         for split in ("train", "test"):
@@ -237,7 +237,7 @@ def _check_sets(set_: str, objective: str, needs_outliers: bool, auxiliary: str 
 
 def _classes(set_: str, without: list[str]) -> list[str] | None:
     """The names of the classes to train on. None: all classes."""
-    from gramwatch.inputs import datasets
+    from gramwatch_lab import datasets
 
     if not without:
         return None
@@ -288,7 +288,7 @@ def _outliers(named: str, data: Path | None, like: "Tensor", seed: int) -> "Tens
     """The images of all named sets, in the size and the colours of the training images."""
     import torch
 
-    from gramwatch.inputs import datasets
+    from gramwatch_lab import datasets
 
     parts = []
     for name, split, reduce in _named(named):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gramwatch.errors import DataError
-from gramwatch.inputs.source import missing
+from gramwatch.inputs.sets import missing
 
 
 def array(path: Path) -> "np.ndarray[Any, np.dtype[Any]]":

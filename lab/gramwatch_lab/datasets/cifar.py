@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from gramwatch.errors import DataError
-from gramwatch.inputs.source import Download, Raw, Source, first_present, missing
+from gramwatch.inputs.sets import Raw, Source, missing
 from gramwatch_lab.datasets.arrays import array, image_array
+from gramwatch_lab.datasets.download import Download
+from gramwatch_lab.datasets.folder import first_present
 from gramwatch_lab.datasets.pickles import read_pickle
 
 BATCHES = {"train": [f"data_batch_{i}" for i in range(1, 6)], "test": ["test_batch"]}

@@ -10,14 +10,15 @@ import urllib.error
 import urllib.request
 import zipfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gramwatch.errors import DataError, MissingExtraError, warn
-from gramwatch.files.version import __version__
-from gramwatch.inputs.folder import image_files
-from gramwatch.inputs.images import check_image
-from gramwatch.inputs.source import Download, Source
+from gramwatch.files import __version__
+from gramwatch.inputs.sets import Source
+from gramwatch_lab.datasets.folder import image_files
+from gramwatch_lab.datasets.images import check_image
 
 CHUNK = 1 << 20
 ARCHIVES = (".tar.gz", ".tgz", ".tar", ".zip")
@@ -28,6 +29,33 @@ MOST_RATIO = 20
 """The largest ratio of the unpacked size to the size of the archive, unless 100 MiB is more.
 
 Compressed images hardly shrink in an archive."""
+
+
+@dataclass(frozen=True)
+class Download:
+    """One file as its publisher offers it."""
+
+    url: str
+    md5: str | None
+    """None: unknown."""
+    cited: str = ""
+    """The publication that has the checksums."""
+    folder: str = ""
+    """The folder of the file, below the root. An archive is unpacked there."""
+    sha256: str | None = None
+    """None: unknown. If it is known, the file is compared with it and not with the MD5."""
+    size: int | None = None
+    """The size in bytes. None: unknown."""
+
+    @property
+    def has_checksum(self) -> bool:
+        """Whether a checksum is known."""
+        return self.md5 is not None or self.sha256 is not None
+
+    @property
+    def file(self) -> str:
+        """The file's name."""
+        return self.url.rpartition("/")[2]
 
 
 def is_archive(download: Download) -> bool:

@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 
 from gramwatch.errors import DataError
-from gramwatch.inputs.source import Download, Raw, Source, first_present
+from gramwatch.inputs.sets import Raw, Source
+from gramwatch_lab.datasets.download import Download
+from gramwatch_lab.datasets.folder import first_present
 
 LARGEST = 2**28
 """The largest array that is read, in bytes. The largest one here has 47 million bytes."""

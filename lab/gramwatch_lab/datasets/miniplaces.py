@@ -6,8 +6,9 @@ Zhou et al., "Places: A 10 Million Image Database for Scene Recognition" (2017).
 from pathlib import Path
 
 from gramwatch.errors import DataError
-from gramwatch.inputs.folder import image_files
-from gramwatch.inputs.source import Download, Raw, Source, first_present
+from gramwatch.inputs.sets import Raw, Source
+from gramwatch_lab.datasets.download import Download
+from gramwatch_lab.datasets.folder import first_present, image_files
 
 
 def _files(root: Path, split: str) -> list[Path]:

@@ -7,8 +7,9 @@ The authors resized them without anti-aliasing. Much of what the method detects 
 from functools import partial
 from pathlib import Path
 
-from gramwatch.inputs.folder import image_files
-from gramwatch.inputs.source import Download, Raw, Source
+from gramwatch.inputs.sets import Raw, Source
+from gramwatch_lab.datasets.download import Download
+from gramwatch_lab.datasets.folder import image_files
 
 
 def _read(folder: str, root: Path, split: str) -> Raw:

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from gramwatch.errors import DataError
-from gramwatch.inputs.folder import read_folder
-from gramwatch.inputs.source import Raw, Source
+from gramwatch.inputs.sets import Raw, Source
+from gramwatch_lab.datasets.folder import read_folder
 
 CLASSES = ("buildings", "forest", "glacier", "mountain", "sea", "street")
 """The names of the classes, in the order of their labels."""

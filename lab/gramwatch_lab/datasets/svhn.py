@@ -8,8 +8,10 @@ from pathlib import Path
 import torch
 
 from gramwatch.errors import DataError
-from gramwatch.inputs.source import Download, Raw, Source, first_present
+from gramwatch.inputs.sets import Raw, Source
 from gramwatch_lab.datasets.arrays import image_array
+from gramwatch_lab.datasets.download import Download
+from gramwatch_lab.datasets.folder import first_present
 
 MOST_IMAGES = 1_000_000
 """The largest number of images in a file. The publisher's largest file has 531,131."""

@@ -5,8 +5,9 @@ Cimpoi et al., "Describing Textures in the Wild" (2014).
 
 from pathlib import Path
 
-from gramwatch.inputs.folder import image_files, read_folder
-from gramwatch.inputs.source import Download, Raw, Source, first_present
+from gramwatch.inputs.sets import Raw, Source
+from gramwatch_lab.datasets.download import Download
+from gramwatch_lab.datasets.folder import first_present, image_files, read_folder
 
 
 def _read(root: Path, split: str) -> Raw:

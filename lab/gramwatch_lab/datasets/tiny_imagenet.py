@@ -5,8 +5,9 @@ from pathlib import Path
 import torch
 
 from gramwatch.errors import DataError
-from gramwatch.inputs.folder import image_files, read_folder
-from gramwatch.inputs.source import Download, Raw, Source
+from gramwatch.inputs.sets import Raw, Source
+from gramwatch_lab.datasets.download import Download
+from gramwatch_lab.datasets.folder import image_files, read_folder
 
 
 def _read(root: Path, split: str) -> Raw:

@@ -5,7 +5,7 @@ from functools import partial
 
 from torch import nn
 
-from gramwatch.inputs.networks import Channels, NetworkRecord
+from gramwatch.inputs.foreign import Channels, NetworkRecord
 from gramwatch.inputs.synthetic import OUTLIER_EXPOSURE
 from gramwatch_lab.networks.cifar_resnet import CifarResNet
 from gramwatch_lab.networks.convnet import MnistConvNet

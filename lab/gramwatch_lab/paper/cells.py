@@ -15,8 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from gramwatch.errors import ArtifactError, warn
-from gramwatch.files import artifact
-from gramwatch.files.version import __version__
+from gramwatch.files import __version__, artifact
 
 
 class Cells:

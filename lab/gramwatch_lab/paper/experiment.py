@@ -16,9 +16,10 @@ from gramwatch.errors import InputError, MissingDataError
 from gramwatch.evaluation.compare import GRAM, method_names
 from gramwatch.evaluation.evaluate import Evaluation, Row
 from gramwatch.explain.frame import pyplot
-from gramwatch.files.version import __version__
-from gramwatch.inputs import datasets, networks
+from gramwatch.files import __version__
+from gramwatch.inputs import networks
 from gramwatch.methods import METHODS
+from gramwatch_lab import datasets
 from gramwatch_lab.figures import results
 from gramwatch_lab.paper import published
 from gramwatch_lab.paper.beside import Line, markdown_tables, write_csv

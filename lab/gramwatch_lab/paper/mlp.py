@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from gramwatch.evaluation.evaluate import Evaluation
-from gramwatch.inputs import datasets, demo, networks
-from gramwatch_lab import training
+from gramwatch.inputs import demo, networks
+from gramwatch_lab import datasets, training
 from gramwatch_lab.paper.beside import Line
 from gramwatch_lab.paper.cells import Cells
 from gramwatch_lab.paper.experiment import Options, entries_for, lines_of, protocol_of, write

@@ -14,10 +14,9 @@ from typing import Any
 from torch import Tensor
 
 from gramwatch.evaluation.evaluate import Measured, Row
-from gramwatch.inputs import datasets
-from gramwatch.inputs.faults import FAULTS, NORMALISATIONS
-from gramwatch.inputs.images import made_grey
-from gramwatch.inputs.resize import resized, through
+from gramwatch_lab import datasets
+from gramwatch_lab.datasets.faults import FAULTS, NORMALISATIONS
+from gramwatch_lab.datasets.images import made_grey, resized, through
 from gramwatch_lab.datasets.scenes import CLASSES
 from gramwatch_lab.figures.table import APART
 from gramwatch_lab.paper.beside import markdown

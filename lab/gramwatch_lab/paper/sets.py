@@ -7,7 +7,7 @@ and enlarged in the same way; faults of the camera and the pipeline.
 
 from dataclasses import dataclass, replace
 
-from gramwatch.inputs.faults import FAULTS, NORMALISATIONS
+from gramwatch_lab.datasets.faults import FAULTS, NORMALISATIONS
 from gramwatch_lab.datasets.scenes import CLASSES
 
 SCENES = "scenes"
@@ -20,7 +20,7 @@ class OodSet:
 
     title: str
     name: str
-    """As `gramwatch.inputs.datasets.load` knows it."""
+    """As `gramwatch_lab.datasets.load` knows it."""
     reduce: str | None = None
     published: str | None = None
     """The published set whose figures stand beside ours."""

@@ -21,7 +21,6 @@ from gramwatch.detect.measurement import Measurement, Rule
 from gramwatch.errors import InputError, MissingDataError
 from gramwatch.evaluation.evaluate import Evaluation, Measured, Together, evaluate_measured, fit_together
 from gramwatch.files import artifact
-from gramwatch.inputs import datasets
 from gramwatch.inputs.batches import all_finite
 from gramwatch.inputs.networks import Loaded
 from gramwatch.methods import METHODS, TRAINED, Method, fgsm
@@ -31,6 +30,7 @@ from gramwatch.methods.mahalanobis import Mahalanobis
 from gramwatch.methods.odin import ODIN
 from gramwatch.numerics.deviation import TotalDeviation, tap_deviations
 from gramwatch.observe.observation import Observation
+from gramwatch_lab import datasets
 from gramwatch_lab.paper.cells import Cells
 from gramwatch_lab.paper.sets import PART_OF, TITLES, OodSet, ood_sets
 from gramwatch_lab.training.images import PADDING
@@ -137,7 +137,7 @@ class Subject:
 
     Args:
         loaded: the network with its weights.
-        in_distribution: what it was trained on: a name of `gramwatch.inputs.datasets`.
+        in_distribution: what it was trained on: a name of `gramwatch_lab.datasets`.
         cells: where finished parts are kept.
         root: where the data lie.
         subset: how many images of each set, and ten times as many to fit on; None for all.

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from gramwatch.inputs import networks
-from gramwatch.inputs.datasets import CATALOGUE
-from gramwatch_lab.datasets import SOURCES
+from gramwatch_lab.datasets import CATALOGUE, SOURCES
 from gramwatch_lab.networks import NETWORKS
 
 tomllib = pytest.importorskip("tomllib")
@@ -37,4 +36,4 @@ def test_sets_and_networks_of_the_lab_have_names_in_the_library():
 
 def test_library_and_lab_have_one_version():
     path = (LAB / PROJECT["tool"]["hatch"]["version"]["path"]).resolve()
-    assert path == LAB.parent / "src" / "gramwatch" / "files" / "version.py"
+    assert path == LAB.parent / "src" / "gramwatch" / "files" / "__init__.py"

@@ -3,11 +3,10 @@
 import pytest
 import torch
 
-import gramwatch
 from gramwatch.inputs import networks
-from gramwatch.inputs.datasets import CATALOGUE, ImageSet
 from gramwatch.methods import TRAINED
-from gramwatch_lab import training
+from gramwatch_lab import datasets, training
+from gramwatch_lab.datasets import CATALOGUE, ImageSet
 from gramwatch_lab.datasets.scenes import CLASSES
 from gramwatch_lab.methods.semantic import SemanticHead
 from lab.tests.training.small import whole
@@ -29,8 +28,8 @@ def digits(monkeypatch):
         return ImageSet(name, images, None if name == "nameless" else labels)
 
     asked = []
-    monkeypatch.setattr("gramwatch.inputs.datasets.load", load)
-    monkeypatch.setattr("gramwatch.inputs.datasets.source_of", lambda name, split: CATALOGUE["mnist"])
+    monkeypatch.setattr("gramwatch_lab.datasets.load", load)
+    monkeypatch.setattr("gramwatch_lab.datasets.source_of", lambda name, split: CATALOGUE["mnist"])
     return asked
 
 
@@ -63,7 +62,7 @@ def test_the_command_trains_resumes_and_writes_what_networks_load_reads(digits, 
     loaded = networks.load("mlp_300", path)
     (head,) = (part for part in loaded.network.modules() if isinstance(part, SemanticHead))
     assert [m.shape for m in head.labels] == [(3, 7)] * 2
-    images = gramwatch.inputs.datasets.load("digits").images
+    images = datasets.load("digits").images
     assert torch.equal(loaded.network(loaded.prepare(images)).argmax(1), torch.arange(60) % 3)
     assert TRAINED["semantic"](loaded.network).score_inputs(loaded.prepare(images))[1].isfinite().all()
     refused = command(*common, "--objective", "semantic")

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from gramwatch import DataError, MissingDataError
-from gramwatch.inputs import datasets
-from gramwatch.inputs.datasets import CATALOGUE, load
+from gramwatch.inputs.sets import Raw
+from gramwatch_lab import datasets
+from gramwatch_lab.datasets import CATALOGUE, load
 from tests.inputs.files import photographs, save
 
 
@@ -79,3 +80,12 @@ def test_every_checksum_has_a_source_and_every_set_a_line_in_the_docs():
                 assert download.cited.partition(",")[0] in page
             else:
                 assert name == "miniplaces"
+
+
+def test_classes_of_numbers_in_memory_are_chosen_too():
+    raw = Raw(torch.arange(5).reshape(5, 1, 1, 1), torch.tensor([2, 0, 1, 2, 0]))
+    chosen = datasets.of_classes(raw, [2, 0])
+    assert isinstance(chosen.images, torch.Tensor)
+    assert chosen.images.flatten().tolist() == [0, 3, 1, 4]
+    assert chosen.labels is not None
+    assert chosen.labels.tolist() == [0, 0, 1, 1]

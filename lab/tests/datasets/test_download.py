@@ -17,10 +17,9 @@ from typer.testing import CliRunner
 
 from gramwatch import DataError, GramwatchWarning
 from gramwatch.cli.app import app
-from gramwatch.inputs import datasets
-from gramwatch.inputs.datasets import CATALOGUE, Download, Source
-from gramwatch.inputs.folder import read_folder
-from gramwatch_lab.datasets import download
+from gramwatch_lab import datasets
+from gramwatch_lab.datasets import CATALOGUE, Download, Source, download
+from gramwatch_lab.datasets.folder import read_folder
 
 CONTENT = bytes(range(256)) * 20_000
 

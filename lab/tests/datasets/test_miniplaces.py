@@ -8,8 +8,7 @@ import pytest
 from PIL import Image
 
 from gramwatch import DataError
-from gramwatch.inputs.datasets import load
-from gramwatch_lab.datasets import miniplaces
+from gramwatch_lab.datasets import load, miniplaces
 
 
 def test_the_list_of_removed_images_names_each_once() -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gramwatch import MissingDataError
-from gramwatch.inputs.datasets import CATALOGUE, load
+from gramwatch_lab.datasets import CATALOGUE, load
 from tests.inputs.files import as_tensor, photographs, save
 
 

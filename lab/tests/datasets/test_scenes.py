@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gramwatch import DataError, MissingDataError
-from gramwatch.inputs.datasets import load
+from gramwatch_lab.datasets import load
 from gramwatch_lab.datasets.scenes import CLASSES
 from tests.inputs.files import write_scenes
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gramwatch import DataError
-from gramwatch.inputs.datasets import load
+from gramwatch_lab.datasets import load
 from tests.inputs.files import photographs, save
 
 

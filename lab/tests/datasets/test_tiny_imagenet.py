@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from gramwatch import DataError
-from gramwatch.inputs import datasets
-from gramwatch.inputs.datasets import load
+from gramwatch_lab import datasets
+from gramwatch_lab.datasets import load
 from tests.inputs.files import as_tensor, photographs, save
 
 

@@ -16,8 +16,8 @@ import gramwatch
 import gramwatch_lab
 from gramwatch import ArtifactError, InputError
 from gramwatch.files import artifact
-from gramwatch.inputs import datasets, networks
-from gramwatch_lab import training
+from gramwatch.inputs import networks
+from gramwatch_lab import datasets, training
 from gramwatch_lab.training import checkpoint
 from tests import real_data
 from tests.files.test_artifact import _Largest

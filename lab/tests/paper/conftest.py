@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gramwatch.inputs import demo, networks
-from gramwatch.inputs.digits import digits
+from gramwatch.inputs.demo import digits
 from gramwatch_lab.paper import experiment
 
 

@@ -14,10 +14,9 @@ from typer.testing import CliRunner
 from gramwatch import MissingDataError
 from gramwatch.cli.app import app
 from gramwatch.evaluation.evaluate import Row
-from gramwatch.inputs import faults, networks
-from gramwatch.inputs.datasets import load
-from gramwatch.inputs.images import made_grey
-from gramwatch.inputs.resize import resized, through
+from gramwatch.inputs import networks
+from gramwatch_lab.datasets import faults, load
+from gramwatch_lab.datasets.images import made_grey, resized, through
 from gramwatch_lab.datasets.scenes import CLASSES
 from gramwatch_lab.figures.why import read_figures
 from gramwatch_lab.paper import experiment, scenes

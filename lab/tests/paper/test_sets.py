@@ -1,7 +1,6 @@
 """The sets that judge a network: which belong to which training data, and those of scenes."""
 
-from gramwatch.inputs import faults
-from gramwatch.inputs.datasets import CATALOGUE
+from gramwatch_lab.datasets import CATALOGUE, faults
 from gramwatch_lab.paper.sets import ood_sets, scene_sets
 
 

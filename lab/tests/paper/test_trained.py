@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from gramwatch.errors import InputError
-from gramwatch.inputs import datasets, networks
-from gramwatch_lab import training
+from gramwatch.inputs import networks
+from gramwatch_lab import datasets, training
 from gramwatch_lab.paper import experiment
 from lab.tests.paper.made_up import NOISE
 

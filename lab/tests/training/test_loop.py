@@ -11,7 +11,7 @@ from torch import nn
 
 import gramwatch
 from gramwatch import TrainingError
-from gramwatch.inputs.networks import MOMENTUM
+from gramwatch.inputs.networks import STATES
 from gramwatch.methods import MSP
 from gramwatch_lab import training
 from gramwatch_lab.training import OBJECTIVES, loop, objective_of, train
@@ -37,7 +37,7 @@ def test_an_interrupted_training_ends_as_if_it_had_not_been(name, tmp_path, monk
             run(objective, path)
     header, tensors = training.read(path)
     assert (header["epoch"], header["finished"]) == (2, False)
-    assert any(key.startswith(MOMENTUM) for key in tensors)
+    assert any(key.startswith(STATES["momentum_buffer"]) for key in tensors)
     torch.rand(3)  # what chance did in between must not matter
     resumed, again = run(objective, path)
     for key, value in straight.state_dict().items():

@@ -26,7 +26,7 @@ from gramwatch.cli.score import score
 from gramwatch.cli.serve import serve
 from gramwatch.cli.taps import taps
 from gramwatch.errors import GramwatchError, warn
-from gramwatch.files.version import __version__
+from gramwatch.files import __version__
 
 
 class Commands(TyperGroup):

@@ -83,9 +83,8 @@ class ImageSet:
 
 def image_set(data: str, split: str) -> ImageSet:
     """The images of a folder, a CSV, one file, or a named set."""
-    from gramwatch.inputs.datasets import CATALOGUE
     from gramwatch.inputs.files import files_of
-    from gramwatch.inputs.readers import NamedSet
+    from gramwatch.inputs.sets import CATALOGUE, NamedSet
 
     if data in CATALOGUE and not Path(data).exists():
         named = NamedSet.load(data, split)

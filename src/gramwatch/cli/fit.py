@@ -28,7 +28,7 @@ LEAST = 0.2
 
 if TYPE_CHECKING:
     from gramwatch.detect.detector import Detector
-    from gramwatch.detect.shards import Shard
+    from gramwatch.detect.distributed import Shard
     from gramwatch.inputs.models import Model
     from gramwatch.inputs.preprocessing import Preprocessing
     from gramwatch.inputs.readers import Tally
@@ -244,8 +244,7 @@ class Job:
 
     def _shown(self, images: ImageSet, show: "Callable[[Shard], object]") -> "Tally":
         """Call `show` with the images of this process. Name the images that could not be read by any."""
-        from gramwatch.detect.distributed import rank_and_size, together
-        from gramwatch.detect.shards import Shard
+        from gramwatch.detect.distributed import Shard, rank_and_size, together
         from gramwatch.inputs.readers import Tally
 
         tally, part = Tally(), images.part(*rank_and_size(), self.work.batch_size)

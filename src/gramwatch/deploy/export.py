@@ -33,7 +33,7 @@ from gramwatch.detect.measurement import Calibration, Measurement
 from gramwatch.detect.passes import measure
 from gramwatch.detect.storing import probed
 from gramwatch.errors import ExportError, GramwatchError, InputError, MissingExtraError
-from gramwatch.files.version import __version__
+from gramwatch.files import __version__
 from gramwatch.files.writing import check_writable, replacing
 from gramwatch.inputs.batches import kind_of, on_device, repeated
 from gramwatch.inputs.preprocessing import Preprocessing

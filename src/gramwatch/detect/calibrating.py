@@ -1,12 +1,17 @@
-"""Calibrating: the rule and the ranks from measurements, and the rounding of scores in other batches."""
+"""Calibrating: whole loaders measured, by one or several processes; the rule and the ranks from that.
 
+A few inputs are run again in other batches, to measure the rounding of their scores.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from gramwatch.detect.contract import Contract
-from gramwatch.detect.distributed import Group
+from gramwatch.detect.distributed import Group, together
 from gramwatch.detect.measurement import (
     Calibration,
     Measurement,
@@ -14,14 +19,132 @@ from gramwatch.detect.measurement import (
     warn_of_calibration,
     warn_of_rounding,
 )
+from gramwatch.detect.progress import Counted, checksums
 from gramwatch.detect.split import KeptInputs, halves
-from gramwatch.errors import CalibrationError, GramwatchError, in_short
-from gramwatch.inputs.batches import on_device
+from gramwatch.errors import CalibrationError, GramwatchError, InputError, in_short
+from gramwatch.inputs.batches import Inputs, count_examples, on_device, on_device_ahead
+from gramwatch.watch import Network
 
 RUN_AGAIN = 32
 """The number of calibration inputs that are run again in other batches."""
 SIZES_AGAIN = (1, 7)
 """The sizes of these batches. Kernels differ most for a single input and for an odd number of them."""
+
+
+# --- measurements ------------------------------------------------------------------------------------
+
+
+def measured_all(
+    network: Network,
+    loader: Iterable[Any],
+    measure: Callable[[Inputs], Mapping[str, Measurement]],
+    doing: str,
+    progress: bool,
+    kept: KeptInputs | None = None,
+    sharded: bool | None = None,
+) -> dict[str, Measurement]:
+    """The measurements of a whole loader, by detector, on the CPU. Ranks measure their parts.
+
+    The result has the batches in turns: the first of every rank, the second of every rank, and so on. If the
+    ranks deal out the batches of one loader, this is the order of the loader. The running numbers of the
+    inputs that are `kept` are those of this order.
+    """
+    numbers: list[int] = []
+    parts: list[Mapping[str, Measurement]] = []
+    counted = Counted()
+    with together(network.model, doing) as group:
+        part = group.part(loader, network.inputs_of, sharded)
+        numbered = network.numbered(part, doing, progress and group.rank == 0)
+        read = ((number, inputs) for number, inputs, _ in numbered)
+        watched = read if kept is None else _keeping(kept, read, group)
+        for number, inputs in on_device_ahead(watched, network.model):
+            numbers.append(number)
+            if group.size > 1:
+                counted = counted.joined(Counted.of(checksums(inputs)))
+            parts.append(measure(inputs))
+        group.compare(part, [counted])
+        counts = [len(next(iter(measured.values()))) for measured in parts]
+        mine = {
+            name: Measurement.joined([part[name] for part in parts]) for name in (parts[0] if parts else ())
+        }
+        reading = None if kept is None else kept.reading()
+        ranks = group.gather((numbers, counts, _sharing_logits(mine), reading))
+        turns = _in_turns([(numbers, counts) for numbers, counts, _, _ in ranks])
+        if kept is not None:
+            readings = [reading for *_, reading in ranks if reading is not None]
+            kept.settle(readings, _firsts(turns, group.size), group.rank)
+        return _ordered([measured for _, _, measured, _ in ranks], turns, doing)
+
+
+def _keeping(
+    kept: KeptInputs, read: Iterable[tuple[int, Inputs]], group: Group
+) -> Iterator[tuple[int, Inputs]]:
+    """The batches, which `kept` takes in before they are moved to a GPU."""
+    first = usual = 0
+    for number, inputs in read:
+        usual = usual or count_examples(inputs)
+        if group.size > 1:  # the batches of the other ranks are not known: see `KeptInputs`
+            first = (number * group.size + group.rank) * usual
+        kept.add(inputs, first)
+        first += count_examples(inputs)
+        yield number, inputs
+
+
+_Turn = tuple[int, int, int, int]
+"""A batch: its number, its rank, its place among all examples rank by rank, and its number of examples."""
+
+
+def _in_turns(ranks: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[_Turn]:
+    """The batches of all ranks in turns, from the numbers of the batches and of the examples in each."""
+    turns: list[_Turn] = []
+    start = 0
+    for rank, (numbers, counts) in enumerate(ranks):
+        for number, count in zip(numbers, counts, strict=True):
+            turns.append((number, rank, start, count))
+            start += count
+    return sorted(turns)
+
+
+def _firsts(turns: Sequence[_Turn], ranks: int) -> list[list[int]]:
+    """The running number of the first example of each batch, for every rank."""
+    firsts: list[list[int]] = [[] for _ in range(ranks)]
+    running = 0
+    for _, rank, _, count in turns:
+        firsts[rank].append(running)
+        running += count
+    return firsts
+
+
+def _ordered(
+    ranks: Sequence[dict[str, Measurement]], turns: Sequence[_Turn], doing: str
+) -> dict[str, Measurement]:
+    """One measurement of all ranks, in turns."""
+    with_examples = [measured for measured in ranks if measured]
+    if not with_examples:
+        raise InputError(f"the loader yielded no example: {doing} needs some")
+    if len(ranks) == 1:
+        return with_examples[0]
+    order = torch.cat([torch.arange(start, start + count) for _, _, start, count in turns])
+    return _sharing_logits(
+        {
+            name: Measurement.of_pieces([measured[name] for measured in with_examples])[order]
+            for name in with_examples[0]
+        }
+    )
+
+
+def _sharing_logits(measured: dict[str, Measurement]) -> dict[str, Measurement]:
+    """The same with one copy of equal logits: detectors that share a pass have the same."""
+    first = next(iter(measured.values()), None)
+    return {
+        name: replace(measurement, logits=first.logits)
+        if first is not None and measurement.logits.equal(first.logits)
+        else measurement
+        for name, measurement in measured.items()
+    }
+
+
+# --- calibration -------------------------------------------------------------------------------------
 
 
 @torch.inference_mode()

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from gramwatch.detect.counted import Counted
 from gramwatch.detect.measurement import AsMeasured, Calibration, Measurement
 from gramwatch.detect.parts import Part
-from gramwatch.detect.progress import Fits
+from gramwatch.detect.progress import Counted, Fits
 from gramwatch.detect.split import KeptInputs
 from gramwatch.errors import InputError, NotFittedError
 from gramwatch.files import artifact

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from gramwatch.detect.contract import Contract
-from gramwatch.detect.counted import MOSTLY
 from gramwatch.detect.measurement import Detection, Measurement, Verdict
 from gramwatch.detect.parts import Contribution
 from gramwatch.detect.passes import explained, measure, note_form, plan_for
+from gramwatch.detect.progress import MOSTLY
 from gramwatch.detect.split import KeptInputs
 from gramwatch.errors import InputError, warn
 from gramwatch.files import artifact
@@ -131,8 +131,7 @@ class Detector(Contract):
         """
         from gramwatch.detect import storing
         from gramwatch.detect.distributed import files_of_ranks, together
-        from gramwatch.detect.fitting import check_adding, fit_all
-        from gramwatch.detect.ranks import begin_on_ranks
+        from gramwatch.detect.fitting import begin_on_ranks, check_adding, fit_all
 
         with together(self.model, "fit") as group:
             check_adding(self.leaves, checkpoint is not None)
@@ -140,13 +139,13 @@ class Detector(Contract):
             own = files[group.rank] if files else None
             begin_on_ranks(group, self.leaves, keep=self._fits.interrupted)
             done, begun = storing.resume(self, own)
-            self._fits.begin(own, files, begun)
+            self._fits.begin(own, files, done, begun)
 
-            def write(done: int) -> None:
+            def write() -> None:
                 if own is not None and all(leaf.has_examples for leaf in self.leaves):
-                    storing.write(self, own, batches=done)
+                    storing.write(self, own, batches=self._fits.done)
 
-            fit_all([self], loader, progress, self._fits, done, write, sharded)
+            fit_all([self], loader, progress, self._fits, write, sharded)
             if group.rank == 0:
                 self.check_useful()
         return self
@@ -185,10 +184,10 @@ class Detector(Contract):
 
     def check_merge(self, other: "Detector") -> None:
         """Make sure that another detector can be merged into this one."""
-        if self is other:
-            raise ValueError("a detector cannot be merged with itself: its examples would count twice")
         from gramwatch.detect import storing
 
+        if self is other:
+            raise ValueError("a detector cannot be merged with itself: its examples would count twice")
         if type(other) is not type(self):
             raise ValueError(f"the two are different methods: {self.name} and {other.name}")
         for name, mine, theirs in storing.differences(self, other):
@@ -331,7 +330,7 @@ class Detector(Contract):
         sharded: bool | None = None,
     ) -> Measurement:
         """`measure` over a whole loader, on the CPU. `kept` receives a sample of the inputs."""
-        from gramwatch.detect.ranks import measured_all
+        from gramwatch.detect.calibrating import measured_all
 
         def measure(inputs: Inputs) -> dict[str, Measurement]:
             return {"": self.measure(inputs)}

@@ -1,19 +1,18 @@
-"""Fitting: the loop over training data, for one or several detectors of a network."""
+"""Fitting: the loop over training data, for one or several detectors, by one or several processes."""
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from gramwatch.detect.contract import Contract
-from gramwatch.detect.counted import Counted, checksums
 from gramwatch.detect.distributed import Group, together
 from gramwatch.detect.passes import explained, leaves_of, note_form, plan_for
-from gramwatch.detect.progress import Fits
-from gramwatch.detect.ranks import finish_on_ranks
+from gramwatch.detect.progress import Counted, Fits, checksums
 from gramwatch.errors import InputError, warn
 from gramwatch.inputs.batches import Inputs, mapped, on_device, on_device_ahead, repeated
 from gramwatch.observe.needs import Statistics
@@ -23,6 +22,7 @@ from gramwatch.watch import Look, Taps
 
 UNCOUNTED = 32
 """After this many batches, their examples are counted."""
+_C = TypeVar("_C", bound=Contract)
 
 
 def check_adding(leaves: Iterable[Contract], checkpoint: bool) -> None:
@@ -42,35 +42,34 @@ def fit_all(
     loader: Iterable[Any],
     progress: bool,
     fits: Fits,
-    done: int = 0,
-    write: Callable[[int], None] = lambda done: None,
+    write: Callable[[], None] = lambda: None,
     sharded: bool | None = None,
 ) -> None:
     """Fit detectors of one network in one pass over the training data. Every fit runs this loop."""
     network = detectors[0].network
     for detector in (*detectors, *leaves_of(detectors)):
         detector.forget_calibration()
-    passed = TrainingPass(detectors, fits)
+    training = TrainingPass(detectors, fits)
     with together(network.model, "fit") as group:
         if any(leaf.learns for leaf in leaves_of(detectors)):
             part = group.part(loader, network.inputs_of, sharded)
             shown = network.batches(part, "fitting", progress and group.rank == 0)
             batches = on_device_ahead(shown, network.model)
             if group.size > 1:
-                batches = passed.begin_together(batches, group)
+                batches = training.begin_together(batches, group)
 
-            def write_all(done: int) -> None:
-                passed.count()
-                write(done)
+            def write_all() -> None:
+                training.count()
+                write()
 
-            fits.run(batches, passed.take, passed.skip, done, write_all, may_be_empty=passed.begun)
-            passed.compare(part, group)
+            fits.run(batches, training.take, training.skip, write_all, may_be_empty=training.begun)
+            training.compare(part, group)
         leaves = leaves_of(detectors)
-        left_out, where = passed.left_out_by_all(leaves, group)
+        left_out, where = training.left_out_by_all(leaves, group)
         if any(left_out) and group.rank == 0:
             warn(f"{max(left_out)} training example(s) with NaN or infinity were left out{where}")
         for leaf, count in zip(leaves, left_out, strict=True):
-            if group.size > 1 and leaf in passed.learning:
+            if group.size > 1 and leaf in training.learning:
                 finish_on_ranks(leaf, group, count)
             else:
                 leaf.finish(count)
@@ -122,7 +121,7 @@ class TrainingPass:
         examples = [example for example, _ in ranks if example is not None]
         if not examples:
             raise InputError("the loader yielded no example: there is nothing to fit")
-        known = {asked: taps for _, each in reversed(ranks) for asked, taps in each.items()}
+        known = {asked: taps for _, taps_of_rank in reversed(ranks) for asked, taps in taps_of_rank.items()}
         with group.one_voice():
             self._begin(on_device(examples[0], self._detectors[0].model), known)
         return batches if first is None else chain([first], batches)
@@ -156,7 +155,7 @@ class TrainingPass:
 
     def skip(self, batch: tuple[Inputs, Tensor | None]) -> None:
         """Pass a batch that the checkpoint holds already."""
-        self._fits.skip(checksums(batch[0]))
+        self._fits.read.add(checksums(batch[0]))
 
     def count(self) -> None:
         """Count the examples of the last batches."""
@@ -179,5 +178,69 @@ class TrainingPass:
         counts = [int(self._left_out.get(leaf, 0)) for leaf in leaves]
         where = next(filter(None, (leaf.not_finite_at for leaf in leaves)), "") if any(counts) else ""
         ranks = group.gather((counts, where))
-        total = [sum(each) for each in zip(*(counts for counts, _ in ranks), strict=True)]
+        total = [sum(of_leaf) for of_leaf in zip(*(counts for counts, _ in ranks), strict=True)]
         return total, next(filter(None, (where for _, where in ranks)), "")
+
+
+# --- several processes: their fits become one -------------------------------------------------------
+
+
+def begin_on_ranks(group: Group, leaves: Iterable[Contract], keep: bool = False) -> None:
+    """Before a fit by several ranks: rank 0 alone keeps an earlier fit, so that it counts once.
+
+    With `keep`, every rank keeps its own part: that of an interrupted fit.
+    """
+    if group.size == 1:
+        return
+    for leaf in leaves:
+        if leaf.learns and leaf.why_not_merged:
+            raise ValueError(f"several ranks cannot fit '{leaf.name}'. {leaf.why_not_merged}")
+        if leaf.learns and group.rank and not keep:
+            leaf.reset()
+
+
+def packed(detector: Contract) -> tuple[Any, dict[str, Tensor]]:
+    """The states of a fit, as a file holds them. None and no tensors before the first example."""
+    if not all(leaf.has_examples for leaf in detector.leaves):
+        return None, {}
+    header, tensors = detector.contents()
+    header |= {"counted": detector.counted.as_json()}
+    return (json.loads(json.dumps(header)), tensors) if tensors else (None, {})
+
+
+def unpacked(like: _C, header: Any, tensors: Mapping[str, Tensor]) -> _C:
+    """A detector with these states, of the same kind and network as another one."""
+    detector, _ = type(like).described(header, like.network)
+    detector.restore(header, tensors)
+    for leaf in detector.leaves:
+        leaf._examples = Counted.from_json(header["counted"])
+    return detector
+
+
+def _reduced(leaf: Contract, group: Group) -> None:
+    """Join the states of all ranks on rank 0, in pairs: 1 to 0, 3 to 2, ..., then 2 to 0, and so on."""
+    step = 1
+    while step < group.size:
+        if group.rank % (2 * step):
+            group.send(group.rank - step, *packed(leaf))
+            return
+        if group.rank + step < group.size:
+            header, tensors = group.receive(group.rank + step)
+            if header is not None:
+                other = unpacked(leaf, header, tensors)
+                del tensors  # a state may be large
+                add = leaf.take_over if packed(leaf)[0] is None else leaf.add_unfinished
+                add(other)
+        step *= 2
+
+
+def finish_on_ranks(leaf: Contract, group: Group, left_out: int) -> None:
+    """Finish a fit on rank 0, which has the states of all, and give it to all ranks."""
+    _reduced(leaf, group)
+    state: tuple[Any, dict[str, Tensor]] = (None, {})
+    if group.rank == 0:
+        leaf.finish(left_out)
+        state = packed(leaf)
+    header, tensors = group.broadcast(*state)
+    if group.rank:
+        leaf.adopt(unpacked(leaf, header, tensors))

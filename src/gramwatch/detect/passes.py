@@ -6,7 +6,6 @@ from functools import partial
 
 import torch
 
-from gramwatch.detect import probe
 from gramwatch.detect.contract import Contract
 from gramwatch.detect.measurement import Measurement
 from gramwatch.errors import InputError
@@ -53,6 +52,8 @@ def measure(
 def note_form(detector: Contract, inputs: Inputs) -> None:
     """Note the form of the first example, for the probe."""
     if detector._recipe is None:
+        from gramwatch.detect import probe
+
         detector._recipe = probe.recipe_of(inputs)
 
 

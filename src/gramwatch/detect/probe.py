@@ -92,15 +92,15 @@ class Answer:
         return {"input": recipe, "device": self.device, "logits": logits, "score": self.score}
 
     @staticmethod
-    def from_json(found: Any) -> "Answer":
+    def from_json(stored: Any) -> "Answer":
         """The answer in a file, checked."""
-        if not isinstance(found, dict):
-            raise ValueError(f"its probe cannot be {found!r:.60}")
-        check_types(found, device=str, logits=list[float], score=float | None)
-        if not 0 < len(found["logits"]) <= MOST_LOGITS:
-            raise ValueError(f"its probe has {len(found['logits']):,} logits")
-        logits = torch.tensor(found["logits"], dtype=torch.float64)
-        return Answer(logits, found["score"], found["device"])
+        if not isinstance(stored, dict):
+            raise ValueError(f"its probe cannot be {stored!r:.60}")
+        check_types(stored, device=str, logits=list[float], score=float | None)
+        if not 0 < len(stored["logits"]) <= MOST_LOGITS:
+            raise ValueError(f"its probe has {len(stored['logits']):,} logits")
+        logits = torch.tensor(stored["logits"], dtype=torch.float64)
+        return Answer(logits, stored["score"], stored["device"])
 
 
 @contextmanager

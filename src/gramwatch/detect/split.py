@@ -18,13 +18,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from gramwatch.detect.progress import GOLDEN, mixed
 from gramwatch.inputs.batches import Inputs, count_examples, mapped, signature, tensors_in
 
 MOST_KEPT = 500
 """The most inputs that are kept while calibration data are read."""
 MOST_BYTES = 2**29
 """The most bytes of kept inputs, in each process."""
-_GOLDEN = 0x9E3779B97F4A7C15
 
 
 # --- priorities and halves ---------------------------------------------------------------------------
@@ -32,16 +32,9 @@ _GOLDEN = 0x9E3779B97F4A7C15
 
 def priorities(numbers: Tensor, seed: int) -> NDArray[np.uint64]:
     """The priorities of examples with these running numbers, `(N,)`: splitmix64. No two are equal."""
-    stream = _mixed(np.array([seed % 2**64], np.uint64))
-    return _mixed(stream + numbers.numpy().astype(np.uint64) * np.uint64(_GOLDEN))
-
-
-def _mixed(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    x = x + np.uint64(_GOLDEN)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    mixed: NDArray[np.uint64] = x ^ (x >> np.uint64(31))
-    return mixed
+    signed = (seed + 2**63) % 2**64 - 2**63
+    stream = mixed(torch.tensor(signed) + GOLDEN)
+    return mixed(stream + (numbers + 1) * GOLDEN).numpy().view(np.uint64)
 
 
 def halves(examples: int | Tensor, seed: int) -> tuple[Tensor, Tensor]:
@@ -89,7 +82,7 @@ class _Example:
     def form(self) -> Any:
         """Examples of one form can be joined to a batch. Values that a batch shares are a part of it."""
         tensors = zip(tensors_in(self.inputs), self.batched, strict=True)
-        shared = [checksums(t.unsqueeze(0)) for t, batched in tensors if not batched]
+        shared = [digests(t.unsqueeze(0)) for t, batched in tensors if not batched]
         return repr((self.batched, signature(self.inputs), shared))
 
     @staticmethod
@@ -113,13 +106,13 @@ class Reading:
     """Of each kept input: the number of its batch, counted in this process, and its place in the batch."""
     sizes: list[int]
     """Of each kept input: its bytes."""
-    checksums: list[list[bytes]]
+    digests: list[list[bytes]]
     """Of all inputs, batch by batch."""
 
 
 @dataclass
 class KeptInputs:
-    """A random sample of the inputs of a loader, and the checksums of all inputs, by which copies are known.
+    """A random sample of the inputs of a loader, and the digests of all inputs, by which copies are known.
 
     The sample is the longest run of smallest priorities that the limits allow. So it depends on the seed and
     the numbers of the examples only. Inputs are kept one by one, on the CPU, with their masks and whatever
@@ -139,8 +132,8 @@ class KeptInputs:
     _heap: list[tuple[int, tuple[int, int], _Example]] = field(default_factory=list)  # largest priority first
     _bytes: int = 0
     _ceiling: int = 2**64  # an input with such a priority is not kept
-    _checksums: list[list[bytes]] = field(default_factory=list)
-    _known: list[bytes] = field(default_factory=list)  # the checksums by running number, after `settle`
+    _digests: list[list[bytes]] = field(default_factory=list)
+    _known: list[bytes] = field(default_factory=list)  # the digests by running number, after `settle`
 
     def add(self, inputs: Inputs, first: int) -> None:
         """Take in a batch. `first` is the running number of its first example."""
@@ -151,18 +144,18 @@ class KeptInputs:
             if priority >= self._ceiling:
                 break
             example = _Example.of(inputs, place, total)
-            heappush(self._heap, (-priority, (len(self._checksums), place), example))
+            heappush(self._heap, (-priority, (len(self._digests), place), example))
             self._bytes += example.bytes
             while self._heap and (len(self._heap) > self.most or self._bytes > self.most_bytes):
                 highest, _, dropped = heappop(self._heap)
                 self._bytes -= dropped.bytes
                 self._ceiling = -highest
-        self._checksums.append(checksums(inputs))
+        self._digests.append(digests(inputs))
 
     def reading(self) -> Reading:
         """What this process has read."""
         places = [place for _, place, _ in self._heap]
-        return Reading(places, [example.bytes for *_, example in self._heap], self._checksums)
+        return Reading(places, [example.bytes for *_, example in self._heap], self._digests)
 
     def settle(self, readings: Sequence[Reading], firsts: Sequence[Sequence[int]], rank: int) -> None:
         """Agree with the other processes on the inputs that are kept.
@@ -176,15 +169,15 @@ class KeptInputs:
         batches = [
             (first, batch)
             for reading, starts in zip(readings, firsts, strict=True)
-            for first, batch in zip(starts, reading.checksums, strict=True)
+            for first, batch in zip(starts, reading.digests, strict=True)
         ]
-        self._known = [checksum for _, batch in sorted(batches) for checksum in batch]
+        self._known = [digest for _, batch in sorted(batches) for digest in batch]
         numbers = [
             [starts[batch] + place for batch, place in reading.places]
             for reading, starts in zip(readings, firsts, strict=True)
         ]
         self._own = dict(zip(numbers[rank], (example for *_, example in self._heap), strict=True))
-        self._heap, self._checksums = [], []
+        self._heap, self._digests = [], []
         everyone = torch.tensor([number for own in numbers for number in own], dtype=torch.int64)
         sizes = np.array([size for reading in readings for size in reading.sizes], np.int64)
         order = priorities(everyone, self.seed).argsort()
@@ -232,16 +225,16 @@ def _has_rows(t: Tensor, total: int) -> bool:
     return t.ndim > 0 and t.shape[0] == total
 
 
-def checksums(inputs: Inputs) -> list[bytes]:
-    """A checksum of every example of a batch: of the bytes, shapes and types of its tensors."""
+def digests(inputs: Inputs) -> list[bytes]:
+    """A digest of every example of a batch: of all bytes, shapes and types of its tensors."""
     total = count_examples(inputs)
-    digests = [hashlib.sha256() for _ in range(total)]
+    hashes = [hashlib.sha256() for _ in range(total)]
     for t in tensors_in(inputs):
         if not _has_rows(t, total):
             continue
         form = f"{tuple(t.shape[1:])} {t.dtype}".encode()
         rows = t.detach().cpu().contiguous().view(total, math.prod(t.shape[1:])).view(torch.uint8).numpy()
-        for digest, row in zip(digests, rows, strict=True):
-            digest.update(form)
-            digest.update(row.data)
-    return [digest.digest()[:8] for digest in digests]
+        for hash_, row in zip(hashes, rows, strict=True):
+            hash_.update(form)
+            hash_.update(row.data)
+    return [hash_.digest()[:8] for hash_ in hashes]

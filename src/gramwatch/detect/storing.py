@@ -9,11 +9,12 @@ from torch import nn
 
 from gramwatch.detect import probe
 from gramwatch.detect.contract import Contract
-from gramwatch.detect.counted import Counted
 from gramwatch.detect.passes import measure, plan_for
+from gramwatch.detect.progress import Counted
 from gramwatch.errors import ArtifactError, warn, warn_once
 from gramwatch.files import artifact
 from gramwatch.files.writing import check_writable
+from gramwatch.inputs.adapters import adapted
 from gramwatch.inputs.batches import Inputs, device_of, on_device
 from gramwatch.watch import Look, Network
 from gramwatch.watch.running import is_compiled
@@ -43,19 +44,20 @@ def restored(
     accept_other_weights: bool = False,
     check_probe: bool = True,
 ) -> _C:
-    """The detector in an opened file."""
-    detector = saved.restored(kind, model, Network.of(model).model, accept_other_weights)
+    """The detector in an opened file. The adapters in the file are used unless the network has its own."""
+    network = adapted(saved.adapters, Network.of(model))
+    detector = saved.restored(kind, network, network.model, accept_other_weights)
     with artifact.reading(saved.path):
         counted = Counted.from_json(saved.header.get("counted"))
         for leaf in detector.leaves:
             leaf._examples = counted
         if saved.header.get("batches") is None:
             detector.check_fitted()
-        found = saved.header.get("probe")  # files of earlier versions have none
-        if found is None:
+        stored = saved.header.get("probe")  # files of earlier versions have none
+        if stored is None:
             return detector
-        then, inputs = probe.Answer.from_json(found), probe.made(found["input"])
-    detector._recipe = found["input"]
+        then, inputs = probe.Answer.from_json(stored), probe.made(stored["input"])
+    detector._recipe = stored["input"]
     if check_probe and saved.same_weights:
         _compare(detector, then, inputs, saved.path)
     return detector

@@ -13,8 +13,7 @@ from gramwatch.evaluation.evaluate import Evaluation, evaluate, fit_together
 from gramwatch.explain.frame import pyplot
 from gramwatch.guard.guard import MEMBERS, Guard, why_not
 from gramwatch.inputs.batches import on_device
-from gramwatch.inputs.demo import outlier_sets, small_convnet, small_mlp, train
-from gramwatch.inputs.digits import digits
+from gramwatch.inputs.demo import digits, outlier_sets, small_convnet, small_mlp, train
 from gramwatch.methods import METHODS
 from gramwatch.watch import Look, Network
 

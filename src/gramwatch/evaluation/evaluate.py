@@ -16,13 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gramwatch.detect.calibrating import measured_all
 from gramwatch.detect.detector import Detector
 from gramwatch.detect.distributed import together
-from gramwatch.detect.fitting import check_adding, fit_all
+from gramwatch.detect.fitting import begin_on_ranks, check_adding, fit_all
 from gramwatch.detect.measurement import AsMeasured, Measurement, Rule
 from gramwatch.detect.passes import explained, leaves_of, measure, plan_for
 from gramwatch.detect.progress import Fits
-from gramwatch.detect.ranks import begin_on_ranks, measured_all
 from gramwatch.detect.threshold import range_of_rates
 from gramwatch.errors import CalibrationError, GramwatchError, InputError, warn
 from gramwatch.files.sheets import as_cell

@@ -10,9 +10,8 @@ from torch import Tensor
 
 from gramwatch.errors import DataError, GramwatchError
 from gramwatch.inputs import decoding
-from gramwatch.inputs.datasets import CATALOGUE
 from gramwatch.inputs.preprocessing import Preprocessing
-from gramwatch.inputs.readers import NamedSet
+from gramwatch.inputs.sets import CATALOGUE, NamedSet
 
 SIDE = 192
 """The longer side of a thumbnail, in pixels."""

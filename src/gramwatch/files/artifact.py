@@ -27,8 +27,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from gramwatch.errors import ArtifactError
-from gramwatch.files.version import __version__
-from gramwatch.files.writing import check_writable, replacing
+from gramwatch.files import __version__
 
 FORMAT = 1
 """The version of the file's layout. Files of every version up to this one can be read."""
@@ -476,6 +475,8 @@ def reading(path: Path) -> Iterator[None]:
 
 def write(path: str | PathLike[str], header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
     """Write a file, whole or not at all: see `writing.replacing`."""
+    from gramwatch.files.writing import check_writable, replacing
+
     check_writable(path)
     kept = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     whole = {"format": FORMAT, "library": __version__, "tensors": _checksum(kept.items()), **header}

@@ -7,7 +7,7 @@ from torch import nn
 from gramwatch.detect.detector import Detector
 from gramwatch.files import artifact
 from gramwatch.guard.guard import Guard, single
-from gramwatch.inputs.adapters import InputsAdapter, LogitsAdapter, MaskAdapter, adapted
+from gramwatch.inputs.adapters import InputsAdapter, LogitsAdapter, MaskAdapter
 from gramwatch.watch import Network
 
 
@@ -37,21 +37,18 @@ def load(
         mask: the same for `mask`.
 
     """
-    return restored(artifact.read(path), model, accept_other_weights, inputs, logits, mask, check_probe)
+    network = Network.of(model, inputs, logits, mask)
+    return restored(artifact.read(path), network, accept_other_weights, check_probe)
 
 
 def restored(
     saved: artifact.Saved,
-    model: nn.Module,
+    model: nn.Module | Network,
     accept_other_weights: bool = False,
-    inputs: InputsAdapter = None,
-    logits: LogitsAdapter = None,
-    mask: MaskAdapter = None,
     check_probe: bool = True,
 ) -> Detector:
-    """The detector of an opened file; the other arguments are those of `load`."""
-    network = adapted(saved.adapters, Network.of(model, inputs, logits, mask))
+    """The detector of an opened file, of whatever method; the other arguments are those of `load`."""
     with artifact.reading(saved.path):
         name = saved.header["detector"]
         kind = Guard if name == Guard.name else single(name)
-    return kind.from_artifact(saved, network, accept_other_weights, check_probe)
+    return kind.from_artifact(saved, model, accept_other_weights, check_probe)

@@ -16,10 +16,10 @@ from torch import nn
 from gramwatch.detect.detector import Detector
 from gramwatch.detect.measurement import how_many_rank
 from gramwatch.detect.threshold import range_of_rates
-from gramwatch.errors import ArtifactError
+from gramwatch.errors import ArtifactError, listed
 from gramwatch.files import artifact
 from gramwatch.files.writing import write_text
-from gramwatch.inputs.adapters import InputsAdapter, LogitsAdapter, MaskAdapter, adapted
+from gramwatch.inputs.adapters import InputsAdapter, LogitsAdapter, MaskAdapter
 from gramwatch.inputs.batches import described
 from gramwatch.watch import Network, unwrap
 
@@ -66,9 +66,8 @@ def load(
             f"there is no {path}: give a folder that save_pretrained wrote. For a guard on a hub, fetch its "
             "folder first: huggingface_hub.snapshot_download(NAME) returns the folder"
         )
-    saved = artifact.read(path)
-    network = adapted(saved.adapters, Network.of(model, inputs, logits, mask))
-    return kind.from_artifact(saved, network, accept_other_weights, check_probe)
+    network = Network.of(model, inputs, logits, mask)
+    return kind.from_artifact(artifact.read(path), network, accept_other_weights, check_probe)
 
 
 def _card_before(folder: Path) -> tuple[str, str]:
@@ -91,10 +90,10 @@ def _card_before(folder: Path) -> tuple[str, str]:
 
 def _is_ours(config: Path) -> bool:
     try:
-        found = json.loads(config.read_text(encoding="utf-8"))
+        content = json.loads(config.read_text(encoding="utf-8"))
     except ValueError:
         return False
-    return isinstance(found, dict) and found.get("library_name") == LIBRARY
+    return isinstance(content, dict) and content.get("library_name") == LIBRARY
 
 
 # --- what the files say ------------------------------------------------------------------------------
@@ -199,14 +198,16 @@ def _limits(header: Mapping[str, Any]) -> Iterator[str]:
 
 def _input(header: Mapping[str, Any]) -> str:
     members = header.get("members", {"": header}).values()
-    found = next((member["inputs"] for member in members if "inputs" in member), None)
-    return "not recorded" if found is None else _plain(described(found)) + " for each example"
+    form = next((member["inputs"] for member in members if "inputs" in member), None)
+    return "not recorded" if form is None else _plain(described(form)) + " for each example"
 
 
-def _preprocessing(found: Any) -> str:
-    if not isinstance(found, dict):
-        return "not recorded" if found is None else _plain(found)
-    return ", ".join(f"{_plain(name)}: {_plain(value)}" for name, value in found.items() if name != "given")
+def _preprocessing(settings: Any) -> str:
+    if not isinstance(settings, dict):
+        return "not recorded" if settings is None else _plain(settings)
+    return ", ".join(
+        f"{_plain(name)}: {_plain(value)}" for name, value in settings.items() if name != "given"
+    )
 
 
 def _fitted_on(saved: artifact.Saved) -> str:
@@ -225,8 +226,7 @@ def _class_names(header: Mapping[str, Any]) -> list[str]:
 def _classes(header: Mapping[str, Any]) -> str:
     names, calibration = _class_names(header), header["calibration"] or {}
     if names:
-        rest = f" and {len(names) - MOST_CLASSES} more" if len(names) > MOST_CLASSES else ""
-        return ", ".join(map(_plain, names[:MOST_CLASSES])) + rest
+        return listed([_plain(name) for name in names], MOST_CLASSES)
     return f"{calibration['classes']:,}, not named" if "classes" in calibration else "not named"
 
 

@@ -115,7 +115,7 @@ def rehearse(
     families = max(group.gather(() if first is None else families_of(first, maker)), key=len)
     if len(kept) < FEWEST or not families:
         return None
-    each = min(len(kept), max(1, BUDGET // len(families)))
+    per_family = min(len(kept), max(1, BUDGET // len(families)))
     order = kept.numbers.tolist()
     scores: dict[str, list[Tensor]] = {family: [] for family in families}
     shown = tqdm(
@@ -124,8 +124,8 @@ def rehearse(
     problem = ""
     try:
         for place, family in enumerate(shown):
-            start = place * each % len(order)
-            chosen = (order[start:] + order[:start])[:each]
+            start = place * per_family % len(order)
+            chosen = (order[start:] + order[:start])[:per_family]
             for _, inputs in kept.batches(AT_ONCE, chosen):
                 outliers = maker.outliers(inputs, family, mask_of(inputs))
                 scores[family].append(measured_scores(outliers))

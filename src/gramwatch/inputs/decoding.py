@@ -1,6 +1,6 @@
 """Opening any image file as RGB or grey, with a note of what was changed. Errors are one clear line.
 
-Fitting and scoring open images in this one way. Only the formats of `images.FORMATS` are read.
+Fitting and scoring open images in this one way. Only the formats of `FORMATS` are read.
 """
 
 import warnings
@@ -13,10 +13,12 @@ from stat import S_ISREG
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
-from gramwatch.errors import DataError
-from gramwatch.inputs.images import FORMATS, pillow_image
+from gramwatch.errors import DataError, MissingExtraError
 
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "PPM", "TIFF")
+"""The formats of image files that are read, whatever their names. Pillow's other readers never run."""
 NO_MEMORY = "there is not enough memory to decode it"
 MOST_PIXELS = 178_956_970
 """An image with more pixels is not decoded. Pillow has the same limit."""
@@ -156,3 +158,20 @@ def _why_unidentified(path: str | PathLike[str] | BytesIO | None) -> str:
     if size == 0:
         return "the file is empty"
     return f"not an image of a known format ({', '.join(FORMATS)})"
+
+
+def pillow_image() -> Any:
+    """Pillow's module `Image`, or an error that names the extra."""
+    try:
+        from PIL import Image
+    except ModuleNotFoundError:
+        raise MissingExtraError(
+            "reading and reducing images needs Pillow: install it with pip install 'gramwatch[plot]'"
+        ) from None
+    return Image
+
+
+def as_arrays(images: Tensor) -> "np.ndarray[Any, np.dtype[Any]]":
+    """Images `(N, C, H, W)` as Pillow has them: channels last, and no channel axis if they are grey."""
+    array = images.permute(0, 2, 3, 1).numpy()
+    return array[..., 0] if array.shape[-1] == 1 else array

@@ -2,15 +2,15 @@
 
 import csv
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from gramwatch.errors import DataError, MissingDataError, warn
 from gramwatch.files.sheets import of_cell
-from gramwatch.inputs.folder import SUFFIXES, class_folders
-from gramwatch.inputs.source import missing
+from gramwatch.inputs.sets import missing
 
+SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".ppm", ".tif", ".tiff"}
 PATH_COLUMNS = ("path", "file", "filename", "image")
 LABEL_COLUMNS = ("label", "class")
 
@@ -56,6 +56,14 @@ def _of_folder(folder: Path) -> Files:
         endings = ", ".join(sorted(SUFFIXES))
         raise MissingDataError(f"there is no image in the folder {folder}: no name ends in {endings}")
     return Files(paths, class_folders(paths, folder), others)
+
+
+def class_folders(files: Sequence[str | Path], folder: Path) -> list[str] | None:
+    """The first level of subfolders, for each file. None if there is one alone, or a file beside them."""
+    parts = [Path(path).relative_to(folder).parts for path in files]
+    if len({part[0] for part in parts}) < 2 or min(map(len, parts)) < 2:
+        return None
+    return [part[0] for part in parts]
 
 
 def _walk(folder: Path) -> Iterator[str]:

@@ -6,6 +6,7 @@ Both packages are in the extra `networks`. The weights are random: nothing is do
 import importlib
 import sys
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
@@ -14,11 +15,23 @@ from torch import nn
 
 from gramwatch.errors import InputError, MissingExtraError
 
-Described = tuple[str, Callable[[int], nn.Module], tuple[int, int, int], tuple[float, ...], tuple[float, ...]]
-"""The fields of a `NetworkRecord`: title, build, shape, mean, std."""
+Channels = tuple[float, ...]
 IMAGE_SIZE = {"vit_": "image_size"}
 """The option for the size of images, by the beginning of the name of a torchvision network."""
 _operators: list[torch.library.Library] = []
+
+
+@dataclass(frozen=True)
+class NetworkRecord:
+    """The facts about a network that do not depend on its weights."""
+
+    title: str
+    build: Callable[[int], nn.Module]
+    """Builds the network, given the number of classes."""
+    shape: tuple[int, int, int]
+    """The shape of one input: channels, height, width."""
+    mean: Channels
+    std: Channels
 
 
 def is_foreign(name: str) -> bool:
@@ -27,7 +40,7 @@ def is_foreign(name: str) -> bool:
     return bool(colon) and package in _PACKAGES
 
 
-def described(name: str, size: int | None = None) -> Described:
+def described(name: str, size: int | None = None) -> NetworkRecord:
     """Describe a network of timm or torchvision.
 
     Args:
@@ -39,7 +52,7 @@ def described(name: str, size: int | None = None) -> Described:
     return _PACKAGES[package](short, size)
 
 
-def _timm(name: str, size: int | None) -> Described:
+def _timm(name: str, size: int | None) -> NetworkRecord:
     timm = imported("timm")
     if "." in name or not timm.is_model(name):
         raise _unknown("timm", name, timm.list_models())
@@ -52,10 +65,11 @@ def _timm(name: str, size: int | None) -> Described:
         network: nn.Module = timm.create_model(name, pretrained=False, num_classes=classes, **sized)
         return network
 
-    return f"{name} (timm)", build, (channels, side, side), tuple(usual.mean), tuple(usual.std)
+    shape = (channels, side, side)
+    return NetworkRecord(f"{name} (timm)", build, shape, tuple(usual.mean), tuple(usual.std))
 
 
-def _torchvision(name: str, size: int | None) -> Described:
+def _torchvision(name: str, size: int | None) -> NetworkRecord:
     models = imported("torchvision").models
     names = models.list_models(module=models)
     if name not in names:
@@ -68,10 +82,11 @@ def _torchvision(name: str, size: int | None) -> Described:
         network: nn.Module = models.get_model(name, weights=None, num_classes=classes, **sized)
         return network
 
-    return f"{name} (torchvision)", build, (3, side, side), tuple(usual.mean), tuple(usual.std)
+    shape = (3, side, side)
+    return NetworkRecord(f"{name} (torchvision)", build, shape, tuple(usual.mean), tuple(usual.std))
 
 
-_PACKAGES: dict[str, Callable[[str, int | None], Described]] = {
+_PACKAGES: dict[str, Callable[[str, int | None], NetworkRecord]] = {
     "timm": _timm,
     "torchvision": _torchvision,
 }

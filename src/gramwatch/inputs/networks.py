@@ -9,36 +9,19 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from gramwatch.errors import ArtifactError, InputError
+from gramwatch.errors import ArtifactError, InputError, listed
 from gramwatch.files import artifact
-from gramwatch.inputs.foreign import described, is_foreign
+from gramwatch.inputs.foreign import Channels, NetworkRecord, described, is_foreign
 from gramwatch.inputs.offered import Offered
-
-Channels = tuple[float, ...]
-
-
-@dataclass(frozen=True)
-class NetworkRecord:
-    """The facts about a network that do not depend on its weights."""
-
-    title: str
-    build: Callable[[int], nn.Module]
-    """Builds the network, given the number of classes."""
-    shape: tuple[int, int, int]
-    """The shape of one input: channels, height, width."""
-    mean: Channels
-    std: Channels
-
 
 NETWORKS: Mapping[str, NetworkRecord] = Offered("gramwatch.architectures")
 """The networks of installed packages by name: with `gramwatch-lab`, those of the paper."""
 PREPARE: Mapping[str, Callable[[str, Mapping[str, Any] | None, nn.Module, Mapping[str, Tensor]], None]] = (
     Offered("gramwatch.objectives")
 )
-"""Functions of installed packages that change a network as the objective of its training has done."""
-MOMENTUM = "momentum/"
+"""Functions of installed packages that change a network as its training objective did."""
 STATES = {
-    "momentum_buffer": MOMENTUM,
+    "momentum_buffer": "momentum/",
     "exp_avg": "average/",
     "exp_avg_sq": "square/",
     "step": "step/",
@@ -86,7 +69,7 @@ def record_of(name: str, size: int | None = None) -> NetworkRecord:
 
     """
     if is_foreign(name):
-        return NetworkRecord(*described(name, size))
+        return described(name, size)
     if name not in NETWORKS:
         names = ", ".join([*NETWORKS, "timm:NAME", "torchvision:NAME"])
         raise InputError(f"there is no network '{name}': choose from {names}")
@@ -122,24 +105,24 @@ def load(
     """
     record = record_of(name, size)
     checkpoint = None if weights is None else _opened(Path(weights))
-    said: dict[str, Any] = {}
+    header: dict[str, Any] = {}
     if checkpoint is None:
         network = record.build(10)
     else:
-        said = _checked_header(checkpoint, name, record)
-        record = record_of(name, size or _size(said))
+        header = _checked_header(checkpoint, name, record)
+        record = record_of(name, size or _size(header))
         network = _restored(checkpoint, name, record)
 
     def channels(given: Sequence[float] | None, key: str, usual: Channels) -> Channels:
-        return tuple(float(value) for value in (given or said.get(key) or usual))
+        return tuple(float(value) for value in (given or header.get(key) or usual))
 
     return Loaded(
         name,
         network.to(device).eval(),
         channels(mean, "mean", record.mean),
         channels(std, "std", record.std),
-        size or _size(said),
-        tuple(said.get("class_names", ())),
+        size or _size(header),
+        tuple(header.get("class_names", ())),
     )
 
 
@@ -162,7 +145,7 @@ class _Checkpoint:
     """An opened file of parameters."""
 
     path: Path
-    said: dict[str, Any]
+    header: dict[str, Any]
     """Its header. Empty if it is not a file of this library."""
     shapes: dict[str, tuple[torch.dtype, tuple[int, ...]]]
     read: Callable[[], dict[str, Tensor]]
@@ -185,19 +168,19 @@ def _opened_safetensors(path: Path) -> _Checkpoint:
         file = artifact.File(path)
     except ArtifactError as error:
         raise ArtifactError(f"not a readable safetensors file: {error}") from None
-    said = file.header()
+    header = file.header()
     names = {name: name.removeprefix("module.") for name in file.layout}
     shapes = {names[name]: (stored.dtype, stored.shape) for name, stored in file.layout.items()}
-    if said is None:
+    if header is None:
         return _Checkpoint(
             path, {}, shapes, lambda: {short: file.tensor(name) for name, short in names.items()}
         )
-    if "objective" not in said:
-        kind = "guard" if said.get("detector") == "Guard" else "detector"
+    if "objective" not in header:
+        kind = "guard" if header.get("detector") == "Guard" else "detector"
         raise ArtifactError(f"{path} is a {kind}, not a checkpoint of a network")
-    everything = {name: artifact.Field(stored.shape) for name, stored in file.layout.items()}
+    fields = {name: artifact.Field(stored.shape) for name, stored in file.layout.items()}
     shapes = weights_of(shapes)
-    return _Checkpoint(path, said, shapes, lambda: weights_of(artifact.Saved(file, said).tensors(everything)))
+    return _Checkpoint(path, header, shapes, lambda: weights_of(artifact.Saved(file, header).tensors(fields)))
 
 
 def _loaded(path: Path) -> dict[str, Tensor]:
@@ -223,32 +206,32 @@ def _loaded(path: Path) -> dict[str, Tensor]:
 
 def _checked_header(checkpoint: _Checkpoint, name: str, record: NetworkRecord) -> dict[str, Any]:
     """The header of the file, with its types checked."""
-    said, channels = checkpoint.said, len(record.mean)
+    header, channels = checkpoint.header, len(record.mean)
     with artifact.reading(checkpoint.path):
-        for key, hint in _SAID.items():
-            if key in said:
-                artifact.check_types(said, **{key: hint})
-        if said.get("network", name) != name:
-            raise ArtifactError(f"{checkpoint.path} holds a '{said['network']:.60}', not a '{name}'")
-        if any(len(said.get(key) or record.mean) != channels for key in ("mean", "std")):
+        for key, hint in _HEADER.items():
+            if key in header:
+                artifact.check_types(header, **{key: hint})
+        if header.get("network", name) != name:
+            raise ArtifactError(f"{checkpoint.path} holds a '{header['network']:.60}', not a '{name}'")
+        if any(len(header.get(key) or record.mean) != channels for key in ("mean", "std")):
             raise ValueError(f"its mean or std is not of {channels} channel(s)")
-        if min(said.get("std") or record.std) <= 0:
+        if min(header.get("std") or record.std) <= 0:
             raise ValueError("its std must be positive")
-        if "class_names" in said and len(said["class_names"]) != said.get("classes"):
-            raise ValueError(f"it names {len(said['class_names'])} classes and has {said.get('classes')}")
-        shape = said.get("shape")
+        if "class_names" in header and len(header["class_names"]) != header.get("classes"):
+            raise ValueError(f"it names {len(header['class_names'])} classes and has {header.get('classes')}")
+        shape = header.get("shape")
         if shape is not None and (len(shape) != 3 or shape[0] != channels or min(shape) < 1):
             raise ValueError(f"its shape {shape} is not that of an image of {channels} channel(s)")
-    return said
+    return header
 
 
-def _size(said: Mapping[str, Any]) -> int | None:
+def _size(header: Mapping[str, Any]) -> int | None:
     """Height and width of the images, if the header holds their shape and they are square."""
-    shape = said.get("shape")
+    shape = header.get("shape")
     return None if shape is None or shape[1] != shape[2] else int(shape[1])
 
 
-_SAID: dict[str, Any] = {
+_HEADER: dict[str, Any] = {
     "network": str,
     "classes": int,
     "objective": str,
@@ -277,24 +260,24 @@ def _restored(checkpoint: _Checkpoint, name: str, record: NetworkRecord) -> nn.M
 def _built(checkpoint: _Checkpoint, record: NetworkRecord, state: Mapping[str, Tensor]) -> nn.Module:
     """The network without its weights. It has as many classes as the last linear layer of the file."""
     with artifact.reading(checkpoint.path):
-        network, said = _made(record, 10), checkpoint.said
+        network, header = _new_network(record, 10), checkpoint.header
         linear = [key for key, module in network.named_modules() if isinstance(module, nn.Linear)]
         head = linear[-1] if linear else ""
         rows = state.get(f"{head}.weight", state.get(f"{head}.labels_0"))
         if rows is not None and rows.ndim:
-            if said.get("classes", len(rows)) != len(rows):
-                raise ValueError(f"it is of {said['classes']:,} classes, its weights are of {len(rows):,}")
-            network = _made(record, len(rows))
-        elif not linear and "classes" in said:
-            network = _made(record, said["classes"])
-        if "objective" in said:
+            if header.get("classes", len(rows)) != len(rows):
+                raise ValueError(f"it is of {header['classes']:,} classes, its weights are of {len(rows):,}")
+            network = _new_network(record, len(rows))
+        elif not linear and "classes" in header:
+            network = _new_network(record, header["classes"])
+        if "objective" in header:
             for prepare in PREPARE.values():
-                prepare(said["objective"], said.get("settings"), network, state)
+                prepare(header["objective"], header.get("settings"), network, state)
     return network
 
 
-def _made(record: NetworkRecord, classes: int) -> nn.Module:
-    """The network on the current device; on the CPU if it computes with values while it is made (RegNet)."""
+def _new_network(record: NetworkRecord, classes: int) -> nn.Module:
+    """The network on the current device. On the CPU if its constructor computes with values (RegNet)."""
     try:
         return record.build(classes)
     except (NotImplementedError, RuntimeError):
@@ -322,13 +305,9 @@ def _check(
         if key in state and _kind(state[key]) != _kind(expected[key])
     ]
     wrong = {"missing": missing, "unknown": unknown, "of another shape": shapes, "of another type": kinds}
-    told = [
-        f"{what}: {', '.join(keys[:3])}{f' and {len(keys) - 3} more' if len(keys) > 3 else ''}"
-        for what, keys in wrong.items()
-        if keys
-    ]
-    if told:
-        raise ArtifactError(f"{path} does not fit the network '{name}'. {'; '.join(told)}")
+    problems = [f"{what}: {listed(keys, 3)}" for what, keys in wrong.items() if keys]
+    if problems:
+        raise ArtifactError(f"{path} does not fit the network '{name}'. {'; '.join(problems)}")
 
 
 def _kind(tensor: Tensor) -> tuple[bool, bool]:

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
 from types import TracebackType
 from typing import Any
 
@@ -15,8 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from gramwatch.errors import DataError
-from gramwatch.inputs import datasets, decoding
-from gramwatch.inputs.images import as_arrays, pillow_image
+from gramwatch.inputs import decoding
 from gramwatch.inputs.preprocessing import Preprocessing
 
 Opener = Callable[..., tuple[Any, str]]
@@ -119,7 +117,8 @@ class Images:
         self.keys, self.batch_size = keys, batch_size
         self._loader = DataLoader(
             _Decoded(partial(opener or decoding.opened, grey=preprocessing.grey), preprocessing),
-            batch_sampler=_Chunks(keys, batch_size),
+            batch_size,
+            sampler=keys,
             num_workers=workers,
             collate_fn=_together,
             worker_init_fn=_leave_interrupts_to_the_main_process,
@@ -163,18 +162,6 @@ class Inputs:
             yield torch.empty(0) if batch.inputs is None else batch.inputs
 
 
-class _Chunks:
-    """Keys in lists of a given length, in their order."""
-
-    def __init__(self, keys: Iterable[str], length: int) -> None:
-        self.keys, self.length = keys, length
-
-    def __iter__(self) -> Iterator[list[str]]:
-        keys = iter(self.keys)
-        while chunk := list(islice(keys, self.length)):
-            yield chunk
-
-
 def _together(images: list[Read]) -> Batch:
     readable = [image.inputs for image in images if image.inputs is not None]
     # The inputs travel once, in the stack. Only their presence is kept in the single images.
@@ -208,25 +195,3 @@ def held_out(count: int, share: float, seed: int) -> tuple[list[int], list[int]]
     order = torch.randperm(count, generator=torch.Generator().manual_seed(seed)).tolist()
     out = round(count * share)
     return sorted(order[out:]), sorted(order[:out])
-
-
-@dataclass(frozen=True)
-class NamedSet:
-    """A set of `gramwatch.inputs.datasets` by its name. Its images have keys such as `cifar10/test/00012`."""
-
-    images: Tensor
-    keys: Sequence[str]
-
-    @staticmethod
-    def load(name: str, split: str) -> "NamedSet":
-        """The images of a split, or of the only split that a set has."""
-        splits = datasets.source_of(name, datasets.CATALOGUE[name].splits[0]).splits
-        chosen = split if split in splits else splits[0]
-        images = datasets.load(name, split=chosen).images
-        return NamedSet(images, [f"{name}/{chosen}/{number:05d}" for number in range(len(images))])
-
-    def open(self, key: str, grey: bool = False) -> tuple[Any, str]:
-        """One image as Pillow has it."""
-        number = int(key.rpartition("/")[2])
-        image = pillow_image().fromarray(as_arrays(self.images[number : number + 1])[0])
-        return image.convert("L" if grey else "RGB"), ""

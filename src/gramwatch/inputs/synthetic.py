@@ -11,13 +11,10 @@ values up to rounding. Other networks get nearly the same values.
 """
 
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
-
-from gramwatch.inputs.source import Raw, Source
 
 Shape = tuple[int, int, int]
 
@@ -80,7 +77,7 @@ def as_pixels(values: Tensor) -> Tensor:
     return mean + std * values
 
 
-_MAKERS: dict[str, tuple[str, str, Callable[[int, Shape, int], Tensor]]] = {
+MAKERS: dict[str, tuple[str, str, Callable[[int, Shape, int], Tensor]]] = {
     "gaussian": (
         "Gaussian noise",
         "normal, mean 0.5, deviation 0.5, clipped to [0, 1]; pixel space",
@@ -104,21 +101,10 @@ _MAKERS: dict[str, tuple[str, str, Callable[[int, Shape, int], Tensor]]] = {
         lambda *how: as_pixels(blobs_normalised(*how)),
     ),
 }
-
-
-def _source(name: str) -> Source:
-    title, about, _ = _MAKERS[name]
-
-    def read(root: Path, split: str) -> Raw:
-        return Raw(outliers(name))
-
-    return Source(title, f"made up: {about} (Hendrycks et al., 2019)", "", read, ("test",))
-
-
-SOURCES = {name: _source(name) for name in _MAKERS}
+"""The synthetic sets by name: the title, what the images are, and the function that makes them."""
 
 
 def outliers(name: str, count: int = 10_000, size: int = 32, channels: int = 3, seed: int = 0) -> Tensor:
     """The images of a synthetic set, uint8."""
-    values = _MAKERS[name][2](count, (channels, size, size), seed)
+    values = MAKERS[name][2](count, (channels, size, size), seed)
     return (values * 255).round().to(torch.uint8)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from gramwatch.detect.detector import Detector
-from gramwatch.detect.ranks import packed, unpacked
+from gramwatch.detect.fitting import packed, unpacked
 from gramwatch.errors import GramwatchWarning, InputError, MissingExtraError
 
 _D = TypeVar("_D", bound=Detector)

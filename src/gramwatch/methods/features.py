@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.amp.autocast_mode import is_autocast_available
 
-from gramwatch.detect.counted import mixed
+from gramwatch.detect.progress import mixed
 from gramwatch.errors import InputError, TapError, warn
 from gramwatch.files.artifact import FINITE, NOT_NEGATIVE, Field
 from gramwatch.methods.base import Method

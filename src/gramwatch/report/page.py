@@ -17,7 +17,7 @@ import numpy as np
 
 from gramwatch.errors import DataError
 from gramwatch.explain.thumbnails import thumbnail
-from gramwatch.files.version import __version__
+from gramwatch.files import __version__
 from gramwatch.inputs.readers import Opener
 from gramwatch.report import charts
 from gramwatch.report.charts import Chart, percent

@@ -13,8 +13,8 @@ import gramwatch
 from gramwatch.deploy.serve import Judge, Limits
 from gramwatch.deploy.serve.judge import Asked
 from gramwatch.deploy.serve.protocol import Answer, Result
+from gramwatch.inputs.decoding import FORMATS
 from gramwatch.inputs.demo import digits, small_mlp, train
-from gramwatch.inputs.images import FORMATS
 from gramwatch.inputs.preprocessing import Preprocessing
 from tests.deploy.serve.serving import Slow, png, serving, slow
 

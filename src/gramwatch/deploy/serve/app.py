@@ -31,7 +31,7 @@ from gramwatch.deploy.serve.protocol import (
     Welcome,
 )
 from gramwatch.deploy.serve.service import Service, Wish
-from gramwatch.files.version import __version__
+from gramwatch.files import __version__
 from gramwatch.stream.monitor import Monitor
 
 SAVE_SECONDS = 60.0

@@ -7,7 +7,7 @@ import torch
 
 import gramwatch
 from gramwatch import ArtifactError, GramDetector, GramwatchWarning, Guard, InputError
-from gramwatch.detect.counted import KEPT, MOST_NUMBERS, Counted, Read, checksums
+from gramwatch.detect.progress import KEPT, MOST_NUMBERS, Counted, Read, checksums
 from gramwatch.files import artifact
 from gramwatch.inputs.batches import tensors_in
 from gramwatch.methods import Mahalanobis

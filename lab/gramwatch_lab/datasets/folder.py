@@ -5,9 +5,8 @@ from pathlib import Path
 
 import torch
 
-from gramwatch.inputs.source import Raw, Source, missing
-
-SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".ppm", ".tif", ".tiff"}
+from gramwatch.inputs.files import SUFFIXES, class_folders
+from gramwatch.inputs.sets import Raw, Source, missing
 
 
 def image_files(folder: Path) -> list[Path]:
@@ -34,15 +33,15 @@ def read_folder(folder: Path) -> Raw:
     return Raw(files, torch.tensor([number[name] for name in classes]))
 
 
-def class_folders(files: Sequence[str | Path], folder: Path) -> list[str] | None:
-    """The first level of subfolders, for each file. None if there is one alone, or a file beside them."""
-    parts = [Path(path).relative_to(folder).parts for path in files]
-    if len({part[0] for part in parts}) < 2 or min(map(len, parts)) < 2:
-        return None
-    return [part[0] for part in parts]
-
-
 def folder_source(folder: Path) -> Source:
     """A folder as a set of images."""
     about = f"the images in the folder {folder.name}"
     return Source(folder.name, about, str(folder), lambda root, split: read_folder(folder), ("test",))
+
+
+def first_present(candidates: Sequence[Path]) -> Path:
+    """The first path that exists. If none exists, the error names the first candidate."""
+    for path in candidates:
+        if path.exists():
+            return path
+    raise missing(candidates[0], "file or folder")

@@ -1,6 +1,6 @@
 """scikit-learn's digits, in parts."""
 
-from gramwatch.inputs.digits import digits
+from gramwatch.inputs.demo import digits
 
 
 def test_the_parts_of_the_digits_are_disjoint():

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from gramwatch import DataError
-from gramwatch.inputs.datasets import load
+from gramwatch_lab.datasets import load
 from tests.inputs.files import as_tensor, photographs, save
 
 

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gramwatch.inputs.images import as_arrays, as_batch, in_threads, pillow_image
-from gramwatch.inputs.resize import through
+from gramwatch.inputs.decoding import as_arrays, pillow_image
+from gramwatch_lab.datasets.images import as_batch, in_threads, through
 
 Channels = tuple[float, ...]
 GAMMA = 2.2

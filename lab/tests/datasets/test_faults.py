@@ -8,8 +8,8 @@ import torch
 from PIL import Image
 from torch import nn
 
-from gramwatch.inputs import faults
 from gramwatch.inputs.networks import Loaded
+from gramwatch_lab.datasets import faults
 from tests.inputs.files import smooth
 
 
