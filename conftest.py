@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import settings
 
+from gramwatch.guard import rehearsal
 from gramwatch.numerics import kernels
 
 # Without a network, Hugging Face's hub would be asked in vain for half a minute. Read when it is imported.
@@ -61,6 +62,26 @@ def _files_need_not_survive_a_power_cut() -> Iterator[None]:
     """Tests write a thousand files, and waiting for the disk takes longer than all else about them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda handle: None)
+        yield
+
+
+BUDGET = rehearsal.BUDGET
+"""The most outliers of a rehearsal, as users have it."""
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _short_rehearsals() -> Iterator[None]:
+    """Ten outliers of each family. All tests together calibrate hundreds of guards."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rehearsal, "BUDGET", 160)
+        yield
+
+
+@pytest.fixture(scope="module")
+def whole_rehearsals() -> Iterator[None]:
+    """Rehearsals as users have them, for tests of what these learn."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rehearsal, "BUDGET", BUDGET)
         yield
 
 
