@@ -10,6 +10,7 @@ from hypothesis import settings
 
 from gramwatch.guard import rehearsal
 from gramwatch.numerics import kernels
+from tests.guarded import OUTLIERS
 
 # Without a network, Hugging Face's hub would be asked in vain for half a minute. Read when it is imported.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -71,9 +72,9 @@ BUDGET = rehearsal.BUDGET
 
 @pytest.fixture(autouse=True, scope="session")
 def _short_rehearsals() -> Iterator[None]:
-    """Ten outliers of each family. All tests together calibrate hundreds of guards."""
+    """Ten outliers of each family, not 150: all tests together calibrate hundreds of guards."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rehearsal, "BUDGET", 160)
+        patch.setattr(rehearsal, "BUDGET", OUTLIERS)
         yield
 
 

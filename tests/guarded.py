@@ -8,6 +8,8 @@ from torch import nn
 from gramwatch.methods.profile import RIDGE
 
 CLASSES = 4
+OUTLIERS = 160
+"""The most outliers of a rehearsal in tests: ten of each family."""
 
 
 class Net(nn.Module):

@@ -31,6 +31,7 @@ from gramwatch.guard.rehearsal import (
 from tests import texts
 
 DATA = Path(__file__).parents[1] / "data"
+pytestmark = pytest.mark.usefixtures("whole_rehearsals")
 
 
 class Net(nn.Module):
