@@ -8,9 +8,8 @@ import pytest
 import torch
 from hypothesis import settings
 
-from gramwatch.guard import rehearsal
 from gramwatch.numerics import kernels
-from tests.guarded import OUTLIERS
+from tests.guarded import OUTLIERS, rehearsing
 
 # Without a network, Hugging Face's hub would be asked in vain for half a minute. Read when it is imported.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -66,23 +65,17 @@ def _files_need_not_survive_a_power_cut() -> Iterator[None]:
         yield
 
 
-BUDGET = rehearsal.BUDGET
-"""The most outliers of a rehearsal, as users have it."""
-
-
 @pytest.fixture(autouse=True, scope="session")
 def _short_rehearsals() -> Iterator[None]:
     """Ten outliers of each family, not 150: all tests together calibrate hundreds of guards."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rehearsal, "BUDGET", OUTLIERS)
+    with rehearsing(OUTLIERS):
         yield
 
 
 @pytest.fixture(scope="module")
 def whole_rehearsals() -> Iterator[None]:
     """Rehearsals as users have them, for tests of what these learn."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rehearsal, "BUDGET", BUDGET)
+    with rehearsing():
         yield
 
 

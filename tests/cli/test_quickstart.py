@@ -9,6 +9,8 @@ from gramwatch.evaluation import compare
 from gramwatch.inputs.demo import outlier_sets
 from gramwatch.inputs.digits import digits
 
+pytestmark = pytest.mark.usefixtures("whole_rehearsals")
+
 
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory):
