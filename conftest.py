@@ -9,6 +9,7 @@ import torch
 from hypothesis import settings
 
 from gramwatch.numerics import kernels
+from tests.guarded import OUTLIERS, rehearsing
 
 # Without a network, Hugging Face's hub would be asked in vain for half a minute. Read when it is imported.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -61,6 +62,20 @@ def _files_need_not_survive_a_power_cut() -> Iterator[None]:
     """Tests write a thousand files, and waiting for the disk takes longer than all else about them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda handle: None)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _short_rehearsals() -> Iterator[None]:
+    """Ten outliers of each family, not 150: all tests together calibrate hundreds of guards."""
+    with rehearsing(OUTLIERS):
+        yield
+
+
+@pytest.fixture(scope="module")
+def whole_rehearsals() -> Iterator[None]:
+    """Rehearsals as users have them, for tests of what these learn."""
+    with rehearsing():
         yield
 
 

@@ -1,13 +1,30 @@
 """A small network of four classes to guard, and distances to its classes written out in float64."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import numpy as np
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from gramwatch.guard import rehearsal
 from gramwatch.methods.profile import RIDGE
 
 CLASSES = 4
+OUTLIERS = 160
+"""The most outliers of a rehearsal in most tests: ten of each family."""
+BUDGET = rehearsal.BUDGET
+"""The most outliers of a rehearsal of users."""
+
+
+@contextmanager
+def rehearsing(outliers: int = BUDGET) -> Iterator[None]:
+    """Guards that are calibrated here rehearse with at most so many outliers."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rehearsal, "BUDGET", outliers)
+        yield
 
 
 class Net(nn.Module):

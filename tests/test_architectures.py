@@ -19,7 +19,7 @@ import gramwatch
 from gramwatch import Guard
 from gramwatch.guard.guard import MEMBERS
 from gramwatch.inputs.batches import mapped
-from tests.shallow import SHALLOW
+from tests.shallow import shallow
 
 CLASSES = 4
 WORDS = 40
@@ -185,43 +185,57 @@ TIMM = """
     deit_tiny_distilled_patch16_224:32i mixer_s32_224:32i resmlp_12_224:32i levit_128s:64i pvt_v2_b0:32
     poolformer_s12:32 edgenext_xx_small:32 mobilevit_xxs:32 xcit_nano_12_p8_224:32i
 """.split()
-TORCHVISION = """
-    resnet18:32 mobilenet_v2:32 shufflenet_v2_x0_5:32 squeezenet1_1:32 regnet_y_400mf:32
-""".split()
 
 
 def from_timm(pair: str) -> Case:
     name, _, size = pair.partition(":")
     pixels = int(size.rstrip("i"))
-    options = SHALLOW.get(name, {}) | ({"img_size": pixels} if size.endswith("i") else {})
+    options = {"img_size": pixels} if size.endswith("i") else {}
 
     def build() -> nn.Module:
-        network: nn.Module = pytest.importorskip("timm").create_model(name, num_classes=CLASSES, **options)
-        return network
+        return shallow(name, num_classes=CLASSES, **options)
 
     if "distilled" in name or name.startswith("levit"):  # the mean of two heads
         return Case(build, images(pixels), members=HEADLESS, says=NO_HEAD)
     return Case(build, images(pixels), says=ONE_CHANNEL if name.startswith("eca") else "")
 
 
-def from_torchvision(pair: str) -> Case:
-    name, _, size = pair.partition(":")
-
-    def build() -> nn.Module:
-        return pytest.importorskip("torchvision").models.get_model(name, weights=None, num_classes=CLASSES)
-
-    if name.startswith("squeezenet"):  # its last layer is a convolution
-        return Case(build, images(int(size)), members=HEADLESS, says=NO_HEAD)
-    return Case(build, images(int(size)))
+def from_torchvision(make: Callable[[Any], nn.Module], **expected: Any) -> Case:
+    """A network of torchvision. Two blocks of each kind are enough."""
+    return Case(lambda: make(pytest.importorskip("torchvision").models), images(32), **expected)
 
 
-def small_swin() -> nn.Module:
-    """The Swin transformer of torchvision, in which two blocks of each stage are enough."""
-    network: nn.Module = pytest.importorskip("torchvision").models.SwinTransformer(
-        [4, 4], embed_dim=48, depths=[2, 2, 2], num_heads=[2, 4, 8], window_size=[7, 7], num_classes=CLASSES
-    )
-    return network
-
+TORCHVISION = {
+    "resnet": from_torchvision(lambda of: of.ResNet(of.resnet.BasicBlock, [1, 1, 1, 1], num_classes=CLASSES)),
+    "mobilenet_v2": from_torchvision(
+        lambda of: of.MobileNetV2(
+            CLASSES, inverted_residual_setting=[[1, 16, 1, 1], [6, 24, 2, 2], [6, 32, 2, 2], [6, 48, 1, 2]]
+        )
+    ),
+    "shufflenet_v2": from_torchvision(
+        lambda of: of.ShuffleNetV2([2, 2, 2], [24, 32, 48, 96, 128], num_classes=CLASSES)
+    ),
+    # Its last layer is a convolution.
+    "squeezenet1_1": from_torchvision(
+        lambda of: of.squeezenet1_1(weights=None, num_classes=CLASSES), members=HEADLESS, says=NO_HEAD
+    ),
+    "regnet_y": from_torchvision(
+        lambda of: of.RegNet(
+            of.regnet.BlockParams([1, 2, 2], [16, 32, 48], [8, 8, 8], [1.0] * 3, [2] * 3, se_ratio=0.25),
+            num_classes=CLASSES,
+        )
+    ),
+    "swin": from_torchvision(
+        lambda of: of.SwinTransformer(
+            [4, 4],
+            embed_dim=24,
+            depths=[2, 2, 2],
+            num_heads=[2, 4, 8],
+            window_size=[7, 7],
+            num_classes=CLASSES,
+        )
+    ),
+}
 
 # --- Hugging Face ------------------------------------------------------------------------------------
 
@@ -328,8 +342,7 @@ TRANSFORMERS = {
 CASES: dict[str, Case] = {
     **OWN,
     **{f"timm {pair}": from_timm(pair) for pair in TIMM},
-    **{f"torchvision {pair}": from_torchvision(pair) for pair in TORCHVISION},
-    "torchvision swin": Case(small_swin, images(32)),
+    **{f"torchvision {name}": case for name, case in TORCHVISION.items()},
     **{f"transformers {name}": case for name, case in TRANSFORMERS.items()},
 }
 

@@ -16,6 +16,7 @@ from tests import pages
 from tests.pages import PAGES, ROOT, Block
 
 DOCS = ROOT / "docs"
+pytestmark = pytest.mark.usefixtures("whole_rehearsals")
 ELSEWHERE = {ROOT / "README.md": "tests/test_examples.py", DOCS / "cli.md": "tests/cli/test_app_page.py"}
 """Pages whose programs another test runs, because it compares what they print."""
 NEEDS = {name: name for name in ("timm", "torchvision", "lightning")}

@@ -18,6 +18,7 @@ from gramwatch.methods import METHODS
 from tests.pages import ROOT, code_of
 
 EXAMPLES = ROOT / "examples"
+pytestmark = pytest.mark.usefixtures("whole_rehearsals")
 
 
 @pytest.fixture(autouse=True)

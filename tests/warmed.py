@@ -5,9 +5,11 @@ import warnings
 import torch
 
 import gramwatch
-from tests.guarded import images, made
+from gramwatch.guard import rehearsal
+from tests.guarded import OUTLIERS, images, made
 
 torch.set_num_threads(1)
+rehearsal.BUDGET = OUTLIERS  # as conftest.py has it
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", gramwatch.GramwatchWarning)
     guard = gramwatch.Guard(made(), orders=(1, 2))

@@ -39,8 +39,8 @@ def lines_of(path: Path) -> int:
 def methods_of(file: str, name: str) -> list[str]:
     """The methods that a class defines itself, properties among them."""
     tree = ast.parse((LIBRARY / file).read_text(encoding="utf-8"))
-    (found,) = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name]
-    return [node.name for node in found.body if isinstance(node, ast.FunctionDef)]
+    (kind,) = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name]
+    return [node.name for node in kind.body if isinstance(node, ast.FunctionDef)]
 
 
 def loaded() -> int:
@@ -48,6 +48,37 @@ def loaded() -> int:
     code = "import sys; from gramwatch import Guard; print(*sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return sum(module.partition(".")[0] == "gramwatch" for module in run.stdout.split())
+
+
+def plain(text: str) -> str:
+    """A text with one space between words."""
+    return re.sub(r"\s+", " ", text)
+
+
+def strings_of(path: Path) -> list[str]:
+    """The strings in the code of a file, without docstrings."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    docstrings = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    constants = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and node not in docstrings]
+    return [plain(node.value).strip() for node in constants if isinstance(node.value, str)]
+
+
+def quotes() -> list[str]:
+    """Strings of five words or more that tests take from the prose of pages written by hand.
+
+    Headings, code on pages, and what a program of ours says are no such quotes.
+    """
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
+    by_hand = [page.read_text(encoding="utf-8") for page in pages if page.parent.name != "results"]
+    code = re.compile(r"<!-- begin.*?<!-- end.*?-->|```.*?```|^( {4}|#).*?$", re.DOTALL | re.MULTILINE)
+    prose = plain(" ".join(code.sub("", text) for text in by_hand))
+    sources = [path for top in (LIBRARY, LAB, ROOT / "examples") for path in top.rglob("*.py")]
+    says = [path.read_text(encoding="utf-8") for path in sources if "tests" not in path.parts]
+    said = plain(" ".join(says))
+    tests = [path for top in (ROOT / "tests", LAB / "tests") for path in sorted(top.rglob("test_*.py"))]
+    texts = [text for path in tests for text in strings_of(path)]
+    long = [text for text in texts if len(re.findall("[A-Za-z]+", text)) >= 5 and text[0] != "#"]
+    return [text for text in long if text in prose and text not in said]
 
 
 def rows() -> list[tuple[str, str, str, str, str]]:
@@ -74,6 +105,7 @@ def rows() -> list[tuple[str, str, str, str, str]]:
         ),
         (f"lines of the largest file (`{where}`)", "1,035", "600", f"{files[largest]:,}", "largest"),
         ("modules loaded by `from gramwatch import Guard`", "67", "40", str(loaded()), "loaded"),
+        ("quotes of five words or more from pages in tests", "26", "0", str(len(quotes())), "quotes"),
     ]
 
 

@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 
 from tests.cli.invoking import invoke
 from tests.cli.own import PACKAGE, PREPARED, QUICK, write_classes
+from tests.guarded import rehearsing
 from tests.pages import ROOT, code_of
 
 NAME = "gramwatch_test_nets"
@@ -71,17 +72,11 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Own]:
     write_classes(folder / "test", 20, seed=2)
     _train(folder)
     own_files = Own(folder, "")
-    result = invoke(
-        "fit",
-        own_files.model,
-        own_files.train,
-        "--weights",
-        own_files.weights,
-        "-o",
-        own_files.guard,
-        *PREPARED,
-        *QUICK,
-    )
+    with rehearsing():
+        result = invoke(
+            "fit", own_files.model, own_files.train, "--weights", own_files.weights, "-o", own_files.guard,
+            *PREPARED, *QUICK,
+        )  # fmt: skip
     assert result.exit_code == 0, result.output
     yield Own(folder, result.output)
     sys.path.remove(str(folder))
@@ -91,9 +86,10 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Own]:
 def rehearsed(own: Own, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """A guard that rehearsed, and what the command said."""
     path = tmp_path_factory.mktemp("rehearsed") / "guard.safetensors"
-    result = invoke(
-        "fit", own.model, own.train, "--weights", own.weights, "-o", path, "--rehearse", *PREPARED, *QUICK
-    )
+    with rehearsing():
+        result = invoke(
+            "fit", own.model, own.train, "--weights", own.weights, "-o", path, "--rehearse", *PREPARED, *QUICK
+        )
     assert result.exit_code == 0, result.output
     return path, result.output
 
@@ -134,7 +130,7 @@ class OfPage:
 @pytest.fixture(scope="session")
 def of_page(tmp_path_factory: pytest.TempPathFactory) -> OfPage:
     page, folder, said = ROOT / "docs" / "cli.md", tmp_path_factory.mktemp("page"), ""
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, rehearsing():
         patch.chdir(folder)
         exec(code_of(page, "python"), {"__name__": "__main__"})
         for line in code_of(page, "sh").splitlines():

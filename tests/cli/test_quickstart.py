@@ -8,6 +8,8 @@ from gramwatch.cli import quickstart as demo
 from gramwatch.evaluation import compare
 from gramwatch.inputs.demo import digits, outlier_sets
 
+pytestmark = pytest.mark.usefixtures("whole_rehearsals")
+
 
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory):

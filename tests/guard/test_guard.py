@@ -108,7 +108,7 @@ def test_scores_and_p_values_equal_the_transcription(net):
     train, validation, test = images(300, 0), images(161, 1), images(40, 2, scale=1.3)
     guard = Guard(net, level=0.9).fit(train.split(64), progress=False)
     guard.calibrate(validation.split(50), seed=7, progress=False)
-    found = guard(test)
+    detection = guard(test)
 
     gram = GramDetector(net, orders=(1, 2, 4, 8)).fit(train.split(64), progress=False)
     known = transcription(net, gram.measure(validation).deviations.double().numpy(), validation)
@@ -120,13 +120,13 @@ def test_scores_and_p_values_equal_the_transcription(net):
     expectation = (80 * own + 50 * own.mean()) / 130
     classes = fitted_classes(net, train)
     fitting = profiles(net, train, validation)[normalising]
-    for each, x in ((known, validation), (new, test)):
-        each["gram"] = np.sqrt(each["delta"] / (expectation + 1e-7)).mean(1)
+    for measures, x in ((known, validation), (new, test)):
+        measures["gram"] = np.sqrt(measures["delta"] / (expectation + 1e-7)).mean(1)
         profile = profiles(net, train, x)
-        each["profile"] = np.array([profile_distance(fitting, row) for row in profile])
-        each["class_ratio"] = class_ratio(net, classes, x)
-        each["mahalanobis_pp"] = mahalanobis_pp(net, classes, x)
-        each["knn"] = knn(net, train, x)
+        measures["profile"] = np.array([profile_distance(fitting, row) for row in profile])
+        measures["class_ratio"] = class_ratio(net, classes, x)
+        measures["mahalanobis_pp"] = mahalanobis_pp(net, classes, x)
+        measures["knn"] = knn(net, train, x)
     names = SEEN
     standard = {name: known[name][normalising] for name in names}
     for i, row in enumerate(fitting):  # examples that fitted the rule are standardised as if left out
@@ -137,29 +137,29 @@ def test_scores_and_p_values_equal_the_transcription(net):
         name: max(np.percentile(standard[name], 99) - middle[name], standard[name].std()) for name in names
     }
     lowest = {name: np.percentile(standard[name], 25) for name in names}
-    for each in (known, new):
-        each["score"] = sum(
-            (np.maximum(each[name], lowest[name]) - middle[name]) / spread[name] for name in names
+    for measures in (known, new):
+        measures["score"] = sum(
+            (np.maximum(measures[name], lowest[name]) - middle[name]) / spread[name] for name in names
         )
 
-    np.testing.assert_allclose(found.score.numpy(), new["score"], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(detection.score.numpy(), new["score"], rtol=1e-4, atol=1e-5)
     ranks = np.sort(known["score"][ranking])
     np.testing.assert_allclose(guard.calibration_scores_.numpy(), ranks, rtol=1e-4, atol=1e-5)
     exact = guard.calibration_scores_.numpy()
-    for i, score in enumerate(found.score.numpy()):
+    for i, score in enumerate(detection.score.numpy()):
         p = (1 + sum(exact >= score)) / (len(exact) + 1)
-        assert found.p_value[i].item() == pytest.approx(p, abs=1e-12)
-        assert bool(found.is_ood[i]) == (p <= 0.1 + 1e-12)
-        assert bool(found.is_ood[i]) == (score > guard.threshold_)
+        assert detection.p_value[i].item() == pytest.approx(p, abs=1e-12)
+        assert bool(detection.is_ood[i]) == (p <= 0.1 + 1e-12)
+        assert bool(detection.is_ood[i]) == (score > guard.threshold_)
     for name in names:
         among = [(1 + sum(known[name][ranking] >= value)) / 82 for value in new[name]]
         # One rank more or less, where float32 and float64 sort two examples differently.
-        np.testing.assert_allclose(found.parts[name].numpy(), among, atol=1.01 / 82)
-        assert np.mean(np.abs(found.parts[name].numpy() - among) < 1e-12) > 0.9
-    assert found.deviations.dtype == torch.float32
-    assert torch.equal(found.deviations, gram.measure(test).deviations)
-    assert torch.equal(found.class_support, gram.class_counts_[found.predicted])
-    assert torch.equal(found.logits.argmax(1), found.predicted)
+        np.testing.assert_allclose(detection.parts[name].numpy(), among, atol=1.01 / 82)
+        assert np.mean(np.abs(detection.parts[name].numpy() - among) < 1e-12) > 0.9
+    assert detection.deviations.dtype == torch.float32
+    assert torch.equal(detection.deviations, gram.measure(test).deviations)
+    assert torch.equal(detection.class_support, gram.class_counts_[detection.predicted])
+    assert torch.equal(detection.logits.argmax(1), detection.predicted)
 
 
 # --- p-values ----------------------------------------------------------------------------------------
@@ -170,8 +170,8 @@ def test_p_values_of_a_network_hold(fitted):
     measured = fitted.measure_all(images(16_000, 20).split(1000), progress=False)
     flagged = {0.01: [], 0.05: [], 0.1: []}
     for part in torch.arange(16_000).split(400):
-        found = Calibration.of(measured[part[:300]], fitted.rule(), 0.95)
-        p = found.judged(measured[part[300:]])[1][:, 0]
+        calibration = Calibration.of(measured[part[:300]], fitted.rule(), 0.95)
+        p = calibration.judged(measured[part[300:]])[1][:, 0]
         for alpha, shares in flagged.items():
             shares.append((p <= alpha).double().mean().item())
     for alpha, shares in flagged.items():
@@ -183,33 +183,33 @@ def test_per_class_ranks_within_the_group(net, tmp_path):
     guard.calibrate(images(1200, 1).split(200), progress=False)
     pooled = Guard.of(guard.members).calibrate(images(1200, 1).split(200), progress=False)
     x = images(50, 2)
-    found, expected = guard(x), pooled(x)
-    assert torch.equal(found.score, expected.score)
+    detection, expected = guard(x), pooled(x)
+    assert torch.equal(detection.score, expected.score)
     calibration, groups = guard.calibration(), guard.groups_
     assert len(groups) > 1
     assert sorted(c for group in groups for c in group) == list(range(CLASSES))
     assert pooled.groups_ == [list(range(CLASSES))]
     for i in range(50):
-        (group,) = (torch.tensor(group) for group in groups if int(found.predicted[i]) in group)
+        (group,) = (torch.tensor(group) for group in groups if int(detection.predicted[i]) in group)
         own = calibration.scores[torch.isin(calibration.predicted, group), 0]
-        assert found.p_value[i] == p_value(found.score[i : i + 1], own)
-    assert not torch.equal(found.p_value, expected.p_value)
+        assert detection.p_value[i] == p_value(detection.score[i : i + 1], own)
+    assert not torch.equal(detection.p_value, expected.p_value)
     assert "per class" in repr(guard)
     with pytest.raises(ValueError, match="thresholds of their own"):
         guard.threshold_  # noqa: B018
     guard.save(tmp_path / "guard.safetensors")
     again = gramwatch.load(tmp_path / "guard.safetensors", net)
     assert again.groups_ == groups
-    assert torch.equal(again(x).p_value, found.p_value)
+    assert torch.equal(again(x).p_value, detection.p_value)
 
 
 # --- what a user sees --------------------------------------------------------------------------------
 
 
 def test_parts_tell_which_member_raised_the_alarm(ready):
-    found = ready(images(20, 3))
-    assert tuple(found.parts) == SEEN
-    for p in (*found.parts.values(), found.p_value):
+    detection = ready(images(20, 3))
+    assert tuple(detection.parts) == SEEN
+    for p in (*detection.parts.values(), detection.p_value):
         assert p.shape == (20,)
         assert ((p > 0) & (p <= 1)).all()
     far = ready(images(20, 3, scale=8))
@@ -226,17 +226,17 @@ def test_with_a_floor_no_member_can_silence_the_others(fitted):
     caught = []
     for standard in (guard_study.Adjusted(floored=False), Standard()):
         rule = JointRule({"gram": fitted.rule().rules["gram"]}, standard)
-        found = Calibration.of(inside, rule, 0.95)
-        caught.append(int(found.judged(outside)[2].sum()))
+        calibration = Calibration.of(inside, rule, 0.95)
+        caught.append(int(calibration.judged(outside)[2].sum()))
     assert caught[0] <= 2
     assert caught[1] == 20
 
 
 def test_results_are_ordinary_tensors(ready):
-    found = ready(images(3, 2))
-    tensors = [value for value in vars(found).values() if isinstance(value, torch.Tensor)]
+    detection = ready(images(3, 2))
+    tensors = [value for value in vars(detection).values() if isinstance(value, torch.Tensor)]
     assert len(tensors) == 7
-    assert not any(t.is_inference() for t in (*tensors, *found.parts.values()))
+    assert not any(t.is_inference() for t in (*tensors, *detection.parts.values()))
 
 
 def test_one_batch_takes_one_forward_pass(ready):
@@ -286,17 +286,17 @@ def test_large_statistics_are_measured_all_the_same(ready, monkeypatch):
     for record in (False, True):
         ready.record_pass = record
         with pytest.warns(GramwatchWarning, match=r"1 input\(s\) with NaN") as said:
-            found = ready(x)
+            detection = ready(x)
         assert len(said) == 1
         assert len(passes) == 9
         passes.clear()
-        for i, each in enumerate(expected):
+        for i, verdict in enumerate(expected):
             for name in ("score", "p_value", "is_ood", "class_support", "deviations"):
                 torch.testing.assert_close(
-                    getattr(found[i], name), getattr(each, name), rtol=0, atol=0, equal_nan=True
+                    getattr(detection[i], name), getattr(verdict, name), rtol=0, atol=0, equal_nan=True
                 )
     measured = Together({"Guard": ready, "MSP": MSP(ready.model)}).measure([x], "judging", False)
-    assert torch.equal(ready.calibration().rule(measured["Guard"])[:, 0], found.score)
+    assert torch.equal(ready.calibration().rule(measured["Guard"])[:, 0], detection.score)
     assert len(measured["MSP"]) == 9
 
 
@@ -313,7 +313,7 @@ def test_a_fit_in_pieces_is_the_same(net, fitted, monkeypatch):
     bad = torch.full((60, 1, 7, 7), torch.nan)
     with pytest.warns(GramwatchWarning, match=r"60 training example\(s\) with NaN") as said:
         Guard(net).fit([*batches, bad], progress=False)
-    assert sum("left out" in str(each.message) for each in said) == 1
+    assert sum("left out" in str(message.message) for message in said) == 1
 
 
 def test_the_network_is_not_changed(net):
@@ -360,10 +360,10 @@ def test_settings_are_checked(net):
 
 def test_members_without_gram(net):
     guard = Guard(net, members=["energy", "msp"]).fit([images(9, 0)], progress=False)
-    found = guard.calibrate([images(100, 1)], progress=False)(images(5, 2))
-    assert found.deviations is None
-    assert found.class_support is None
-    assert list(found.parts) == ["energy", "msp"]
+    detection = guard.calibrate([images(100, 1)], progress=False)(images(5, 2))
+    assert detection.deviations is None
+    assert detection.class_support is None
+    assert list(detection.parts) == ["energy", "msp"]
 
 
 # --- bad luck ----------------------------------------------------------------------------------------
@@ -374,13 +374,13 @@ def test_inputs_that_are_not_finite(net, ready):
     expected = ready(x)
     x[1], x[4, 0, 3, 3] = torch.nan, torch.inf
     with pytest.warns(GramwatchWarning, match=r"2 input\(s\) with NaN or infinity"):
-        found = ready(x)
-    assert found.score.isinf().tolist() == [False, True, False, False, True, False]
-    assert found.is_ood[[1, 4]].all()
-    for p in (found.p_value, *found.parts.values()):
+        detection = ready(x)
+    assert detection.score.isinf().tolist() == [False, True, False, False, True, False]
+    assert detection.is_ood[[1, 4]].all()
+    for p in (detection.p_value, *detection.parts.values()):
         assert p[1] == p[4] == 1 / 101
     good = [0, 2, 3, 5]
-    torch.testing.assert_close(found.score[good], expected.score[good])
+    torch.testing.assert_close(detection.score[good], expected.score[good])
 
 
 def test_training_and_calibration_data_that_are_not_finite(net, ready):
@@ -398,15 +398,15 @@ def test_a_network_without_a_linear_head(tmp_path):
     net = made(Cosine)
     with pytest.warns(GramwatchWarning, match="mahalanobis_pp, knn are left out of the guard") as said:
         plain = Guard(net).fit(images(300, 0).split(64), progress=False)
-    assert sum("left out of the guard" in str(each.message) for each in said) == 1
+    assert sum("left out of the guard" in str(message.message) for message in said) == 1
     plain.calibrate([images(100, 1)], progress=False)
     assert len(plain(images(5, 2)).parts) == 4
     guard = Guard(net, members=("gram", "fdbd", "energy"))
     with pytest.warns(GramwatchWarning, match=r"fdbd is left out of the guard: the logits of Cosine") as said:
         guard.fit(images(300, 0).split(64), progress=False)
-    assert sum("left out of the guard" in str(each.message) for each in said) == 1
-    found = guard.calibrate([images(100, 1)], progress=False)(images(5, 2))
-    assert list(found.parts) == ["gram", "energy"]
+    assert sum("left out of the guard" in str(message.message) for message in said) == 1
+    detection = guard.calibrate([images(100, 1)], progress=False)(images(5, 2))
+    assert list(detection.parts) == ["gram", "energy"]
     guard.save(tmp_path / "g.safetensors")
     assert_same(gramwatch.load(tmp_path / "g.safetensors", net), guard, images(9, 3))
     with pytest.raises(TapError, match="no member can be used, fdbd"):
@@ -457,11 +457,11 @@ def test_a_class_that_is_never_predicted(net, per_class, tmp_path):
     guard.calibrate([images(600, 1)], progress=False)
     with torch.no_grad():
         net.head.bias[2] += 2e4
-    found = guard(images(5, 2))
-    assert (found.predicted == 2).all()
-    assert (found.class_support == 0).all()
-    assert ((found.p_value > 0) & (found.p_value <= 1)).all()
-    assert found.score.isfinite().all()
+    detection = guard(images(5, 2))
+    assert (detection.predicted == 2).all()
+    assert (detection.class_support == 0).all()
+    assert ((detection.p_value > 0) & (detection.p_value <= 1)).all()
+    assert detection.score.isfinite().all()
 
 
 # --- more data ---------------------------------------------------------------------------------------
@@ -476,17 +476,18 @@ def test_shards_merged_equal_a_fit_on_all(net, ready):
         mine, all_at_once = merged.members[name], ready.members[name]
         assert int(mine.counts_.sum()) == 300
         means = [
-            each.sums_
-            + each.counts_.repeat_interleave(each.widths_.sum()) * each.origins_.repeat(len(each.counts_))
-            for each in (mine, all_at_once)
+            member.sums_
+            + member.counts_.repeat_interleave(member.widths_.sum())
+            * member.origins_.repeat(len(member.counts_))
+            for member in (mine, all_at_once)
         ]
         torch.testing.assert_close(*means, rtol=1e-9, atol=1e-9)
     merged.calibrate(images(200, 1).split(64), progress=False)
     x = images(40, 2, scale=1.5)
-    found, expected = merged(x), ready(x)
-    assert torch.equal(found.deviations, expected.deviations)
-    torch.testing.assert_close(found.score, expected.score, rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(found.p_value, expected.p_value)
+    detection, expected = merged(x), ready(x)
+    assert torch.equal(detection.deviations, expected.deviations)
+    torch.testing.assert_close(detection.score, expected.score, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(detection.p_value, expected.p_value)
 
 
 def test_fitting_again_adds(net, ready):
@@ -541,12 +542,12 @@ def test_a_member_may_look_at_some_taps_only(net):
 def test_members_may_look_at_different_taps(net):
     names = [tap.name for tap in GramDetector(net).fit([images(64, 0)], progress=False).taps]
     kinds = [{"taps": names[-1:]}, {"taps": "all"}, {"taps": names[:1]}, {"taps": "all"}]
-    together = {str(i): Mahalanobis(net, **each) for i, each in enumerate(kinds)}
+    together = {str(i): Mahalanobis(net, **options) for i, options in enumerate(kinds)}
     guard = Guard.of(together).fit(images(300, 0).split(64), progress=False)
-    found = guard.measure(images(9, 2))
+    measurement = guard.measure(images(9, 2))
     for name, settings in zip(together, kinds, strict=True):
         alone = Mahalanobis(net, **settings).fit(images(300, 0).split(64), progress=False)
-        assert torch.equal(found.parts[name].values[:, 0], alone.score_inputs(images(9, 2))[1])
+        assert torch.equal(measurement.parts[name].values[:, 0], alone.score_inputs(images(9, 2))[1])
     broken = images(9, 2)
     broken[4, 0, 3, 3] = torch.nan
     assert guard.measure(broken).finite.tolist() == [i != 4 for i in range(9)]
@@ -622,8 +623,8 @@ def test_an_interruption_between_two_members_leaves_a_checkpoint_that_is_whole(n
     resumed = Guard(net).fit(batches, checkpoint=file, progress=False)
     whole = Guard(net).fit(batches, progress=False)
     assert torch.equal(resumed.members["gram"].class_counts_, whole.members["gram"].class_counts_)
-    for each in (resumed, whole):
-        each.calibrate([images(200, 1)], progress=False)
+    for detector in (resumed, whole):
+        detector.calibrate([images(200, 1)], progress=False)
     assert_same(resumed, whole, images(20, 2))
 
 
@@ -779,7 +780,7 @@ def test_members_that_stand_beside_their_guard_work_once(net, monkeypatch):
     of_guard = measured["Guard"].parts
     assert torch.equal(of_guard["fdbd"].values, measured["fDBD"].values)
     assert torch.equal(of_guard["gram"].values, measured["Gram"].values.double())
-    assert len({each.logits.data_ptr() for each in measured.values()}) == 1
+    assert len({measurement.logits.data_ptr() for measurement in measured.values()}) == 1
     passes.clear()
     together.measure(images(90, 2).split(30), "judging", False)
     assert len(passes) == 3  # what was found serves further sets
@@ -792,7 +793,8 @@ def test_grams_that_measure_the_same_do_it_once(net, monkeypatch):
         "other orders": GramDetector(net, orders=[1, 2]),
     }
     apart = {
-        name: GramDetector(net, orders=each.orders, bounds=each.bounds) for name, each in detectors.items()
+        name: GramDetector(net, orders=detector.orders, bounds=detector.bounds)
+        for name, detector in detectors.items()
     }
     fit_together(detectors, images(300, 0).split(100), progress=False)
     calls = []
@@ -801,23 +803,25 @@ def test_grams_that_measure_the_same_do_it_once(net, monkeypatch):
     measured = Together(detectors).measure([images(90, 1)], "judging", False)
     taps = len(detectors["min and max"].taps)
     assert len(calls) == 2 * taps
-    for name, each in apart.items():
-        found = each.fit(images(300, 0).split(100), progress=False).measure(images(90, 1)).deviations
-        torch.testing.assert_close(measured[name].deviations, found)
-        assert found.any()
+    for name, detector in apart.items():
+        deviations = detector.fit(images(300, 0).split(100), progress=False).measure(images(90, 1)).deviations
+        torch.testing.assert_close(measured[name].deviations, deviations)
+        assert deviations.any()
 
 
 def test_compare_has_guard_share_its_members(net):
-    found = compare.fitted(net, list(images(300, 0).split(100)), ["guard", "gram", "energy", "msp"], print)
-    assert list(found) == ["Guard", "Gram", "energy", "MSP"]
-    assert found["Guard"].members["gram"] is found["Gram"]
-    assert found["Guard"].members["energy"] is found["energy"]
-    assert tuple(found["Guard"].members) == SEEN
+    detectors = compare.fitted(
+        net, list(images(300, 0).split(100)), ["guard", "gram", "energy", "msp"], print
+    )
+    assert list(detectors) == ["Guard", "Gram", "energy", "MSP"]
+    assert detectors["Guard"].members["gram"] is detectors["Gram"]
+    assert detectors["Guard"].members["energy"] is detectors["energy"]
+    assert tuple(detectors["Guard"].members) == SEEN
     assert list(compare.fitted(net, list(images(300, 0).split(100)), ["guard"], print)) == ["Guard"]
     said = []
-    found = compare.fitted(made(Cosine), list(images(300, 0).split(100)), ["guard", "fdbd"], said.append)
-    assert list(found) == ["Guard"]
-    assert len(found["Guard"].members) == 4
+    detectors = compare.fitted(made(Cosine), list(images(300, 0).split(100)), ["guard", "fdbd"], said.append)
+    assert list(detectors) == ["Guard"]
+    assert len(detectors["Guard"].members) == 4
     assert sum("fDBD is left out" in line for line in said) == 1
 
 
@@ -825,9 +829,12 @@ def test_every_member_by_name_works(net):
     names = [name for name, method in METHODS.items() if not method(net).alone]
     guard = Guard(net, members=["gram", *names])
     guard.fit(images(600, 0).split(200), progress=False)
-    found = guard.calibrate([images(200, 1)], progress=False)(images(5, 2))
-    assert list(found.parts) == ["gram", *(name for name in names if name != "image")]  # they are too small
-    assert found.score.isfinite().all()
+    detection = guard.calibrate([images(200, 1)], progress=False)(images(5, 2))
+    assert list(detection.parts) == [
+        "gram",
+        *(name for name in names if name != "image"),
+    ]  # they are too small
+    assert detection.score.isfinite().all()
 
 
 # --- the real thing ----------------------------------------------------------------------------------
@@ -849,13 +856,13 @@ def test_p_values_hold_on_cifar10(shared_weights, shared_data):
     for seed in range(40):
         order = torch.randperm(4000, generator=torch.Generator().manual_seed(1000 + seed))
         inside, fresh = measured[order[:2600]], measured[order[2600:]]
-        for per_class, found in shares.items():
+        for per_class, rates in shares.items():
             calibration = Calibration.of(inside, guard.rule(), 0.95, per_class=per_class, seed=seed)
             low = (calibration.judged(fresh)[1][:, :1] <= alphas).double()
             of_class = [low[fresh.predicted == c].mean(0) for c in range(10)]
-            found.append(torch.stack([low.mean(0), *of_class]))
-    for per_class, found in shares.items():
-        mean = torch.stack(found).mean(0)
+            rates.append(torch.stack([low.mean(0), *of_class]))
+    for per_class, rates in shares.items():
+        mean = torch.stack(rates).mean(0)
         print(f"per_class={per_class}: all {mean[0].tolist()}, highest class {mean[1:].amax(0).tolist()}")
         for i, alpha in enumerate(false_alarms.ALPHAS):
             # The splits share their images: as many deviations as for a single one.
@@ -872,8 +879,8 @@ def test_a_copy_of_a_guard_judges_the_same_and_is_its_own(copied, ready):
     ready.record_pass = True
     other, x = copied(ready), images(9, 3)
     assert other.record_pass
-    for each in (fresh, other):
-        assert_same(each, ready, x)
+    for twin in (fresh, other):
+        assert_same(twin, ready, x)
     assert all(member.model is other.model for member in other.members.values())
     before = ready(x)
     other.reset().fit([images(200, 5)], progress=False)
@@ -885,9 +892,9 @@ def test_a_copy_of_a_guard_judges_the_same_and_is_its_own(copied, ready):
 def test_a_verdict_in_inference_mode_is_the_same(ready):
     x = images(9, 2)
     with torch.inference_mode():
-        found = ready(x)
-    assert not found.score.is_inference()
-    assert torch.equal(found.score, ready(x).score)
+        detection = ready(x)
+    assert not detection.score.is_inference()
+    assert torch.equal(detection.score, ready(x).score)
 
 
 def test_a_guard_goes_to_a_device(ready):
@@ -913,13 +920,13 @@ def test_guards_that_share_a_member(net, ready):
     counts = gram.class_counts_
     fit_together({"one": ready, "two": other}, [images(64, 4)], progress=False)
     assert int(gram.class_counts_.sum()) == int(counts.sum()) + 64  # not twice
-    for each in (ready, other, gram):
+    for detector in (ready, other, gram):
         with pytest.raises(NotFittedError, match="not calibrated"):
-            each(x)
+            detector(x)
     other.reset()
-    for each in (ready, other, gram):
+    for detector in (ready, other, gram):
         with pytest.raises(NotFittedError, match="not fitted"):
-            each(x)
+            detector(x)
     assert ready.members["profile"].is_fitted
     ready.reset().fit(images(300, 0).split(64), progress=False)
     ready.calibrate(images(200, 1).split(64), progress=False)

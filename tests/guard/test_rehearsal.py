@@ -31,6 +31,7 @@ from gramwatch.guard.rehearsal import (
 from tests import texts
 
 DATA = Path(__file__).parents[1] / "data"
+pytestmark = pytest.mark.usefixtures("whole_rehearsals")
 
 
 class Net(nn.Module):
@@ -53,7 +54,7 @@ def images(count: int, seed: int, channels: int = 3, height: int = 16, width: in
     return (F.interpolate(small, (height, width), mode="bilinear") + noise).clamp(0, 1)
 
 
-def made(kind: type[nn.Module] = Net) -> nn.Module:
+def new_network(kind: type[nn.Module] = Net) -> nn.Module:
     torch.manual_seed(5)
     net = kind().eval()
     with torch.no_grad():
@@ -64,7 +65,7 @@ def made(kind: type[nn.Module] = Net) -> nn.Module:
 
 @cache
 def network() -> nn.Module:
-    return made()
+    return new_network()
 
 
 def fitted(net: nn.Module | None = None, **options) -> Guard:
@@ -103,20 +104,20 @@ def test_outliers_of_images(family, kind):
         assert family == NORMALISED  # images from 0 to 1 were not normalised
         return
     before = x.clone()
-    found = maker(x).images(x, family)
+    outliers = maker(x).images(x, family)
     assert x.equal(before)
-    assert found.shape == x.shape
-    assert found.dtype == x.dtype
-    assert found.isfinite().all()
-    assert all(not one.equal(other) for one, other in zip(found, x, strict=True))
+    assert outliers.shape == x.shape
+    assert outliers.dtype == x.dtype
+    assert outliers.isfinite().all()
+    assert all(not one.equal(other) for one, other in zip(outliers, x, strict=True))
     if family != NORMALISED:
         slack = 1e-3 * float(x.amax() - x.amin())
         low, high = (getattr(x, way)((0, 2, 3), keepdim=True) for way in ("amin", "amax"))
-        assert (found >= low - slack).all()
-        assert (found <= high + slack).all()
-    assert maker(x).images(x, family).equal(found)
+        assert (outliers >= low - slack).all()
+        assert (outliers <= high + slack).all()
+    assert maker(x).images(x, family).equal(outliers)
     if family not in ("grey", "inverted", "upside down"):  # nothing random
-        assert not maker(x, 1).images(x, family).equal(found)
+        assert not maker(x, 1).images(x, family).equal(outliers)
 
 
 def test_the_families_that_suit_the_inputs():
@@ -132,9 +133,9 @@ def test_the_families_that_suit_the_inputs():
 
 def test_what_is_beside_the_image_stays():
     x, extra = KINDS["from 0 to 1"], torch.arange(6)
-    found = maker(x).outliers({"pixels": x, "extra": extra}, "inverted")
-    assert found["extra"] is extra
-    torch.testing.assert_close(maker(x).outliers(found, "inverted")["pixels"], x)
+    outliers = maker(x).outliers({"pixels": x, "extra": extra}, "inverted")
+    assert outliers["extra"] is extra
+    torch.testing.assert_close(maker(x).outliers(outliers, "inverted")["pixels"], x)
 
 
 @pytest.mark.parametrize("family", TEXTS)
@@ -143,9 +144,9 @@ def test_outliers_of_texts_respect_padding(family, left):
     given = texts.texts(40, 0, least=8, most=20)
     batch = texts.padded(given, left=left)
     tokens, mask = batch["input_ids"], batch["attention_mask"]
-    found = maker(images(2, 0)).outliers(batch, family, mask)
-    assert found["attention_mask"] is mask
-    changed = found["input_ids"]
+    outliers = maker(images(2, 0)).outliers(batch, family, mask)
+    assert outliers["attention_mask"] is mask
+    changed = outliers["input_ids"]
     assert changed.shape == tokens.shape
     assert (changed[mask == 0] == 0).all()
     assert (changed[mask == 1] > 0).all()
@@ -334,11 +335,11 @@ def test_a_network_that_refuses_outliers_is_calibrated_all_the_same_and_says_so(
                 raise ValueError("this image is grey")
             return super().forward(x)
 
-    guard = fitted(made(Wary))
+    guard = fitted(new_network(Wary))
     with pytest.warns(GramwatchWarning) as caught:
         guard.calibrate(images(200, 1).split(50), progress=False)
     said = [str(warning.message) for warning in caught]
-    assert any("all members count the same (ValueError: this image is grey)" in each for each in said)
+    assert any("all members count the same (ValueError: this image is grey)" in message for message in said)
     assert set(guard.weights_.values()) == {1.0}
     assert guard(images(50, 2)).score.isfinite().all()
 
@@ -371,9 +372,9 @@ def test_weights_are_saved_and_loaded(tmp_path):
     assert loaded.rehearse
     assert loaded.calibration().how["rehearsal"] == ready().calibration().how["rehearsal"]
     assert repr(loaded) == repr(ready())
-    found, again = ready()(images(30, 4)), loaded(images(30, 4))
-    assert again.score.equal(found.score)
-    assert again.p_value.equal(found.p_value)
+    detection, again = ready()(images(30, 4)), loaded(images(30, 4))
+    assert again.score.equal(detection.score)
+    assert again.p_value.equal(detection.p_value)
     loaded.save(tmp_path / "again.safetensors")
     assert (tmp_path / "again.safetensors").read_bytes() == path.read_bytes()
 
@@ -383,10 +384,10 @@ def test_an_exported_guard_gives_the_same_scores(tmp_path):
     guard.calibrate([images(200, 1)], progress=False)
     assert max(guard.weights_.values()) > 1.05
     guard.export(tmp_path / "guard.pt2", x[:3])
-    found, want = torch.export.load(tmp_path / "guard.pt2").module()(x), guard(x)
-    torch.testing.assert_close(found["score"], want.score, rtol=1e-4, atol=1e-4)
-    assert found["is_ood"].equal(want.is_ood)
-    assert {f"parts.{name}" for name in guard.members} <= set(found)
+    outputs, want = torch.export.load(tmp_path / "guard.pt2").module()(x), guard(x)
+    torch.testing.assert_close(outputs["score"], want.score, rtol=1e-4, atol=1e-4)
+    assert outputs["is_ood"].equal(want.is_ood)
+    assert {f"parts.{name}" for name in guard.members} <= set(outputs)
 
 
 def rewritten(path: Path, change) -> None:

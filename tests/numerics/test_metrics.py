@@ -159,11 +159,11 @@ def test_large_samples_equal_the_definitions_too() -> None:
     generator = np.random.default_rng(0)
     inside = np.round(generator.normal(0, 1, 400), 2).tolist()
     outside = np.round(generator.normal(1, 2, 300), 2).tolist()
-    found = all_metrics(inside, outside)
-    assert found["tnr"] == pytest.approx(float(tnr_by_definition(inside, outside)))
-    assert found["auroc"] == pytest.approx(float(auroc_by_definition(inside, outside)))
-    assert found["dtacc"] == pytest.approx(float(accuracy_by_definition(inside, outside)))
-    assert found["auout"] == pytest.approx(float(precision_by_definition(outside, inside)))
+    figures = all_metrics(inside, outside)
+    assert figures["tnr"] == pytest.approx(float(tnr_by_definition(inside, outside)))
+    assert figures["auroc"] == pytest.approx(float(auroc_by_definition(inside, outside)))
+    assert figures["dtacc"] == pytest.approx(float(accuracy_by_definition(inside, outside)))
+    assert figures["auout"] == pytest.approx(float(precision_by_definition(outside, inside)))
 
 
 # --- closed forms ------------------------------------------------------------------------------------
@@ -172,30 +172,30 @@ def test_large_samples_equal_the_definitions_too() -> None:
 @pytest.mark.parametrize("highest", [2.0, math.inf])
 def test_perfect_separation_gives_one_everywhere(highest: float) -> None:
     for count in (*range(1, 22), 1000):
-        found = all_metrics(np.linspace(0, 1, count), [*np.linspace(1.5, 2, 30), highest])
-        assert found == pytest.approx(dict.fromkeys(METRICS, 1.0), abs=1e-12)
-        assert max(found.values()) == 1
+        figures = all_metrics(np.linspace(0, 1, count), [*np.linspace(1.5, 2, 30), highest])
+        assert figures == pytest.approx(dict.fromkeys(METRICS, 1.0), abs=1e-12)
+        assert max(figures.values()) == 1
 
 
 def test_reversed_scores_give_the_worst_everywhere() -> None:
-    found = all_metrics(np.linspace(1.5, 2, 30), np.linspace(0, 1, 30))
-    assert found["tnr"] == 0
-    assert found["auroc"] == 0
-    assert found["dtacc"] == 0.5
+    figures = all_metrics(np.linspace(1.5, 2, 30), np.linspace(0, 1, 30))
+    assert figures["tnr"] == 0
+    assert figures["auroc"] == 0
+    assert figures["dtacc"] == 0.5
     # All negatives come first: the k-th of n positives has precision k / (n + k).
     worst = sum(k / (30 + k) for k in range(1, 31)) / 30
-    assert found["auin"] == pytest.approx(worst)
-    assert found["auout"] == pytest.approx(worst)
+    assert figures["auin"] == pytest.approx(worst)
+    assert figures["auout"] == pytest.approx(worst)
 
 
 @pytest.mark.parametrize("value", [0.0, -3.5, math.inf, -math.inf])
 def test_identical_scores_tell_nothing(value: float) -> None:
-    found = all_metrics([value] * 30, [value] * 10)
-    assert found["tnr"] == 0  # nothing scores above the only threshold
-    assert found["auroc"] == 0.5
-    assert found["dtacc"] == 0.5
-    assert found["auin"] == pytest.approx(30 / 40)
-    assert found["auout"] == pytest.approx(10 / 40)
+    figures = all_metrics([value] * 30, [value] * 10)
+    assert figures["tnr"] == 0  # nothing scores above the only threshold
+    assert figures["auroc"] == 0.5
+    assert figures["dtacc"] == 0.5
+    assert figures["auin"] == pytest.approx(30 / 40)
+    assert figures["auout"] == pytest.approx(10 / 40)
 
 
 def test_one_score_on_each_side_is_enough() -> None:
@@ -207,10 +207,10 @@ def test_uniform_scores_shifted_by_a_quarter_have_the_known_figures() -> None:
     n = 1000
     inside = np.arange(n) / n
     outside = inside + 0.25 + 0.5 / n
-    found = all_metrics(inside, outside)
-    assert found["tnr"] == pytest.approx(0.30, abs=1e-9)  # above 0.949: 250 above 1, and 50 between
-    assert found["auroc"] == pytest.approx(1 - 0.75**2 / 2, abs=1e-3)
-    assert found["dtacc"] == pytest.approx(0.5 + 0.25 / 2, abs=1e-3)
+    figures = all_metrics(inside, outside)
+    assert figures["tnr"] == pytest.approx(0.30, abs=1e-9)  # above 0.949: 250 above 1, and 50 between
+    assert figures["auroc"] == pytest.approx(1 - 0.75**2 / 2, abs=1e-3)
+    assert figures["dtacc"] == pytest.approx(0.5 + 0.25 / 2, abs=1e-3)
 
 
 # --- the paper's rule and ties -----------------------------------------------------------------------
@@ -266,8 +266,8 @@ def test_an_infinite_score_is_one_above_all_others() -> None:
 
 
 def test_infinite_outliers_are_always_caught_by_a_finite_threshold() -> None:
-    found = all_metrics(np.arange(20.0), [math.inf] * 5)
-    assert found == pytest.approx(dict.fromkeys(METRICS, 1.0), abs=1e-12)
+    figures = all_metrics(np.arange(20.0), [math.inf] * 5)
+    assert figures == pytest.approx(dict.fromkeys(METRICS, 1.0), abs=1e-12)
 
 
 # --- what is accepted --------------------------------------------------------------------------------
@@ -293,12 +293,12 @@ def test_no_scores_are_an_error_that_says_on_which_side(function: object) -> Non
 
 def test_all_metrics_holds_each_figure_under_its_name() -> None:
     inside, outside = [0.0, 1.0, 2.0, 2.5], [1.5, 2.0, 3.0]
-    found = all_metrics(inside, outside)
-    assert list(found) == list(METRICS) == list(FUNCTIONS)
+    figures = all_metrics(inside, outside)
+    assert list(figures) == list(METRICS) == list(FUNCTIONS)
     apart = {name: function(inside, outside) for name, function in FUNCTIONS.items()}
-    assert found == pytest.approx(apart, rel=1e-15, abs=1e-15)
-    assert len(set(found.values())) == 5  # no two are the same figure by mistake
-    assert all(type(value) is float for value in found.values())
+    assert figures == pytest.approx(apart, rel=1e-15, abs=1e-15)
+    assert len(set(figures.values())) == 5  # no two are the same figure by mistake
+    assert all(type(value) is float for value in figures.values())
 
 
 @settings(max_examples=200, deadline=None)
@@ -414,15 +414,15 @@ def test_the_difference_is_that_of_the_two_areas_with_ties_and_infinities() -> N
     random = np.random.default_rng(0)
     ours, theirs = ([random.integers(0, 6, n).astype(float) for n in (40, 30)] for _ in range(2))
     ours[1][:3] = math.inf
-    found = auroc_difference((ours[0], ours[1]), (theirs[0], theirs[1]), resamples=50)
-    assert found.value == pytest.approx(auroc(*ours) - auroc(*theirs))
-    assert found.low < found.value < found.high
+    difference = auroc_difference((ours[0], ours[1]), (theirs[0], theirs[1]), resamples=50)
+    assert difference.value == pytest.approx(auroc(*ours) - auroc(*theirs))
+    assert difference.low < difference.value < difference.high
 
 
 def test_a_detector_is_not_ahead_of_itself() -> None:
     ours, _ = two_detectors(200, 100, np.random.default_rng(1))
-    found = auroc_difference(ours, (2 * ours[0] + 1, 2 * ours[1] + 1))
-    assert (found.value, found.low, found.high) == (0, 0, 0)
+    difference = auroc_difference(ours, (2 * ours[0] + 1, 2 * ours[1] + 1))
+    assert (difference.value, difference.low, difference.high) == (0, 0, 0)
 
 
 def test_the_bootstrap_is_that_of_scipy() -> None:
@@ -439,10 +439,10 @@ def test_the_bootstrap_is_that_of_scipy() -> None:
     expected = bootstrap(
         (np.arange(80), np.arange(60)), difference, n_resamples=1500, vectorized=False, method="percentile"
     ).confidence_interval
-    found = auroc_difference(ours, theirs)
+    difference = auroc_difference(ours, theirs)
     width = expected.high - expected.low
-    assert found.low == pytest.approx(expected.low, abs=0.12 * width)
-    assert found.high == pytest.approx(expected.high, abs=0.12 * width)
+    assert difference.low == pytest.approx(expected.low, abs=0.12 * width)
+    assert difference.high == pytest.approx(expected.high, abs=0.12 * width)
 
 
 def test_the_interval_is_as_wide_as_delong_has_it() -> None:
@@ -451,8 +451,8 @@ def test_the_interval_is_as_wide_as_delong_has_it() -> None:
     wins = [(out[None, :] > inside[:, None]).mean(axis) for axis in (0, 1) for inside, out in (ours, theirs)]
     of_out, of_in = wins[0] - wins[1], wins[2] - wins[3]
     deviation = math.sqrt(of_in.var(ddof=1) / 900 + of_out.var(ddof=1) / 700)
-    found = auroc_difference(ours, theirs)
-    assert found.high - found.low == pytest.approx(2 * 1.96 * deviation, rel=0.08)
+    difference = auroc_difference(ours, theirs)
+    assert difference.high - difference.low == pytest.approx(2 * 1.96 * deviation, rel=0.08)
 
 
 def test_the_interval_holds_the_truth_as_often_as_it_says() -> None:
@@ -460,7 +460,7 @@ def test_the_interval_holds_the_truth_as_often_as_it_says() -> None:
     normal = torch.special.ndtr(torch.tensor([1.2, 1.0], dtype=torch.float64) / 2)
     truth = float(normal[0] - normal[1])
     intervals = [auroc_difference(*two_detectors(150, 100, random), resamples=300) for _ in range(300)]
-    held = sum(each.low <= truth <= each.high for each in intervals) / 300
+    held = sum(interval.low <= truth <= interval.high for interval in intervals) / 300
     assert 0.90 <= held <= 0.985  # 95 %, and three standard deviations
 
 

@@ -71,13 +71,19 @@ def fitted(detector, size=8):
     return detector.calibrate(images(90, 1, size).split(50), progress=False)
 
 
+def fitted_by_fifty(detector):
+    """Fitted and calibrated on batches of one size, which take one graph."""
+    detector.fit(images(400, 0).split(50), progress=False)
+    return detector.calibrate(images(100, 1).split(50), progress=False)
+
+
 def compared(detector, other, sizes=(7, 50), **tolerance):
     """Batches of several sizes get the same verdict from both."""
     for count in sizes:
-        found, expected = detector(images(count, count)), other(images(count, count))
-        torch.testing.assert_close(found.logits, expected.logits, **tolerance)
-        torch.testing.assert_close(found.score, expected.score, **tolerance)
-        torch.testing.assert_close(found.deviations, expected.deviations, **tolerance)
+        detection, expected = detector(images(count, count)), other(images(count, count))
+        torch.testing.assert_close(detection.logits, expected.logits, **tolerance)
+        torch.testing.assert_close(detection.score, expected.score, **tolerance)
+        torch.testing.assert_close(detection.deviations, expected.deviations, **tolerance)
 
 
 def is_compiled(detector):
@@ -270,16 +276,17 @@ def test_wrappers_around_a_compiled_network(outermost):
         wrapped = torch.compile(nn.DataParallel(net), backend=backend)
     else:
         wrapped = nn.DataParallel(torch.compile(net, backend=backend))
-    compared(fitted(GramDetector(wrapped)), fitted(GramDetector(small())), rtol=0, atol=0)
+    mine, plain = (fitted_by_fifty(GramDetector(network)) for network in (wrapped, small()))
+    compared(mine, plain, (50,), rtol=0, atol=0)
     assert graphs
 
 
 def test_the_network_is_left_in_its_mode():
     net = small().train()
-    mine = fitted(GramDetector(torch.compile(net, backend="eager")))
+    mine = fitted_by_fifty(GramDetector(torch.compile(net, backend="eager")))
     assert is_compiled(mine)
     assert all(module.training for module in net.modules())
-    compared(mine, fitted(GramDetector(small())), rtol=0, atol=0)
+    compared(mine, fitted_by_fifty(GramDetector(small())), (50,), rtol=0, atol=0)
 
 
 # --- the user's options ------------------------------------------------------------------------------
@@ -362,11 +369,11 @@ def test_a_network_that_is_no_single_graph_is_run_uncompiled(detector, way):
 
 
 def test_an_error_of_the_network_is_its_own():
-    detector = fitted(GramDetector(compiled(small(), backend="eager")))
+    detector = fitted_by_fifty(GramDetector(compiled(small(), backend="eager")))
     with pytest.raises(RuntimeError, match=r"expected input.* to have 3 channels"):
         detector._plan(torch.randn(2, 5, 8, 8))
     assert is_compiled(detector)
-    compared(detector, fitted(GramDetector(small())), rtol=0, atol=0)
+    compared(detector, fitted_by_fifty(GramDetector(small())), (50,), rtol=0, atol=0)
 
 
 def test_gradients_are_taken_uncompiled():
@@ -382,24 +389,24 @@ def test_a_compiled_part_is_run_uncompiled():
     net = small()
     net.more = torch.compile(net.more, backend="eager")
     with pytest.warns(GramwatchWarning, match="a part of it is compiled.*Compile the whole network instead"):
-        mine = fitted(GramDetector(net))
-    compared(mine, fitted(GramDetector(small())), rtol=0, atol=0)
-    whole = fitted(GramDetector(torch.compile(net, backend="eager")))
+        mine = fitted_by_fifty(GramDetector(net))
+    compared(mine, fitted_by_fifty(GramDetector(small())), rtol=0, atol=0)
+    whole = fitted_by_fifty(GramDetector(torch.compile(net, backend="eager")))
     assert is_compiled(whole)
-    compared(whole, mine, rtol=0, atol=0)
+    compared(whole, mine, (50,), rtol=0, atol=0)
 
 
 # --- copies, threads, modes --------------------------------------------------------------------------
 
 
 def test_a_copy_watches_its_own_network():
-    mine = fitted(GramDetector(compiled(small(), backend="eager")))
-    plain = fitted(GramDetector(small()))
+    mine = fitted_by_fifty(GramDetector(compiled(small(), backend="eager")))
+    plain = fitted_by_fifty(GramDetector(small()))
     other = copy.deepcopy(mine)
     with torch.no_grad():
         other.model._orig_mod.conv.weight.zero_()
-    assert not torch.equal(other(images(3, 0)).deviations, plain(images(3, 0)).deviations)
-    compared(mine, plain, rtol=0, atol=0)
+    assert not torch.equal(other(images(50, 0)).deviations, plain(images(50, 0)).deviations)
+    compared(mine, plain, (50,), rtol=0, atol=0)
     assert is_compiled(other)
 
 

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from gramwatch import GramDetector, GramwatchWarning, find_taps
 from gramwatch.watch import observe
-from tests.shallow import SHALLOW
+from tests.shallow import shallow
 
-timm = pytest.importorskip("timm")
+pytest.importorskip("timm")
 
 CLASSES = 7
 
@@ -209,8 +209,8 @@ def liven(model: nn.Module, pixels: int) -> None:
 def create(name: str) -> tuple[nn.Module, int]:
     size = ARCHITECTURES[name]
     pixels = int(size.rstrip("i"))
-    options = SHALLOW.get(name, {}) | ({"img_size": pixels} if size.endswith("i") else {})
-    model = timm.create_model(name, pretrained=False, num_classes=CLASSES, **options).double()
+    options = {"img_size": pixels} if size.endswith("i") else {}
+    model = shallow(name, num_classes=CLASSES, **options).double()
     liven(model, pixels)
     return model, pixels
 

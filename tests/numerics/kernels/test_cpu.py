@@ -32,8 +32,8 @@ with warnings.catch_warnings(record=True) as caught:
         assert kernels.attempt(("cpu", "widen"), values, torch.zeros(5, dtype=torch.long), minimum, maximum)
         assert torch.equal(torch.cat([minimum, maximum]), torch.stack(values.aminmax(dim=0)))
 assert not kernels._given_up, kernels._given_up
-for each in caught:
-    print(Path(each.filename).name, each.category.__name__, each.message)
+for warning in caught:
+    print(Path(warning.filename).name, warning.category.__name__, warning.message)
 """
 
 
@@ -59,9 +59,9 @@ def test_without_a_folder_for_compiled_code_the_kernels_still_work(tmp_path, whe
     environment["PYTHONPATH"] = str(tmp_path)
     (tmp_path / "use.py").write_text(USE)
     command = [sys.executable, str(tmp_path / "use.py"), str(tmp_path), when]
-    found = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert found.returncode == 0, found.stderr
-    (line,) = found.stdout.splitlines()
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (line,) = done.stdout.splitlines()
     assert line.startswith("use.py GramwatchWarning the compiled kernels cannot be kept on disk")
     assert "set NUMBA_CACHE_DIR" in line
 
