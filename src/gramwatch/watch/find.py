@@ -154,7 +154,9 @@ class Look:
         watch = Watch(Taps((), self.operations), lambda *_: None, head=layers[0])
         maker = probe.events[layers[0]].maker
         arguments: list[tuple[Any, ...]] = []
-        hook = maker and maker.register_forward_hook(lambda _, args, result: arguments.append(args))
+        hook = None
+        if maker is not None:
+            hook = maker.register_forward_hook(lambda _, args, result: arguments.append(args))
         with judging(self._model):
             logits = self.network.logits_of(watch.run(self._model, repeated(self._inputs, 2))).float()
         if hook is not None:
