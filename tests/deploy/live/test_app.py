@@ -8,6 +8,7 @@ from io import BytesIO
 import pytest
 from fastapi import HTTPException
 from PIL import Image
+from starlette.datastructures import Headers
 
 from gramwatch.deploy.live import app as live
 from gramwatch.deploy.live import create_page, opened_port
@@ -116,7 +117,7 @@ def test_a_slow_image_is_refused(demo, monkeypatch):
     monkeypatch.setattr(live, "READ_SECONDS", 0.05)
 
     class Slow:
-        headers: dict[str, str] = {}
+        headers = Headers()
 
         async def stream(self):
             await asyncio.sleep(30)
