@@ -16,6 +16,7 @@ import logging
 import operator
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
@@ -281,7 +282,9 @@ class Graph(nn.Module):
         """The outputs, by name."""
         inputs = images if self.pixels is None else self.pixels(images)
         read = Read(*self._plan.traceable(maps_of, channel_means, table)(inputs))
-        looked_at = [inputs, read.logits, *read.tables, *read.means.values(), *read.features]
+        looked_at = [inputs, read.logits, *read.tables, *read.features]
+        if read.means:
+            looked_at.append(torch.cat(list(read.means.values()), 1))
         finite = functools.reduce(operator.and_, map(is_finite, looked_at))
         seen = self._plan.observed(read, inputs, None, None)
         given = self._given([replace(observation, finite=finite) for observation in seen])
@@ -395,11 +398,12 @@ class Alike(NamedTuple):
 
 
 def alike(layout: GramTable) -> list[Alike]:
-    """The taps of a table, those of one shape together."""
-    numbers_of: dict[Any, list[int]] = {}
+    """The taps of a table: those with the same statistics adjoin, among them those of one shape."""
+    groups: dict[StatisticsAtTap, dict[Any, list[int]]] = {}
     for number, (tap, at) in enumerate(zip(layout.taps, layout.at, strict=True)):
-        numbers_of.setdefault((tap.shape, tap.batch_axis, tap.channel_axis, at), []).append(number)
-    return [Alike(numbers, layout.at[numbers[0]]) for numbers in numbers_of.values()]
+        shape = tap.shape, tap.batch_axis, tap.channel_axis
+        groups.setdefault(at, {}).setdefault(shape, []).append(number)
+    return [Alike(numbers, at) for at, by_shape in groups.items() for numbers in by_shape.values()]
 
 
 def table(layout: GramTable, maps_of: Mapping[int, Tensor]) -> Tensor:
@@ -458,9 +462,8 @@ def signed_root(t: Tensor, order: int) -> Tensor:
 
 
 def _peak(x: Tensor, axis: int) -> Tensor:
-    """The largest magnitude along an axis. It is 1 if all values are zero."""
-    peak = x.abs().amax(axis, keepdim=True)
-    return torch.where(peak == 0, 1.0, peak)
+    """The largest magnitude along an axis. If all values are zero, the smallest positive number."""
+    return x.abs().amax(axis, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny)
 
 
 # --- deviations and ranks: Eq. 3-4 and 6 -------------------------------------------------------------
@@ -491,8 +494,8 @@ class GramGraph(nn.Module):
         assert isinstance(gram, GramDetector)
         bounds, layout = gram.fitted_bounds, plan.tables[gram.statistics]
         assert isinstance(bounds, MinMax)
-        self._alike = alike(layout)
-        numbers = [number for same in self._alike for number in same.numbers]
+        numbers = [number for same in alike(layout) for number in same.numbers]
+        self._at = Counter(layout.at[number] for number in numbers)
         edges, tables = layout.starts, bounds.tables()
         device = tables["row"].device
         features = torch.cat([torch.arange(edges[n], edges[n + 1]) for n in numbers]).to(device)
@@ -500,41 +503,32 @@ class GramGraph(nn.Module):
         self.row = nn.Buffer(tables["row"].clone())
         self.minimum = nn.Buffer(tables["minimum"].index_select(1, features))
         self.maximum = nn.Buffer(tables["maximum"].index_select(1, features))
-        scale = None
-        if "scale" in tables:
-            parts = tables["scale"].split([len(at.orders) for at in layout.at], 1)
-            scale = torch.cat([parts[n] for n in numbers], 1)
-        self.register_buffer("scale", scale)
+        self.register_buffer("scale", tables["scale"].clone() if "scale" in tables else None)
+        sizes = torch.tensor([at.features for at in layout.at for _ in at.orders])
+        self.scale_of = nn.Buffer(torch.arange(len(sizes)).repeat_interleave(sizes).to(device)[features])
 
     def forward(self, observation: Observation) -> Measurement:
         """The measurement: delta_l of Eq. 4, `(N, taps)` in the order of the detector."""
-        statistics = observation.statistics
-        assert statistics is not None
+        assert observation.statistics is not None
         assert observation.finite is not None
         row: Tensor = self.row[observation.predicted]
-        sums = []
         low, high = self.minimum[row], self.maximum[row]
-        scale = None if self.scale is None else self.scale[row]
-        start = scales = 0
-        for same in self._alike:
-            part = slice(start, start := start + len(same.numbers) * same.at.size)
-            of = slice(scales, scales := scales + len(same.numbers) * len(same.at.orders))
-            factor = None if scale is None else scale[:, of]
-            sums.append(self._summed(same, statistics[:, part], low[:, part], high[:, part], factor))
+        if self.scale is not None:
+            factor = self.scale[row][:, self.scale_of]
+            low, high = low.float() * factor, high.float() * factor
+        outside = outside_range(observation.statistics, low, high)
+        parts = outside.split([at.size * count for at, count in self._at.items()], 1)
+        sums = [_summed(part, *of) for part, of in zip(parts, self._at.items(), strict=True)]
         deviations = torch.cat(sums, 1)[:, self.place]
         return Measurement(deviations, observation.logits, observation.finite & is_finite(deviations))
 
-    @staticmethod
-    def _summed(same: Alike, statistics: Tensor, low: Tensor, high: Tensor, scale: Tensor | None) -> Tensor:
-        """The deviations of taps of one shape, `(N, taps)`."""
-        shape = (len(same.numbers), len(same.at.orders), same.at.features)
-        if scale is not None:
-            factor = scale.unflatten(1, shape[:2]).unsqueeze(3)
-            low, high = ((t.float().unflatten(1, shape) * factor).flatten(1) for t in (low, high))
-        outside: Tensor = outside_range(statistics, low, high).unflatten(1, shape).sum(3)
-        if set(same.at.weights) != {1}:
-            outside = outside * torch.tensor(same.at.weights, dtype=outside.dtype, device=outside.device)
-        return outside.sum(2)
+
+def _summed(outside: Tensor, at: StatisticsAtTap, taps: int) -> Tensor:
+    """The deviations of taps with the same statistics, `(N, taps)`."""
+    sums = outside.unflatten(1, (taps, len(at.orders), at.features)).sum(3)
+    if set(at.weights) != {1}:
+        sums = sums * torch.tensor(at.weights, dtype=sums.dtype, device=sums.device)
+    return sums.sum(2)
 
 
 PLAIN: dict[type[Detector], type[GramGraph]] = {GramDetector: GramGraph}
