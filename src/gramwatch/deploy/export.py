@@ -206,17 +206,54 @@ def _write_pt2(graph: "Graph", example: Tensor, path: Path, facts: str) -> None:
 
 def _write_onnx(graph: "Graph", example: Tensor, path: Path, facts: str) -> None:
     program = _traced(graph, example)
+    _drop_whole_slices(program.graph_module)
     with _explained(graph, example, "torch.onnx"), _quietly(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=FutureWarning)  # PyTorch warns of its own code
         converted = torch.onnx.export(
-            program, input_names=["images"], output_names=graph.outputs, dynamo=True, verbose=False
-        )
-    assert converted is not None
+            program, input_names=["images"], output_names=graph.outputs,
+            dynamo=True, verbose=False, optimize=False,
+        )  # fmt: skip
+        assert converted is not None
+        _simplify(converted.model)
     converted.model.metadata_props[KEY] = facts
     constants = (value.const_value for value in converted.model.graph.initializers.values())
     size = sum(constant.nbytes for constant in constants if constant is not None)
     with replacing(path) as beside:
         converted.save(beside, external_data=size > MOST_IN_FILE)
+
+
+def _drop_whole_slices(module: torch.fx.GraphModule) -> None:
+    """Remove slices that take all. `x[:, a:b]` has one, and an ONNX graph has 15 nodes for a slice."""
+    for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten.slice.Tensor):
+        x, _, start, stop, step = (*node.args, *(0, 0, sys.maxsize, 1)[len(node.args) - 1 :])
+        if (start or 0, stop, step) == (0, sys.maxsize, 1):
+            node.replace_all_uses_with(x)
+            module.graph.erase_node(node)
+    module.recompile()
+
+
+def _simplify(model: Any) -> None:
+    """Fold constants and remove what is not needed.
+
+    The exporter's own optimiser also looks for many patterns, which takes ten times as long. ONNX Runtime
+    looks for patterns when it loads the graph.
+    """
+    optimizer = importlib.import_module("onnxscript.optimizer")
+    passes = importlib.import_module("onnx_ir.passes.common")
+    optimizer.inline(model)
+    optimizer.fold_constants(model)
+    optimizer.remove_unused_nodes(model)
+    for simplify in (
+        passes.RemoveUnusedFunctionsPass(),
+        passes.RemoveUnusedOpsetsPass(),
+        passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
+        passes.DeduplicateInitializersPass(),
+        passes.CommonSubexpressionEliminationPass(),
+        passes.OutputFixPass(),
+        passes.NameFixPass(),
+        passes.ClearMetadataAndDocStringPass(),
+    ):
+        simplify(model)
 
 
 @contextmanager
