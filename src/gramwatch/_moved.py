@@ -59,6 +59,8 @@ _OTHER_NAME = {
     "paper.demo": "gramwatch.cli.quickstart",
     "report.stream": "gramwatch.stream.picture",
     "rivals": "gramwatch.methods",
+    "serve.limits": "gramwatch.deploy.serve.service",
+    "serve.own_site": "gramwatch.deploy.serve.server",
     "taps": "gramwatch.watch",
 }
 """Old modules with another name than before."""

@@ -70,8 +70,8 @@ def export(guard: Detector, path: str | PathLike[str], images: Any, preprocessin
         _import_onnx()
     check_writable(path)
     for name, member in guard.members.items():
-        if (plain := plain_of(member)) is not None:
-            plain.check(name, member)
+        if isinstance(member, GramDetector):
+            _check_gram(name, member)
     graph, example = _prepared(guard, images, preprocessing)
     facts = json.dumps(_facts(guard, preprocessing) | _probe(guard, graph, example))
     with judging(guard.network.module):
@@ -303,10 +303,11 @@ class Graph(nn.Module):
     ) -> None:
         super().__init__()
         self.network, self.pixels = plan.network.module, pixels
-        plain = {name: plain_of(member) for name, member in guard.members.items()}
+        members = guard.members.items()
         self.instead = nn.ModuleDict(
-            {name: kind(guard.members[name], plan) for name, kind in plain.items() if kind is not None}
+            {name: GramGraph(member, plan) for name, member in members if isinstance(member, GramDetector)}
         )
+        """What measures in place of a member: kernels cannot be traced."""
         self.guard, self.outputs = guard, [*OUTPUTS, *(f"parts.{name}" for name in guard.members)]
         self._plan, self._rule, self.reached = plan, calibration.rule, _Reached()
         self.ranks = RanksGraph(calibration)
@@ -506,29 +507,27 @@ def _peak(x: Tensor, axis: int) -> Tensor:
 # --- deviations and ranks: Eq. 3-4 and 6 -------------------------------------------------------------
 
 
+def _check_gram(name: str, gram: GramDetector) -> None:
+    """Refuse a member whose settings have no plain operations here."""
+    if not isinstance(gram.fitted_bounds, MinMax):
+        raise ExportError(f"'{name}' has bounds={gram.bounds!r}: only bounds='min_max' are exported")
+    for tap in gram.taps:
+        statistic = gram.statistics.at(tap).statistic
+        if statistic != "row_sums" and not (statistic == "triangle" and tap.is_vector):
+            raise ExportError(
+                f"'{name}' has statistic={gram.statistic!r} at '{tap.name}': only statistic='auto' and "
+                "'row_sums' are exported"
+            )
+
+
 class GramGraph(nn.Module):
     """Gram in plain operations, from statistics in the order of `alike`."""
 
     scale: Tensor | None
     """The scales of each tap and order, for bounds in float16."""
 
-    @staticmethod
-    def check(name: str, gram: Detector) -> None:
-        """Refuse a member whose settings have no plain operations here."""
-        assert isinstance(gram, GramDetector)
-        if not isinstance(gram.fitted_bounds, MinMax):
-            raise ExportError(f"'{name}' has bounds={gram.bounds!r}: only bounds='min_max' are exported")
-        for tap in gram.taps:
-            statistic = gram.statistics.at(tap).statistic
-            if statistic != "row_sums" and not (statistic == "triangle" and tap.is_vector):
-                raise ExportError(
-                    f"'{name}' has statistic={gram.statistic!r} at '{tap.name}': only statistic='auto' and "
-                    "'row_sums' are exported"
-                )
-
-    def __init__(self, gram: Detector, plan: Plan) -> None:
+    def __init__(self, gram: GramDetector, plan: Plan) -> None:
         super().__init__()
-        assert isinstance(gram, GramDetector)
         bounds, layout = gram.fitted_bounds, plan.tables[gram.statistics]
         assert isinstance(bounds, MinMax)
         numbers = [number for same in alike(layout) for number in same.numbers]
@@ -566,15 +565,6 @@ def _summed(outside: Tensor, at: StatisticsAtTap, taps: int) -> Tensor:
     if set(at.weights) != {1}:
         sums = sums * torch.tensor(at.weights, dtype=sums.dtype, device=sums.device)
     return sums.sum(2)
-
-
-PLAIN: dict[type[Detector], type[GramGraph]] = {GramDetector: GramGraph}
-"""Detectors whose kernels cannot be traced, and the plain operations that measure in their place."""
-
-
-def plain_of(member: Detector) -> type[GramGraph] | None:
-    """The plain operations of a member; None if it can be traced as it is."""
-    return next((plain for kind, plain in PLAIN.items() if isinstance(member, kind)), None)
 
 
 class RanksGraph(nn.Module):

@@ -13,8 +13,7 @@ from fastapi.responses import JSONResponse
 
 from gramwatch.deploy.live.examiner import Examiner
 from gramwatch.deploy.live.shown import Shown
-from gramwatch.deploy.serve.own_site import OwnSite
-from gramwatch.deploy.serve.server import server_of
+from gramwatch.deploy.serve.server import OwnSite, server_of
 from gramwatch.deploy.serve.service import busy, received
 from gramwatch.errors import GramwatchError, InputError
 

@@ -16,7 +16,6 @@ from starlette.requests import ClientDisconnect
 from gramwatch.deploy.serve import protocol
 from gramwatch.deploy.serve.judge import Judge
 from gramwatch.deploy.serve.metrics import Metrics, Timed
-from gramwatch.deploy.serve.own_site import OwnSite
 from gramwatch.deploy.serve.protocol import (
     Answer,
     Failure,
@@ -29,6 +28,7 @@ from gramwatch.deploy.serve.protocol import (
     Watched,
     Welcome,
 )
+from gramwatch.deploy.serve.server import OwnSite
 from gramwatch.deploy.serve.service import Limits, Service, Wish
 from gramwatch.files.version import __version__
 from gramwatch.stream.monitor import Monitor
