@@ -225,9 +225,10 @@ def _write_onnx(graph: "Graph", example: Tensor, path: Path, facts: str) -> None
 def _drop_whole_slices(module: torch.fx.GraphModule) -> None:
     """Remove slices that take all. `x[:, a:b]` has one, and an ONNX graph has 15 nodes for a slice."""
     for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten.slice.Tensor):
-        x, _, start, stop, step = (*node.args, *(0, 0, sys.maxsize, 1)[len(node.args) - 1 :])
+        given: tuple[Any, ...] = tuple(node.args)
+        start, stop, step = given[2:] + (0, sys.maxsize, 1)[len(given[2:]) :]
         if (start or 0, stop, step) == (0, sys.maxsize, 1):
-            node.replace_all_uses_with(x)
+            node.replace_all_uses_with(given[0])
             module.graph.erase_node(node)
     module.recompile()
 
@@ -561,7 +562,7 @@ class GramGraph(nn.Module):
 
 def _summed(outside: Tensor, at: StatisticsAtTap, taps: int) -> Tensor:
     """The deviations of taps with the same statistics, `(N, taps)`."""
-    sums = outside.unflatten(1, (taps, len(at.orders), at.features)).sum(3)
+    sums: Tensor = outside.unflatten(1, (taps, len(at.orders), at.features)).sum(3)
     if set(at.weights) != {1}:
         sums = sums * torch.tensor(at.weights, dtype=sums.dtype, device=sums.device)
     return sums.sum(2)
