@@ -99,7 +99,7 @@ def page(result: dict[str, Any]) -> str:
     rows = {
         f"taps of a {given['effort']} guard": [f"{row['taps']}" for row in networks.values()],
         "CPU seconds to write the file": [_both(row["export"], "{:.0f}") for row in networks.values()],
-        "nodes": [_both(row["nodes"], "{:,}") for row in networks.values()],
+        "nodes": [_both(row["nodes"], "{:,.0f}") for row in networks.values()],
         "MB": [_both(row["bytes"], "{:.0f}", 1e6) for row in networks.values()],
     }
     for batch in map(str, given["batches"]):
