@@ -66,6 +66,8 @@ _OTHER_NAME = {
     "report.palette": "gramwatch_lab.figures.looks",
     "report.stream": "gramwatch.stream.picture",
     "rivals": "gramwatch.methods",
+    "serve.limits": "gramwatch.deploy.serve.service",
+    "serve.own_site": "gramwatch.deploy.serve.server",
     "taps": "gramwatch.watch",
     "taps.observe": "gramwatch.watch.running",
     "version": "gramwatch.files",

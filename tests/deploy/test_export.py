@@ -479,6 +479,23 @@ def test_the_readable_statistics_can_be_traced(statistic):
     assert (Statistics()(x) != 0).all()
 
 
+def test_slices_that_take_all_are_dropped_and_no_others():
+    class Slices(nn.Module):
+        def forward(self, x):
+            return x[:, 2:5][:, :, ::2] + x[:, 2:5, ::2][1:].sum(0)
+
+    x = torch.randn(3, 8, 6, generator=torch.Generator().manual_seed(0))
+    program = export._program(Slices(), x)
+
+    def slices() -> int:
+        return len(program.graph.find_nodes(op="call_function", target=torch.ops.aten.slice.Tensor))
+
+    before = slices()
+    export._drop_whole_slices(program.graph_module)
+    assert slices() == 5 < before
+    assert program.module()(x).equal(Slices()(x))
+
+
 def test_the_exporter_does_not_speak_of_packages_that_are_not_needed(caplog, capsys):
     log = logging.getLogger("torch.onnx._internal.exporter._registration")
     with _quietly():

@@ -16,6 +16,7 @@ import logging
 import operator
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
@@ -69,8 +70,8 @@ def export(guard: Detector, path: str | PathLike[str], images: Any, preprocessin
         _import_onnx()
     check_writable(path)
     for name, member in guard.members.items():
-        if (plain := plain_of(member)) is not None:
-            plain.check(name, member)
+        if isinstance(member, GramDetector):
+            _check_gram(name, member)
     graph, example = _prepared(guard, images, preprocessing)
     facts = json.dumps(_facts(guard, preprocessing) | _probe(guard, graph, example))
     with judging(guard.network.module):
@@ -205,17 +206,55 @@ def _write_pt2(graph: "Graph", example: Tensor, path: Path, facts: str) -> None:
 
 def _write_onnx(graph: "Graph", example: Tensor, path: Path, facts: str) -> None:
     program = _traced(graph, example)
+    _drop_whole_slices(program.graph_module)
     with _explained(graph, example, "torch.onnx"), _quietly(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=FutureWarning)  # PyTorch warns of its own code
         converted = torch.onnx.export(
-            program, input_names=["images"], output_names=graph.outputs, dynamo=True, verbose=False
-        )
-    assert converted is not None
+            program, input_names=["images"], output_names=graph.outputs,
+            dynamo=True, verbose=False, optimize=False,
+        )  # fmt: skip
+        assert converted is not None
+        _simplify(converted.model)
     converted.model.metadata_props[KEY] = facts
     constants = (value.const_value for value in converted.model.graph.initializers.values())
     size = sum(constant.nbytes for constant in constants if constant is not None)
     with replacing(path) as beside:
         converted.save(beside, external_data=size > MOST_IN_FILE)
+
+
+def _drop_whole_slices(module: torch.fx.GraphModule) -> None:
+    """Remove slices that take all. `x[:, a:b]` has one, and an ONNX graph has 15 nodes for a slice."""
+    for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten.slice.Tensor):
+        given: tuple[Any, ...] = tuple(node.args)
+        start, stop, step = given[2:] + (0, sys.maxsize, 1)[len(given[2:]) :]
+        if (start or 0, stop, step) == (0, sys.maxsize, 1):
+            node.replace_all_uses_with(given[0])
+            module.graph.erase_node(node)
+    module.recompile()
+
+
+def _simplify(model: Any) -> None:
+    """Fold constants and remove what is not needed.
+
+    The exporter's own optimiser also looks for many patterns, which takes ten times as long. ONNX Runtime
+    looks for patterns when it loads the graph.
+    """
+    optimizer = importlib.import_module("onnxscript.optimizer")
+    passes = importlib.import_module("onnx_ir.passes.common")
+    optimizer.inline(model)
+    optimizer.fold_constants(model)
+    optimizer.remove_unused_nodes(model)
+    for simplify in (
+        passes.RemoveUnusedFunctionsPass(),
+        passes.RemoveUnusedOpsetsPass(),
+        passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
+        passes.DeduplicateInitializersPass(),
+        passes.CommonSubexpressionEliminationPass(),
+        passes.OutputFixPass(),
+        passes.NameFixPass(),
+        passes.ClearMetadataAndDocStringPass(),
+    ):
+        simplify(model)
 
 
 @contextmanager
@@ -265,10 +304,11 @@ class Graph(nn.Module):
     ) -> None:
         super().__init__()
         self.network, self.pixels = plan.network.module, pixels
-        plain = {name: plain_of(member) for name, member in guard.members.items()}
+        members = guard.members.items()
         self.instead = nn.ModuleDict(
-            {name: kind(guard.members[name], plan) for name, kind in plain.items() if kind is not None}
+            {name: GramGraph(member, plan) for name, member in members if isinstance(member, GramDetector)}
         )
+        """What measures in place of a member: kernels cannot be traced."""
         self.guard, self.outputs = guard, [*OUTPUTS, *(f"parts.{name}" for name in guard.members)]
         self._plan, self._rule, self.reached = plan, calibration.rule, _Reached()
         self.ranks = RanksGraph(calibration)
@@ -281,7 +321,9 @@ class Graph(nn.Module):
         """The outputs, by name."""
         inputs = images if self.pixels is None else self.pixels(images)
         read = Read(*self._plan.traceable(maps_of, channel_means, table)(inputs))
-        looked_at = [inputs, read.logits, *read.tables, *read.means.values(), *read.features]
+        looked_at = [inputs, read.logits, *read.tables, *read.features]
+        if read.means:
+            looked_at.append(torch.cat(list(read.means.values()), 1))
         finite = functools.reduce(operator.and_, map(is_finite, looked_at))
         seen = self._plan.observed(read, inputs, None, None)
         given = self._given([replace(observation, finite=finite) for observation in seen])
@@ -395,11 +437,12 @@ class Alike(NamedTuple):
 
 
 def alike(layout: GramTable) -> list[Alike]:
-    """The taps of a table, those of one shape together."""
-    numbers_of: dict[Any, list[int]] = {}
+    """The taps of a table: those with the same statistics adjoin, among them those of one shape."""
+    groups: dict[StatisticsAtTap, dict[Any, list[int]]] = {}
     for number, (tap, at) in enumerate(zip(layout.taps, layout.at, strict=True)):
-        numbers_of.setdefault((tap.shape, tap.batch_axis, tap.channel_axis, at), []).append(number)
-    return [Alike(numbers, layout.at[numbers[0]]) for numbers in numbers_of.values()]
+        shape = tap.shape, tap.batch_axis, tap.channel_axis
+        groups.setdefault(at, {}).setdefault(shape, []).append(number)
+    return [Alike(numbers, at) for at, by_shape in groups.items() for numbers in by_shape.values()]
 
 
 def table(layout: GramTable, maps_of: Mapping[int, Tensor]) -> Tensor:
@@ -458,12 +501,24 @@ def signed_root(t: Tensor, order: int) -> Tensor:
 
 
 def _peak(x: Tensor, axis: int) -> Tensor:
-    """The largest magnitude along an axis. It is 1 if all values are zero."""
-    peak = x.abs().amax(axis, keepdim=True)
-    return torch.where(peak == 0, 1.0, peak)
+    """The largest magnitude along an axis. If all values are zero, the smallest positive number."""
+    return x.abs().amax(axis, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny)
 
 
 # --- deviations and ranks: Eq. 3-4 and 6 -------------------------------------------------------------
+
+
+def _check_gram(name: str, gram: GramDetector) -> None:
+    """Refuse a member whose settings have no plain operations here."""
+    if not isinstance(gram.fitted_bounds, MinMax):
+        raise ExportError(f"'{name}' has bounds={gram.bounds!r}: only bounds='min_max' are exported")
+    for tap in gram.taps:
+        statistic = gram.statistics.at(tap).statistic
+        if statistic != "row_sums" and not (statistic == "triangle" and tap.is_vector):
+            raise ExportError(
+                f"'{name}' has statistic={gram.statistic!r} at '{tap.name}': only statistic='auto' and "
+                "'row_sums' are exported"
+            )
 
 
 class GramGraph(nn.Module):
@@ -472,27 +527,12 @@ class GramGraph(nn.Module):
     scale: Tensor | None
     """The scales of each tap and order, for bounds in float16."""
 
-    @staticmethod
-    def check(name: str, gram: Detector) -> None:
-        """Refuse a member whose settings have no plain operations here."""
-        assert isinstance(gram, GramDetector)
-        if not isinstance(gram.fitted_bounds, MinMax):
-            raise ExportError(f"'{name}' has bounds={gram.bounds!r}: only bounds='min_max' are exported")
-        for tap in gram.taps:
-            statistic = gram.statistics.at(tap).statistic
-            if statistic != "row_sums" and not (statistic == "triangle" and tap.is_vector):
-                raise ExportError(
-                    f"'{name}' has statistic={gram.statistic!r} at '{tap.name}': only statistic='auto' and "
-                    "'row_sums' are exported"
-                )
-
-    def __init__(self, gram: Detector, plan: Plan) -> None:
+    def __init__(self, gram: GramDetector, plan: Plan) -> None:
         super().__init__()
-        assert isinstance(gram, GramDetector)
         bounds, layout = gram.fitted_bounds, plan.tables[gram.statistics]
         assert isinstance(bounds, MinMax)
-        self._alike = alike(layout)
-        numbers = [number for same in self._alike for number in same.numbers]
+        numbers = [number for same in alike(layout) for number in same.numbers]
+        self._at = Counter(layout.at[number] for number in numbers)
         edges, tables = layout.starts, bounds.tables()
         device = tables["row"].device
         features = torch.cat([torch.arange(edges[n], edges[n + 1]) for n in numbers]).to(device)
@@ -500,50 +540,32 @@ class GramGraph(nn.Module):
         self.row = nn.Buffer(tables["row"].clone())
         self.minimum = nn.Buffer(tables["minimum"].index_select(1, features))
         self.maximum = nn.Buffer(tables["maximum"].index_select(1, features))
-        scale = None
-        if "scale" in tables:
-            parts = tables["scale"].split([len(at.orders) for at in layout.at], 1)
-            scale = torch.cat([parts[n] for n in numbers], 1)
-        self.register_buffer("scale", scale)
+        self.register_buffer("scale", tables["scale"].clone() if "scale" in tables else None)
+        sizes = torch.tensor([at.features for at in layout.at for _ in at.orders])
+        self.scale_of = nn.Buffer(torch.arange(len(sizes)).repeat_interleave(sizes).to(device)[features])
 
     def forward(self, observation: Observation) -> Measurement:
         """The measurement: delta_l of Eq. 4, `(N, taps)` in the order of the detector."""
-        statistics = observation.statistics
-        assert statistics is not None
+        assert observation.statistics is not None
         assert observation.finite is not None
         row: Tensor = self.row[observation.predicted]
-        sums = []
         low, high = self.minimum[row], self.maximum[row]
-        scale = None if self.scale is None else self.scale[row]
-        start = scales = 0
-        for same in self._alike:
-            part = slice(start, start := start + len(same.numbers) * same.at.size)
-            of = slice(scales, scales := scales + len(same.numbers) * len(same.at.orders))
-            factor = None if scale is None else scale[:, of]
-            sums.append(self._summed(same, statistics[:, part], low[:, part], high[:, part], factor))
+        if self.scale is not None:
+            factor = self.scale[row][:, self.scale_of]
+            low, high = low.float() * factor, high.float() * factor
+        outside = outside_range(observation.statistics, low, high)
+        parts = outside.split([at.size * count for at, count in self._at.items()], 1)
+        sums = [_summed(part, *of) for part, of in zip(parts, self._at.items(), strict=True)]
         deviations = torch.cat(sums, 1)[:, self.place]
         return Measurement(deviations, observation.logits, observation.finite & is_finite(deviations))
 
-    @staticmethod
-    def _summed(same: Alike, statistics: Tensor, low: Tensor, high: Tensor, scale: Tensor | None) -> Tensor:
-        """The deviations of taps of one shape, `(N, taps)`."""
-        shape = (len(same.numbers), len(same.at.orders), same.at.features)
-        if scale is not None:
-            factor = scale.unflatten(1, shape[:2]).unsqueeze(3)
-            low, high = ((t.float().unflatten(1, shape) * factor).flatten(1) for t in (low, high))
-        outside: Tensor = outside_range(statistics, low, high).unflatten(1, shape).sum(3)
-        if set(same.at.weights) != {1}:
-            outside = outside * torch.tensor(same.at.weights, dtype=outside.dtype, device=outside.device)
-        return outside.sum(2)
 
-
-PLAIN: dict[type[Detector], type[GramGraph]] = {GramDetector: GramGraph}
-"""Detectors whose kernels cannot be traced, and the plain operations that measure in their place."""
-
-
-def plain_of(member: Detector) -> type[GramGraph] | None:
-    """The plain operations of a member; None if it can be traced as it is."""
-    return next((plain for kind, plain in PLAIN.items() if isinstance(member, kind)), None)
+def _summed(outside: Tensor, at: StatisticsAtTap, taps: int) -> Tensor:
+    """The deviations of taps with the same statistics, `(N, taps)`."""
+    sums: Tensor = outside.unflatten(1, (taps, len(at.orders), at.features)).sum(3)
+    if set(at.weights) != {1}:
+        sums = sums * torch.tensor(at.weights, dtype=sums.dtype, device=sums.device)
+    return sums.sum(2)
 
 
 class RanksGraph(nn.Module):

@@ -248,7 +248,7 @@ def sums_of(x: Tensor) -> Sums:
             squares.append(squared[:, :channels])
         if scale in BUSY:
             gradient = squares[0][:, :, :, :-1].mean(1, True) + squares[1][:, :, :-1].mean(1, True)
-            busy.append(F.adaptive_avg_pool2d(gradient, REGIONS).flatten(1))
+            busy.append(_by_region(gradient).flatten(1))
     square, curved, length = (
         torch.stack(parts, 1).unflatten(1, (-1, len(AXES))) for parts in zip(*by_scale, strict=True)
     )
@@ -265,9 +265,18 @@ def sums_of(x: Tensor) -> Sums:
         tilt=torch.stack([(line * _ramp(line)).mean(2) for line in by_line], 1),
         extremes=torch.stack([high.flatten(1), low.flatten(1)], 1),
         clipped=torch.stack(clipped, 1),
-        regions=F.adaptive_avg_pool2d(x, REGIONS).flatten(2),
+        regions=_by_region(x).flatten(2),
         busy=torch.stack(busy, 1),
     )
+
+
+def _by_region(x: Tensor) -> Tensor:
+    """Means by region, as `adaptive_avg_pool2d` makes them. In ONNX that is an addition for every pixel."""
+    for axis in AXES:
+        size = x.shape[axis]
+        edges = [(i * size // REGIONS, -(-(i + 1) * size // REGIONS)) for i in range(REGIONS)]
+        x = torch.stack([x.narrow(axis, start, stop - start).mean(axis) for start, stop in edges], axis)
+    return x
 
 
 def _lines(length: Tensor) -> Tensor:

@@ -6,11 +6,12 @@ import time
 from io import BytesIO
 
 import pytest
+from fastapi import HTTPException
 from PIL import Image
+from starlette.datastructures import Headers
 
 from gramwatch.deploy.live import app as live
 from gramwatch.deploy.live import create_page, opened_port
-from gramwatch.deploy.serve.limits import RefusalError
 from gramwatch.errors import InputError
 
 
@@ -116,14 +117,16 @@ def test_a_slow_image_is_refused(demo, monkeypatch):
     monkeypatch.setattr(live, "READ_SECONDS", 0.05)
 
     class Slow:
+        headers = Headers()
+
         async def stream(self):
             await asyncio.sleep(30)
             yield b""
 
     desk, start = live.Desk(demo[0]), time.monotonic()
-    with pytest.raises(RefusalError) as refused:
+    with pytest.raises(HTTPException) as refused:
         asyncio.run(desk.judged(Slow()))
-    assert refused.value.status == 408
+    assert refused.value.status_code == 408
     assert time.monotonic() - start < 20
     assert desk.waiting == 0
 

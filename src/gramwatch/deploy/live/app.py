@@ -8,14 +8,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.responses import JSONResponse
 
 from gramwatch.deploy.live.examiner import Examiner
 from gramwatch.deploy.live.shown import Shown
-from gramwatch.deploy.serve.limits import RefusalError, busy
-from gramwatch.deploy.serve.own_site import OwnSite
-from gramwatch.deploy.serve.server import server_of
+from gramwatch.deploy.serve.server import OwnSite, server_of
+from gramwatch.deploy.serve.service import busy, received
 from gramwatch.errors import GramwatchError, InputError
 
 HOST = "127.0.0.1"
@@ -71,7 +70,7 @@ def create_page(examiner: Examiner, shown: Shown) -> FastAPI:
     @app.get("/examples/{number}")
     async def example(number: int) -> Response:
         if not 0 <= number < len(shown.examples):
-            raise RefusalError(404, "there is no such example")
+            raise HTTPException(404, "there is no such example")
         shown_one = shown.examples[number]
         return Response(shown_one.data, media_type=shown_one.kind, headers=HEADERS)
 
@@ -79,9 +78,9 @@ def create_page(examiner: Examiner, shown: Shown) -> FastAPI:
     async def judge(request: Request) -> JSONResponse:
         return JSONResponse(await desk.judged(request), headers=HEADERS)
 
-    @app.exception_handler(RefusalError)
-    async def refused(_: Request, error: RefusalError) -> JSONResponse:
-        return JSONResponse({"error": error.reason}, error.status, {**HEADERS, **error.headers})
+    @app.exception_handler(HTTPException)
+    async def refused(_: Request, error: HTTPException) -> JSONResponse:
+        return JSONResponse({"error": error.detail}, error.status_code, {**HEADERS, **(error.headers or {})})
 
     @app.exception_handler(Exception)
     async def failed(_: Request, __: Exception) -> JSONResponse:
@@ -109,27 +108,19 @@ class Desk:
         self.waiting = 0
 
     async def judged(self, request: Request) -> dict[str, Any]:
-        """The verdict on the image of a request, for the page. Raises a `RefusalError`."""
+        """The verdict on the image of a request, for the page. Raises an `HTTPException`."""
         if self.waiting >= MOST_WAITING:
             raise busy()
         self.waiting += 1
         try:
-            data = await asyncio.wait_for(self._body(request), READ_SECONDS)
+            too_large = f"the file is too large: it may have {MOST_BYTES // 2**20} MiB"
+            too_slow = f"the image did not come within {READ_SECONDS:g} seconds"
+            data = await received(request, MOST_BYTES, READ_SECONDS, too_large, too_slow)
             return await asyncio.get_running_loop().run_in_executor(self.thread, self.examiner, data)
-        except asyncio.TimeoutError:
-            raise RefusalError(408, f"the image did not come within {READ_SECONDS:g} seconds") from None
         except GramwatchError as error:
-            raise RefusalError(400, str(error)) from None
+            raise HTTPException(400, str(error)) from None
         finally:
             self.waiting -= 1
-
-    async def _body(self, request: Request) -> bytes:
-        body = bytearray()
-        async for piece in request.stream():
-            body += piece
-            if len(body) > MOST_BYTES:
-                raise RefusalError(413, f"the file is too large: it may have {MOST_BYTES // 2**20} MiB")
-        return bytes(body)
 
 
 def opened_port(port: int) -> socket.socket:

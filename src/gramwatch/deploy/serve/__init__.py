@@ -9,8 +9,8 @@ from gramwatch.errors import MissingExtraError
 try:
     from gramwatch.deploy.serve.app import create_app
     from gramwatch.deploy.serve.judge import Judge
-    from gramwatch.deploy.serve.limits import Limits
     from gramwatch.deploy.serve.server import check_reach, server_of
+    from gramwatch.deploy.serve.service import Limits
 except ModuleNotFoundError as error:
     if (error.name or "").partition(".")[0] == "gramwatch":
         raise

@@ -15,9 +15,7 @@ from starlette.requests import ClientDisconnect
 
 from gramwatch.deploy.serve import protocol
 from gramwatch.deploy.serve.judge import Judge
-from gramwatch.deploy.serve.limits import Limits, RefusalError
 from gramwatch.deploy.serve.metrics import Metrics, Timed
-from gramwatch.deploy.serve.own_site import OwnSite
 from gramwatch.deploy.serve.protocol import (
     Answer,
     Failure,
@@ -30,7 +28,8 @@ from gramwatch.deploy.serve.protocol import (
     Watched,
     Welcome,
 )
-from gramwatch.deploy.serve.service import Service, Wish
+from gramwatch.deploy.serve.server import OwnSite
+from gramwatch.deploy.serve.service import Limits, Service, Wish
 from gramwatch.files import __version__
 from gramwatch.stream.monitor import Monitor
 
@@ -111,7 +110,7 @@ def _bearer(token: str) -> Callable[..., None]:
     def check(given: Annotated[HTTPAuthorizationCredentials | None, Depends(scheme)]) -> None:
         sent = given.credentials.encode("utf-8", "surrogateescape") if given is not None else b""
         if not hmac.compare_digest(sent, expected):
-            raise RefusalError(401, "a valid token is needed", {"WWW-Authenticate": "Bearer"})
+            raise HTTPException(401, "a valid token is needed", {"WWW-Authenticate": "Bearer"})
 
     return check
 
@@ -217,7 +216,7 @@ def _add_inference(router: APIRouter, service: Service, name: str) -> None:
 
     def known(model: str) -> None:
         if model != name:
-            raise RefusalError(404, "there is no such model")
+            raise HTTPException(404, "there is no such model")
 
     @router.get("/v2")
     async def server() -> ServerMetadata:
@@ -285,17 +284,13 @@ def _without_refs(schema: Any, inner: Mapping[str, Any]) -> Any:
 
 
 def _add_errors(app: FastAPI) -> None:
-    @app.exception_handler(RefusalError)
-    async def refused(_: Request, error: RefusalError) -> JSONResponse:
-        return JSONResponse({"error": error.reason}, error.status, error.headers)
-
     @app.exception_handler(RequestValidationError)
     async def not_understood(_: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
         return JSONResponse({"error": f"{first['loc'][-1]!s:.80}: {first['msg']:.200}"}, 400)
 
     @app.exception_handler(HTTPException)
-    async def unknown(_: Request, error: HTTPException) -> JSONResponse:
+    async def refused(_: Request, error: HTTPException) -> JSONResponse:
         return JSONResponse({"error": str(error.detail)}, error.status_code, error.headers)
 
     @app.exception_handler(ClientDisconnect)

@@ -27,8 +27,7 @@ class Metrics:
         self.batches = Histogram("gramwatch_batch_images", "Images per batch.", buckets=SIZES, **new)
         self.waiting = Gauge("gramwatch_waiting_images", "Places taken by images not yet judged.", **new)
         self.failed_saves = Counter("gramwatch_monitor_failed_saves", "States that were not saved.", **new)
-        share = Gauge("gramwatch_flagged_share", "Share of flagged images since the start.", **new)
-        share.set_function(self._share)
+        self.share = Gauge("gramwatch_flagged_share", "Share of flagged images since the start.", **new)
         self._seen = self._unusual = 0
         if monitor is not None:
             self._watch(monitor)
@@ -46,14 +45,12 @@ class Metrics:
         for name, (about, value) in values.items():
             Gauge(f"gramwatch_monitor_{name}", about, registry=self.registry).set_function(value)
 
-    def _share(self) -> float:
-        return self._unusual / self._seen if self._seen else 0.0
-
     def count(self, verdicts: Sequence[Verdict]) -> None:
         """Count the verdicts of a batch."""
         flagged = sum(verdict["is_ood"] for verdict in verdicts)
         self._seen += len(verdicts)
         self._unusual += flagged
+        self.share.set(self._unusual / self._seen)
         self.batches.observe(len(verdicts))
         self.images.inc(len(verdicts))
         self.flagged.inc(flagged)

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from email.message import Message
 from typing import Any, Literal, TypeVar
 
+from fastapi import HTTPException
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gramwatch.deploy.serve.judge import Verdict
-from gramwatch.deploy.serve.limits import RefusalError
 
 Kind = TypeVar("Kind", bound=BaseModel)
 MOST_VALUES = 10_000
@@ -104,15 +104,15 @@ def images_of_form(body: bytes, kind: str) -> list[bytes]:
     header["Content-Type"] = kind
     boundary = header.get_boundary()
     if not boundary:
-        raise RefusalError(400, "the form has no boundary: its Content-Type must name one")
+        raise HTTPException(400, "the form has no boundary: its Content-Type must name one")
     mark = b"\r\n--" + boundary.encode("utf-8", "surrogateescape")
     parts = (b"\r\n" + body).split(mark, MOST_PARTS + 1)[1:]
     if len(parts) > MOST_PARTS:
-        raise RefusalError(413, f"the form is too large: it may have {MOST_PARTS:,} parts")
+        raise HTTPException(413, f"the form is too large: it may have {MOST_PARTS:,} parts")
     files = [part.partition(b"\r\n\r\n") for part in parts if not part.startswith(b"--")]
     images = [content for head, _, content in files if b"filename" in head.lower()]
     if not images:
-        raise RefusalError(400, "the form has no file: curl -F file=@photo.jpg")
+        raise HTTPException(400, "the form has no file: curl -F file=@photo.jpg")
     return images
 
 
@@ -168,21 +168,21 @@ class InferenceRequest(BaseModel):
         """Whether to say why images are flagged."""
         asked = self.parameters.get("reasons", False)
         if not isinstance(asked, bool):
-            raise RefusalError(400, f"parameters.reasons must be true or false, not {asked!r:.80}")
+            raise HTTPException(400, f"parameters.reasons must be true or false, not {asked!r:.80}")
         return asked
 
     def chosen(self, types: Mapping[str, Datatype]) -> dict[str, Datatype]:
         """The requested outputs; all, if none are requested."""
         names = [output.name for output in self.outputs] or list(types)
         if unknown := [name for name in names if name not in types]:
-            raise RefusalError(400, f"there is no output {unknown[0]!r:.80}: choose from {', '.join(types)}")
+            raise HTTPException(400, f"there is no output {unknown[0]!r:.80}: choose from {', '.join(types)}")
         return {name: types[name] for name in names} | ({REASONS: "BYTES"} if self.reasons else {})
 
     def images(self) -> list[bytes]:
         """The image files."""
         (given,) = self.inputs
         if given.shape != [len(given.data)]:
-            raise RefusalError(400, f"the shape is {given.shape}, but there are {len(given.data)} images")
+            raise HTTPException(400, f"the shape is {given.shape}, but there are {len(given.data)} images")
         return decoded(given.data)
 
 
@@ -279,15 +279,15 @@ def decoded(texts: Sequence[str]) -> list[bytes]:
     try:
         return [base64.b64decode(text, validate=True) for text in texts]
     except (binascii.Error, ValueError):  # ValueError: letters beyond ASCII
-        raise RefusalError(400, "an image is not base64") from None
+        raise HTTPException(400, "an image is not base64") from None
 
 
 def _checked(kind: type[Kind], body: bytes) -> Kind:
     if body.count(b",") >= MOST_VALUES:  # base64 has none
-        raise RefusalError(413, f"the JSON is too large: it may have {MOST_VALUES:,} values")
+        raise HTTPException(413, f"the JSON is too large: it may have {MOST_VALUES:,} values")
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False, include_context=False)[0]
         place = ".".join(map(str, first["loc"])) or "the body"
-        raise RefusalError(400, f"{place:.80}: {first['msg']:.200}") from None
+        raise HTTPException(400, f"{place:.80}: {first['msg']:.200}") from None

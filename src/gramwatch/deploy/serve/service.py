@@ -6,17 +6,17 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, fields
 from io import BytesIO
 from typing import Any, NamedTuple, TypeVar
 
 from async_batcher.batcher import AsyncBatcher
-from starlette.requests import Request
+from fastapi import HTTPException, Request
 from torch import Tensor
 
 from gramwatch.deploy.serve.judge import Asked, Judge, Verdict
-from gramwatch.deploy.serve.limits import Limits, RefusalError, busy
 from gramwatch.deploy.serve.metrics import Metrics
-from gramwatch.errors import DataError
+from gramwatch.errors import DataError, InputError
 from gramwatch.inputs import decoding
 
 Result = TypeVar("Result")
@@ -47,6 +47,49 @@ MOST_DECODERS = 8
 """The most threads that decode. They bound the memory for it."""
 MOST_READS = 10_000
 """The most pieces of the header of an image file. Reading millions of small ones takes seconds."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The most that a request may ask for, and the most that wait at once."""
+
+    body_bytes: int = 16 * 2**20
+    """Bytes of a request."""
+    pixels: int = 50_000_000
+    """Pixels of an image."""
+    request_pixels: int | None = None
+    """Pixels of all images of a request. An image that is slow to decode counts as more: see
+    `decoding.work`. None: twice the pixels of an image."""
+    images: int = 32
+    """Images of a request."""
+    queue: int = 128
+    """Places for images that are accepted and not yet judged. An image takes one, with reasons two, and one
+    more for every 4 megapixels until it is decoded. A request whose body is being read takes one."""
+    batch_size: int = 32
+    """Images in one pass."""
+    batch_seconds: float = 0.005
+    """How long an image waits for others to join its batch."""
+    read_seconds: float = 10.0
+    """How long a client may take to send its headers, and again to send its body."""
+    judge_seconds: float = 30.0
+    """How long a request may wait for its verdicts, after its body came. Decoding counts."""
+
+    def __post_init__(self) -> None:
+        for limit in fields(self):
+            value = getattr(self, limit.name)
+            if value is not None and value <= 0:
+                raise InputError(f"{limit.name} must be positive, got {value}")
+        if self.batch_size < 2:
+            raise InputError(f"batch_size must be at least 2, got {self.batch_size}")
+        if self.images > self.queue:
+            raise InputError(
+                f"a request may have {self.images} images, but only {self.queue} may wait: raise queue"
+            )
+
+    @property
+    def work(self) -> int:
+        """How long the images of a request may take to decode, in pixels of a common image."""
+        return self.request_pixels or 2 * self.pixels
 
 
 class ImageFile(BytesIO):
@@ -139,10 +182,14 @@ class Service:
     # --- one request ---------------------------------------------------------------------------------
 
     async def verdicts(self, request: Request, parse: Parse) -> list[Verdict]:
-        """The verdicts for the images of a request. Raises a `RefusalError`."""
+        """The verdicts for the images of a request. Raises an `HTTPException`."""
         places = self._enter(1)  # before the body is read: bodies take memory, too
         try:
-            body = await self._received(request)
+            most, seconds = self.limits.body_bytes, self.limits.read_seconds
+            too_large = f"the body is too large: it may have {most:,} bytes"
+            body = await received(
+                request, most, seconds, too_large, f"the body did not come within {seconds:g} seconds"
+            )
             until = time.monotonic() + self.limits.judge_seconds
             images, reasons = await self._begun(parse, body)
             of_each = PLACES_WITH_REASONS if reasons else 1
@@ -165,7 +212,7 @@ class Service:
 
     def _enter(self, images: int) -> int:
         if not self.ready:
-            raise RefusalError(503, "the service is not ready", {"Retry-After": "1"})
+            raise HTTPException(503, "the service is not ready", {"Retry-After": "1"})
         if self.waiting + images > self.limits.queue:
             raise busy()
         self.waiting += images
@@ -173,15 +220,6 @@ class Service:
 
     def _leave(self, images: int) -> None:
         self.waiting -= images
-
-    async def _received(self, request: Request) -> bytes:
-        """The body of a request, if it comes in time."""
-        try:
-            return await asyncio.wait_for(self._body(request), self.limits.read_seconds)
-        except asyncio.TimeoutError:
-            raise RefusalError(
-                408, f"the body did not come within {self.limits.read_seconds:g} seconds"
-            ) from None
 
     async def _begun(self, parse: Parse, body: bytes) -> tuple[list[Begun], bool]:
         """The images of a request, not decoded yet, and whether reasons are asked for."""
@@ -194,23 +232,23 @@ class Service:
     def _within_limits(self, wish: Wish) -> tuple[list[Begun], bool]:
         count = len(wish.images)
         if not count:
-            raise RefusalError(400, "there is no image")
+            raise HTTPException(400, "there is no image")
         if count > self.limits.images:
-            raise RefusalError(413, f"there are {count} images: a request may have {self.limits.images}")
+            raise HTTPException(413, f"there are {count} images: a request may have {self.limits.images}")
         if wish.reasons and not self.judge.explains:
-            raise RefusalError(
+            raise HTTPException(
                 400, "this guard gives no reasons: an exported guard returns scores and p-values only"
             )
         most = self.limits.queue // PLACES_WITH_REASONS
         if wish.reasons and count > most:
-            raise RefusalError(413, f"there are {count} images: with reasons, a request may have {most}")
+            raise HTTPException(413, f"there are {count} images: with reasons, a request may have {most}")
         begun: list[Begun] = []
         work = 0
         for data in wish.images:
             begun.append(self._opened(data, len(begun)))
             work += begun[-1].work
             if work > self.limits.work:
-                raise RefusalError(
+                raise HTTPException(
                     413,
                     f"the images take as long to decode as {work:,} pixels: a request may have "
                     f"{self.limits.work:,}",
@@ -223,25 +261,12 @@ class Service:
             image = decoding.begun(file, self.limits.pixels)
             work = decoding.work(image)
         except DataError as error:
-            raise RefusalError(400, f"image {number}: {error}") from None
+            raise HTTPException(400, f"image {number}: {error}") from None
         file.reads = math.inf
         return Begun(file, len(data), image, work)
 
-    async def _body(self, request: Request) -> bytes:
-        most = self.limits.body_bytes
-        too_large = RefusalError(413, f"the body is too large: it may have {most:,} bytes")
-        declared = request.headers.get("content-length", "")
-        if declared.isdecimal() and int(declared) > most:
-            raise too_large
-        body = bytearray()
-        async for piece in request.stream():
-            body += piece
-            if len(body) > most:
-                raise too_large
-        return bytes(body)
-
     async def _decoded(self, images: Sequence[Begun], until: float, places: int) -> list[Tensor]:
-        """The inputs made from images. Raises a `RefusalError` for the first that cannot be read.
+        """The inputs made from images. Raises an `HTTPException` for the first that cannot be read.
 
         Until they are decoded, they take up to so many `places` more.
         """
@@ -270,7 +295,7 @@ class Service:
         inputs: list[Tensor] = []
         for outcome in [outcome for group in jobs.result() for outcome in group]:
             if isinstance(outcome, DataError):
-                raise RefusalError(400, f"image {len(inputs)}: {outcome}")
+                raise HTTPException(400, f"image {len(inputs)}: {outcome}")
             inputs.append(outcome)
         return inputs
 
@@ -289,9 +314,34 @@ class Service:
             return error
 
 
-def too_late() -> RefusalError:
+async def received(request: Request, most: int, seconds: float, too_large: str, too_slow: str) -> bytes:
+    """The body of a request, at most so many bytes of it. It is refused in these words otherwise."""
+
+    async def body() -> bytes:
+        declared = request.headers.get("content-length", "")
+        if declared.isdecimal() and int(declared) > most:
+            raise HTTPException(413, too_large)
+        pieces = bytearray()
+        async for piece in request.stream():
+            pieces += piece
+            if len(pieces) > most:
+                raise HTTPException(413, too_large)
+        return bytes(pieces)
+
+    try:
+        return await asyncio.wait_for(body(), seconds)
+    except asyncio.TimeoutError:
+        raise HTTPException(408, too_slow) from None
+
+
+def busy() -> HTTPException:
+    """The refusal if the queue is full."""
+    return HTTPException(429, "too many images wait: try again later", {"Retry-After": "1"})
+
+
+def too_late() -> HTTPException:
     """The refusal of a request whose time is over."""
-    return RefusalError(503, "the verdict takes too long", {"Retry-After": "1"})
+    return HTTPException(503, "the verdict takes too long", {"Retry-After": "1"})
 
 
 def _groups(images: Sequence[Begun]) -> list[list[Begun]]:
