@@ -493,7 +493,7 @@ def test_where_a_recording_is_not_safe_the_pass_is_computed(counting):
         guard = guarding(network.eval().cuda(), members=("gram", "profile", "energy"))
         for _ in range(5):
             assert torch.isfinite(guard(x).score).all()
-        assert network.runs > 20
+        assert network.runs > 15
         assert why in repr(guard)
 
 

@@ -7,7 +7,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gramwatch import Guard
-from gramwatch.detect.measurement import Measurement
 from gramwatch.numerics.deviation import outside_range
 from gramwatch.numerics.samples import Sample
 from gramwatch.observe.observation import Observation
@@ -121,8 +120,7 @@ def _gradients_of_score(
             leaves[name] = [means.clone().requires_grad_() for means in seen.channel_means]
             own = Observation(logits, channel_means=tuple(leaves[name]))
             if name in rule.rules:
-                finite = torch.ones(len(logits), dtype=torch.bool)
-                scores.append(rule.rules[name](Measurement(member.profile(own), logits, finite))[:, 0])
+                scores.append(rule.rules[name](member.measured(own))[:, 0])
             else:
                 scores.append(member.score(own))
         total = rule.joined(torch.stack(scores, 1)).sum()

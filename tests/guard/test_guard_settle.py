@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 import gramwatch
 from gramwatch import CalibrationError, GramwatchWarning, Guard, InputError, TapError
+from gramwatch.detect.measurement import Measurement
 from gramwatch.evaluation.evaluate import fit_together
 from gramwatch.guard.guard import MEMBERS
 from gramwatch.inputs import image_numbers
@@ -256,6 +257,11 @@ def test_training_examples_still_cannot_calibrate_a_gram_that_varies():
         guard.calibrate([images(300, 0)], progress=False)
 
 
+def the_same_of_all(member, seen):
+    values = seen.logits.new_full((len(seen), 6), 0.1)
+    return Measurement(values, seen.logits, torch.ones(len(seen), dtype=torch.bool))
+
+
 @pytest.mark.parametrize("name", [name for name, kind in METHODS.items() if not kind.record.gradients])
 def test_any_member_that_says_the_same_of_all_is_left_out(name, monkeypatch):
     model = Stages(nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU()), 4)
@@ -269,7 +275,7 @@ def test_any_member_that_says_the_same_of_all_is_left_out(name, monkeypatch):
             image_numbers, "look", lambda images: images.new_full((len(images), of_two_channels), 0.1)
         )
     if METHODS[name] is Profile:
-        monkeypatch.setattr(Profile, "profile", lambda self, seen: seen.logits.new_full((len(seen), 6), 0.1))
+        monkeypatch.setattr(Profile, "measured", the_same_of_all)
     guard = Guard(model, members=(name, other), rehearse=False).fit(images(300, 0).split(64), progress=False)
     with pytest.warns(GramwatchWarning, match=f"{name} says the same of all calibration examples"):
         guard.calibrate([images(100, 1)], progress=False)

@@ -521,13 +521,16 @@ class Graphs:
         return (logits, *tables, *means.values(), *features)
 
     def judged(self, inputs: Inputs, judge: Judge) -> tuple[Tensor, ...]:
-        """The tensors of a verdict, replayed. The pass is a part of the graph if that may be."""
-        calibration = judge.calibration()
+        """The tensors of a verdict, replayed. The pass is a part of the graph if that may be.
+
+        After a new calibration, the memory of recordings is given back, that of calibrating among it.
+        """
+        calibration, replayed = judge.calibration(), self.may_replay(judge.record_pass)
         if self._calibration is not calibration:
-            self.whole = self.verdicts = None
+            self._passes = self.whole = self.verdicts = None
             self._sizes.clear()
             self._calibration = calibration
-        if self.may_replay(judge.record_pass):
+        if replayed:
             return self._judged_whole(inputs, judge)
         if self.verdicts is None:
             self.verdicts = Replay(judge.judge_given)
