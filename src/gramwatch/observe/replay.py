@@ -128,7 +128,6 @@ class Replay(Generic[Given]):
             return places[-1]
 
         with torch.cuda.device(device):
-            before = torch.cuda.memory_reserved()
             inside, stream = given.changed(place), torch.cuda.current_stream()
             trial, kept, graph = _Asking("cuda"), _Kept(), torch.cuda.CUDAGraph()
             with trial:
@@ -136,6 +135,8 @@ class Replay(Generic[Given]):
             self.why_not = trial.why_not
             if self.why_not:
                 return None
+            torch.cuda.empty_cache()  # a recording takes memory of its own
+            before = torch.cuda.memory_reserved()
             try:
                 with torch.cuda.graph(graph, capture_error_mode="thread_local"), kept:
                     outputs = self._function(inside)
