@@ -28,14 +28,14 @@ class Way(NamedTuple):
         return len({file for file, _ in self.functions})
 
 
-def ready() -> gramwatch.Guard:
-    """A default guard of a small network, fitted and calibrated."""
+def ready(**options: Any) -> gramwatch.Guard:
+    """A guard of a small network, fitted and calibrated. `options` are arguments of `Guard`."""
     torch.manual_seed(0)
     network = nn.Sequential(
         *(nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.Conv2d(8, 16, 3, 2, 1), nn.ReLU()),
         *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 4)),
     ).eval()
-    guard = gramwatch.Guard(network)
+    guard = gramwatch.Guard(network, **options)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", gramwatch.GramwatchWarning)  # noise shows few classes
         guard.fit([torch.randn(64, 3, 16, 16) for _ in range(4)], progress=False)

@@ -21,13 +21,18 @@ ROOT = Path(__file__).parents[2]
 LIBRARY, LAB = ROOT / "src" / "gramwatch", ROOT / "lab"
 PAGE = ROOT / "docs" / "architecture.md"
 MARKS = "<!-- numbers of the house, by python -m lab.benchmarks.house -->", "<!-- end of the numbers -->"
+FOUR = ("gram", "profile", "class_ratio", "energy")
+"""The members of a guard on 28fd005. There are three more now."""
 REASONS = {
-    "functions": "about half of them are the measurements and rules of seven members",
+    "functions": "the three members that came since pass the difference between the first two rows",
     "modules": "every method is a file of its own, and seven members take part",
     "doors": "every member and every rule is called through one",
-    "lines": "the command line, the service, the page and the readers of images belong to the library",
-    "entries": "16 are packages; `__init__`, `__main__`, `errors`, `py.typed` and the moved names remain",
-    "loaded": "contract, passes, fit, ranks and files of a detector are modules, and a guard needs them",
+    "lines": "36,400 counted the lab, which has left. Since then came the member that sees the image, with "
+    "kernels for CPU and GPU, rehearsal, recording, and what files, service and commands need to withstand "
+    "attacks",
+    "entries": "15 are packages; `__init__`, `__main__`, `errors`, `py.typed` and the moved names remain",
+    "loaded": "a guard loads its seven methods, and what measures, joins and ranks. What fits, calibrates, "
+    "saves, records and exports is loaded when it is used",
 }
 
 
@@ -83,7 +88,8 @@ def quotes() -> list[str]:
 
 def rows() -> list[tuple[str, str, str, str, str]]:
     """Name, what it was, the aim, what it is, and the key of the reason where the aim is missed."""
-    passed = way.way_of(way.ready(), torch.randn(8, 3, 16, 16))
+    images = torch.randn(8, 3, 16, 16)
+    seven, four = (way.way_of(way.ready(**options), images) for options in ({}, {"members": FOUR}))
     files = {path: lines_of(path) for path in LIBRARY.rglob("*.py")}
     largest = max(files, key=lambda path: files[path])
     entries = [path for path in LIBRARY.iterdir() if path.name != "__pycache__"]
@@ -91,9 +97,12 @@ def rows() -> list[tuple[str, str, str, str, str]]:
     detector, contract = (methods_of(f"detect/{name.lower()}.py", name) for name in ("Detector", "Contract"))
     total, where = sum(files.values()), largest.relative_to(LIBRARY).as_posix()
     return [
-        ("`guard(images)`: functions", "117", "60", str(len(passed.functions)), "functions"),
-        ("`guard(images)`: modules", "22", "12", str(passed.modules), "modules"),
-        ("`guard(images)`: doors", "55", "30", str(passed.doors), "doors"),
+        ("`guard(images)`: functions", "117", "60", str(len(seven.functions)), "functions"),
+        ("the same with the four members of then", "117", "60", str(len(four.functions)), ""),
+        ("`guard(images)`: modules", "22", "12", str(seven.modules), "modules"),
+        ("the same with the four members of then", "22", "12", str(four.modules), ""),
+        ("`guard(images)`: doors", "55", "30", str(seven.doors), "doors"),
+        ("the same with the four members of then", "55", "30", str(four.doors), ""),
         (f"lines of the library (the lab has {lab:,})", "36,400", "22,000", f"{total:,}", "lines"),
         ("entries of `src/gramwatch`", "49", "16", str(len(entries)), "entries"),
         (
@@ -115,7 +124,7 @@ def table() -> str:
     reasons = []
     for name, before, aim, now, key in rows():
         lines.append(f"| {name} | {before} | {aim} | {now} |")
-        if int(now.replace(",", "")) > int(aim.replace(",", "")):
+        if key and int(now.replace(",", "")) > int(aim.replace(",", "")):
             reasons.append(f"- {name}: {REASONS.get(key, 'no reason is written down')}.")
     return "\n".join([*lines, *(["", "Missed aims:", "", *reasons] if reasons else [])])
 

@@ -135,13 +135,8 @@ class Guard(Detector):
         members: the joined detectors, by name.
         metadata: a free dictionary that is saved with the guard (preprocessing, class names, ...).
         record_pass: whether the forward pass is part of the CUDA graph, on a GPU, from the third batch of a
-            shape on. A host often takes longer to launch many small operations than the GPU to run them. The
-            graph launches them together. None, the default: if it is safe. Then the network is in evaluation
-            mode, it has no forward hooks, it does the same operations from call to call, it draws no random
-            numbers, and it asks the GPU for no values. `print(guard)` says why a pass is not recorded. True:
-            even if forward hooks are not called again; for fitting, too. False: never. Its Python code is not
-            run again. Weights that change, move or are replaced are seen. Up to four shapes are recorded. A
-            recording takes as much memory as the pass.
+            shape on. None, the default: if that is safe; `print(guard)` says why it is not. False: never.
+            True: for fitting, too, and even if the network has forward hooks. A replay does not call them.
 
     """
 
