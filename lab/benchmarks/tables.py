@@ -141,9 +141,8 @@ def ways_table(results: list[dict[str, Any]]) -> str:
     columns = {
         "guard": "Guard",
         "recorded": "pass recorded",
-        "full": "full effort",
+        "recorded_over_graph": "pass recorded, over the plain CUDA graph",
         "busy_guard": "of the GPU's time: Guard",
-        "busy_full": "full effort",
         "fit": "fit, times plain",
         "fit_further": "fit: a further batch",
         "fit_further_recorded": "fit: a further batch, pass recorded",
@@ -157,7 +156,9 @@ def ways_table(results: list[dict[str, Any]]) -> str:
     head = ["network", "run as", "on", "members", "plain pass, ms", *(columns[name] for name in names)]
     lines = [f"| {' | '.join(head)} |", "| --- | --- | --- |" + " ---: |" * (len(head) - 3)]
     for device, row in rows:
-        cells = [f"{row['network']}, batch {row['batch']}", WAYS[row["way"]], device, f"{row['members']}"]
+        threads = f", {row['threads']} thread{'s' * (row['threads'] > 1)}" if "threads" in row else ""
+        name = f"{row['network']}, batch {row['batch']}"
+        cells = [name, WAYS[row["way"]], f"{device}{threads}", f"{row['members']}"]
         cells.append(f"{1e3 * row['plain_seconds']['median']:.1f}")
         for name in names:
             value = row.get(name, "")

@@ -174,7 +174,7 @@ def row(name: str, way: str, batch: int, args: argparse.Namespace) -> dict[str, 
         "network": name,
         "way": way,
         "batch": batch,
-        "threads": torch.get_num_threads(),
+        **({} if clock.cuda else {"threads": torch.get_num_threads()}),
         "members": len(subject.guard.members),
         "plain_seconds": summary(times["plain"]),
         "guard": extra(times["guard"], times["plain"]),
@@ -212,7 +212,7 @@ def show_kernels(name: str, way: str, plain: dict[str, float], guard: dict[str, 
 def added(rows: list[dict[str, Any]], new: dict[str, Any]) -> list[dict[str, Any]]:
     """The rows with a new one, in place of an older one of the same network, way, batch and threads."""
     key = ("network", "way", "batch", "threads", "members")
-    kept = [row for row in rows if any(row[k] != new[k] for k in key)]
+    kept = [row for row in rows if any(row.get(k) != new.get(k) for k in key)]
     return [*kept, new]
 
 

@@ -87,7 +87,7 @@ class Detector(Contract):
         """The score above which an input is out-of-distribution (Eq. 6)."""
         calibration = self.calibration()
         if self.per_class:
-            raise ValueError("with per_class=True classes have thresholds of their own: see found.is_ood")
+            raise ValueError("with per_class=True classes have thresholds of their own: see detection.is_ood")
         return calibration.threshold(self.level)
 
     def _described_fit(self) -> str:

@@ -74,7 +74,7 @@ class Detection:
         return len(self.score)
 
     def __getitem__(self, index: Any) -> "Detection":
-        """The detection of one example, `found[0]`, or of several: a slice, numbers or a mask."""
+        """The detection of one example, `detection[0]`, or of several: a slice, numbers or a mask."""
         if isinstance(index, int):
             if not -len(self) <= index < len(self):
                 raise IndexError(f"there is no example {index}: the batch has {len(self)}")

@@ -153,8 +153,8 @@ gramwatch {_plain(header["library"])} made it.
 import gramwatch
 
 guard = gramwatch.Guard.from_pretrained("this folder", model)  # the network, with the weights named above
-found = guard(images)
-print(found.is_ood, found.p_value)
+detection = guard(images)
+print(detection.is_ood, detection.p_value)
 ```
 
 The network is not in this folder. A network with other weights is refused. Nothing here is executed.

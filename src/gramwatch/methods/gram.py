@@ -63,8 +63,8 @@ class GramDetector(Detector):
         >>> detector = gramwatch.GramDetector(model)
         >>> detector.fit(train_loader)
         >>> detector.calibrate(validation_loader)
-        >>> found = detector(images)
-        >>> found.is_ood
+        >>> detection = detector(images)
+        >>> detection.is_ood
 
     Args:
         model: any classifier that returns logits. It is not changed.
@@ -333,7 +333,7 @@ class GramDetector(Detector):
             warn(
                 f"{len(few)} of {len(counts)} classes were predicted for fewer than {FEW_EXAMPLES} training "
                 f"examples, {never} of them for none: class {listed([str(c) for c in few])}. Their bounds "
-                "say little (found.class_support tells for each verdict)"
+                "say little (detection.class_support tells for each verdict)"
             )
 
     @property

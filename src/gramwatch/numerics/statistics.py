@@ -185,13 +185,13 @@ def write_pairs(
     total, channels, pixels = maps.shape
     piece = PIECE * TIMES_PIECE.get(maps.device.type, 1)
     for samples in _slices(total, piece // (channels * pixels)):
-        some = maps[samples].double()
-        peak = _peak(some, 2)
+        part = maps[samples].double()
+        peak = _peak(part, 2)
         blocks = [
             (rows, None if pairs is None else _UpperHalf.of(rows, peak))
-            for rows in _slices(channels, piece // (len(some) * channels))
+            for rows in _slices(channels, piece // (len(part) * channels))
         ]
-        for order, (power,) in _powers(orders, some / peak):
+        for order, (power,) in _powers(orders, part / peak):
             position = orders.index(order)
             for rows, half in blocks:
                 gram = power[:, rows] @ power.mT
