@@ -120,7 +120,8 @@ def _gradients_of_score(
             leaves[name] = [means.clone().requires_grad_() for means in seen.channel_means]
             own = Observation(logits, channel_means=tuple(leaves[name]))
             if name in rule.rules:
-                scores.append(rule.rules[name](member.measured(own))[:, 0])
+                with_gradients = type(member).measured.__wrapped__  # without its inference mode
+                scores.append(rule.rules[name](with_gradients(member, own))[:, 0])
             else:
                 scores.append(member.score(own))
         total = rule.joined(torch.stack(scores, 1)).sum()

@@ -196,6 +196,7 @@ class Profile(ClassDistances):
 
     # --- judge ---------------------------------------------------------------------------------------
 
+    @torch.inference_mode()
     def measured(self, observation: Observation) -> Measurement:
         """The profile of each example: distance and length at each tap, as logarithms, `(N, 2 x taps)`."""
         if not self._fitted:
