@@ -14,8 +14,8 @@ from gramwatch import GramDetector, GramwatchWarning, Guard, mark
 from gramwatch.methods import ODIN, Energy
 from gramwatch.numerics.statistics import STATISTICS
 from gramwatch.observe.compiled import channel_means, options_of, statistics
-from gramwatch.observe.replay import asks_for_values
 from gramwatch_lab.networks.cifar_resnet import CifarResNet
+from tests.observe.asking import asks_for_values
 from tests.watch.test_operations import FUNCTIONS
 from tests.watch.watching import Head, Net, after
 

@@ -12,15 +12,15 @@ from gramwatch.detect.progress import Fits
 from gramwatch.observe.replay import (
     MOST,
     UNUSED,
+    Asking,
     Held,
     Nest,
     Replay,
     _alike,
-    _Asking,
     _without_padding,
-    asks_for_values,
     padded,
 )
+from tests.observe.asking import asks_for_values
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_nothing_in_a_guard_asks_for_values_before_its_end() -> None:
 
 
 def why_not(function) -> str:
-    trial = _Asking("cpu")
+    trial = Asking("cpu")
     with trial:
         function()
     return trial.why_not
@@ -333,8 +333,45 @@ def test_a_guard_says_why_its_pass_is_not_recorded() -> None:
     assert "recorded" not in repr(guard)
     guard.model.train()
     assert not graphs.may_replay(None)
-    assert graphs.may_replay(True)
     assert "its pass is not recorded: it is in training mode" in repr(guard)
+    assert graphs.may_replay(True)
     guard.model.eval()
     assert graphs.may_replay(None)
     assert "recorded" not in repr(guard)
+
+
+class Scaled(Net):
+    """One of its inputs is a number, which has no examples."""
+
+    def forward(self, image: Tensor, shift: Tensor, scale: Tensor | None = None) -> Tensor:
+        return super().forward(image if scale is None else scale * image, shift)
+
+
+def test_inputs_that_are_not_all_batches_are_not_padded() -> None:
+    torch.manual_seed(0)
+    scaled = [batch | {"scale": torch.tensor(2.0)} for batch in batches(13)]
+    guard = gramwatch.Guard(Scaled().eval()).fit(scaled[:8], progress=False)
+    guard.calibrate(scaled[8:12], progress=False)
+    given = scaled[12]
+    graphs = guard.planned(given).graphs
+    few = {name: tensor[:60] if tensor.ndim else tensor for name, tensor in given.items()}
+    whole = graphs.judged(given, guard)
+    assert graphs._held is not None
+    form = tuple((t.shape[1:], t.dtype, t.stride()[1:]) for t in given.values())
+    graphs._sizes[form, graphs._held.places()] = {100}  # as if it had been recorded
+    for one, other in zip(graphs.judged(few, guard), whole, strict=True):
+        assert one.shape[:1] == (() if not other.ndim else (60,))
+    assert int(Verdict(*whole).finite) == 100
+    torch.testing.assert_close(Verdict(*graphs.judged(few, guard)).score, whole[0][:60], rtol=1e-5, atol=1e-5)
+
+
+def test_hooks_that_are_skipped_on_demand_are_no_reason() -> None:
+    torch.manual_seed(0)
+    net = Net().eval()
+    guard = gramwatch.Guard(net).fit(batches(8), progress=False).calibrate(batches(4), progress=False)
+    graphs = guard.planned(batches(1)[0]).graphs
+    net.conv.register_forward_hook(lambda *_: None)
+    assert not graphs.may_replay(None)
+    assert "forward hooks" in repr(guard)
+    assert graphs.may_replay(True)
+    assert "not recorded" not in repr(guard)

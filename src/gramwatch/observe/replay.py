@@ -129,8 +129,8 @@ class Replay(Generic[Given]):
 
         with torch.cuda.device(device):
             inside, stream = given.changed(place), torch.cuda.current_stream()
-            trial, kept, graph = _Asking("cuda"), _Kept(), torch.cuda.CUDAGraph()
-            with trial:
+            trial, kept, graph = Asking("cuda"), _Kept(), torch.cuda.CUDAGraph()
+            with trial:  # a failed recording leaves PyTorch in the middle of it
                 expected = self._function(inside)
             self.why_not = trial.why_not
             if self.why_not:
@@ -194,18 +194,6 @@ class _Recording:
         return tuple(t.clone() for t in self.outputs)
 
 
-def asks_for_values(function: Callable[[], Any], device: str) -> bool:
-    """Whether a function asks a kind of device for values: it copies them, or needs them to know a size.
-
-    The function is called to find out. Trying a recording instead would be harmful: a failed recording leaves
-    PyTorch in the middle of it.
-    """
-    asking = _Asking(device)
-    with asking:
-        function()
-    return asking.asked
-
-
 class _WithCompiled(TorchDispatchMode):
     """A mode under which compiled code runs as it is compiled. PyTorch would run it uncompiled otherwise."""
 
@@ -215,8 +203,11 @@ class _WithCompiled(TorchDispatchMode):
         return True
 
 
-class _Asking(_WithCompiled):
-    """Sees what forbids a recording: questions to a device, and random numbers."""
+class Asking(_WithCompiled):
+    """Sees what forbids a recording: questions to a device, and random numbers.
+
+    A function asks if it copies values from the device, or needs them to know a size.
+    """
 
     def __init__(self, device: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -494,7 +485,7 @@ class Graphs:
         if self._held is None or not self._held.holds:
             self.forget()
             self._held = Held(self._network.model)
-        self.why_not = self._refused or self._held.why_not()
+        self.why_not = self._refused or ("" if record else self._held.why_not())
         return record is True or not self.why_not
 
     def _note(self, replay: Replay[Nest]) -> None:
@@ -549,14 +540,16 @@ class Graphs:
                 lambda: [*judge.tables(), *(self._held.tensors if self._held else ())],
             )
         whole, places, examples = self.whole, self._held.places(), count_examples(inputs)
-        form = tuple([(t.shape[1:], t.dtype, t.stride()[1:]) for t in tensors_in(inputs)]), places
-        sizes = self._sizes.get(form, set())
+        given = list(tensors_in(inputs))
+        can_be_padded = all(t.shape[:1] == (examples,) for t in given)
+        form = tuple([(t.shape[1:], t.dtype, t.stride()[1:]) for t in given]), places
+        sizes = self._sizes.get(form, set()) if can_be_padded else set()
         larger = min((size for size in sizes if examples < size <= 2 * examples), default=None)
         if larger is not None and examples not in sizes:
             return _without_padding(whole(Nest(padded(inputs, examples, larger), places)), examples)
         before = whole.recordings
         tensors = whole(Nest(inputs, places))
-        if whole.recordings > before and all(len(t) == examples for t in tensors_in(inputs)):
+        if whole.recordings > before and can_be_padded:
             self._sizes.setdefault(form, set()).add(examples)
         self._note(whole)
         return tensors

@@ -7,6 +7,7 @@ A watched call is named after the module that makes it.
 import functools
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -154,13 +155,11 @@ class Look:
         watch = Watch(Taps((), self.operations), lambda *_: None, head=layers[0])
         maker = probe.events[layers[0]].maker
         arguments: list[tuple[Any, ...]] = []
-        hook = None
+        hook: AbstractContextManager[object] = nullcontext()
         if maker is not None:
             hook = maker.register_forward_hook(lambda _, args, result: arguments.append(args))
-        with judging(self._model):
+        with hook, judging(self._model):
             logits = self.network.logits_of(watch.run(self._model, repeated(self._inputs, 2))).float()
-        if hook is not None:
-            hook.remove()
         assert watch.at_head
         features, weight, bias = watch.at_head
         weight = weight.detach().flatten(1).float()
